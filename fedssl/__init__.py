@@ -1,0 +1,14 @@
+"""fedssl: pre-train vision backbones on unlabelled images that never leave their owners."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("fedssl")
+except PackageNotFoundError:  # a source tree on PYTHONPATH
+    __version__ = "0+source"
+
+from fedssl.errors import FedsslError
+from fedssl.experiment import Experiment
+from fedssl.run import Run, run
+
+__all__ = ["Experiment", "FedsslError", "Run", "__version__", "run"]

@@ -1,0 +1,88 @@
+"""What a federated algorithm is: both of its halves in one small frozen value, with no state of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedssl.client import Client
+from fedssl.method import Batch, Given, Method, Output
+from fedssl.settings import Registry, Settings
+from fedssl.tree import Layout, State, Tree
+
+
+class Rows(NamedTuple):
+    """What a tensor in an upload must look like; None in the shape: any number of rows."""
+
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype
+
+
+Spec = Layout | Rows | type[float] | type[int]
+
+
+class Upload(NamedTuple):
+    """What one client sent, with the weight the topology gives it at this site."""
+
+    client: str
+    weight: float
+    tree: Tree
+
+
+class Averaging(Protocol):
+    """A mean in the making; median, trimmed or noised means are others."""
+
+    def add(self, state: State, weight: float) -> None: ...
+
+    def result(self) -> State: ...
+
+
+class Algorithm(Settings, ABC):
+    """Frozen hyper-parameters and pure functions. Sites, messages, uploads and memories are Trees.
+
+    A site is where uploads are merged: the server, or each peer of a graph.
+    """
+
+    needs_server: ClassVar[bool] = False
+    weights: Literal["size", "uniform"] = "size"  # how a server weighs its clients
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Parts the method must provide."""
+        return frozenset()
+
+    @abstractmethod
+    def wire(self, method: Method) -> Mapping[str, Spec]:
+        """What an upload looks like, key by key; the guard drops whatever differs."""
+
+    @abstractmethod
+    def init(self, home: Client) -> Tree:
+        """A site's first state; `home` holds the freshly built method and, where there are any, public images."""
+
+    @abstractmethod
+    def broadcast(self, site: Tree, client_id: str) -> Tree:
+        """What a site sends to a client."""
+
+    @abstractmethod
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        """One client's round: (upload, what it remembers until its next one)."""
+
+    @abstractmethod
+    def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
+        """The site's next state. Uploads come one by one in the clients' order; `mean()` starts a mean."""
+
+    @abstractmethod
+    def export(self, site: Tree) -> dict[str, State]:
+        """Models worth evaluating, by name."""
+
+    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        """The local loss. A bound method of a frozen value, never a closure: a step compiled once serves every
+        client and round, and whatever changes between them comes in through `given`."""
+        return method.loss(out, given)
+
+
+ALGORITHMS: Registry[Algorithm] = Registry("algorithm", "fedssl.algorithms")

@@ -1,0 +1,5 @@
+"""Federated algorithms, one file per paper."""
+
+from fedssl.algorithms.fedavg import FedAvg
+
+__all__ = ["FedAvg"]

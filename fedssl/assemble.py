@@ -1,0 +1,122 @@
+"""How an experiment becomes a federation: data read, dealt to clients, models built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedssl import nets
+from fedssl.client import Client
+from fedssl.data import Dataset, from_python
+from fedssl.data.progress import Say
+from fedssl.errors import ConfigError, DataError
+from fedssl.experiment import Experiment
+from fedssl.federate import Sites
+from fedssl.method import Method, Normalisation
+from fedssl.runtimes.local import Shard
+from fedssl.seeds import derive, generator
+from fedssl.train import Trainer
+from fedssl.tree import State
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`: the first CUDA device if there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f'device "{name}" is not one torch knows; try auto, cpu, cuda or cuda:1') from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f'device "{name}" is not there: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices')
+    return device
+
+
+def read_data(experiment: Experiment, root: Path, given: Any, say: Say) -> Dataset:
+    """The experiment's images; `given` are images handed over in Python."""
+    if given is not None:
+        return experiment.data.set_aside(given if isinstance(given, Dataset) else from_python(given))
+    return experiment.data.load(root, say)
+
+
+def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:
+    """Who holds which training images: client → indices. Clients without any are named once."""
+    parts = experiment.partition.split(data, experiment.clients, generator(experiment.seed, "partition"))
+    owners = dict(experiment.topology.owners(parts))
+    empty = [client for client, index in owners.items() if not len(index)]
+    if len(empty) == len(owners):
+        raise DataError("no client has any images")
+    if empty:
+        say(f"without images, so never asked to train: {', '.join(empty)}")
+    return owners
+
+
+def shards(
+    experiment: Experiment, data: Dataset, owners: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Shard]:
+    """Each client's own images on the device. Labels are not loaded, only how to get them is passed on."""
+    held = {}
+    for client, index in owners.items():
+        images = data.train.select(index)
+        labels = (lambda images=images: images.labels.to(device)) if images.labelled else None
+        held[client] = Shard(images.pixels.to(device), labels)
+    return held
+
+
+def normalisation(experiment: Experiment, channels: int) -> Normalisation | None:
+    mean, std = experiment.data.mean, experiment.data.std
+    if mean is None or std is None:
+        return None
+    if len(mean) != channels:
+        raise ConfigError(f"data.mean has {len(mean)} numbers, the images have {channels} channels")
+    return Normalisation(mean, std)
+
+
+def build_backbone(experiment: Experiment, channels: int) -> nets.Backbone:
+    return nets.build(experiment.method.backbone, channels, experiment.method.stem)
+
+
+def build_method(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> Method:
+    """The method for images of (C, H, W), its weights drawn from the run's seed or read from `method.init`."""
+    channels, height, _ = image
+    with torch.random.fork_rng(devices=[]):  # modules draw their weights from torch's default generator
+        torch.manual_seed(derive(experiment.seed, "weights"))
+        backbone = build_backbone(experiment, channels)
+        if experiment.method.init is not None:
+            nets.load_backbone(backbone, experiment.method.init)
+        return experiment.method.build(backbone, height, device, normalisation(experiment, channels))
+
+
+def build_trainers(
+    experiment: Experiment, image: tuple[int, int, int], device: torch.device, clients: int
+) -> list[Trainer]:
+    """One for each client that trains at the same time."""
+    settings = experiment.train
+    room = 1 if device.type == "cuda" else max(1, len(os.sched_getaffinity(0)) // settings.threads)
+    workers = max(1, min(settings.workers or room, clients))
+    return [Trainer(build_method(experiment, image, device), settings) for _ in range(workers)]
+
+
+def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str]) -> Sites:
+    """Every site's first state, from one common initialisation."""
+    nobody = trainer.method.state.floats.new_empty(0, dtype=torch.uint8)
+    home = Client("home", nobody, None, {}, trainer, experiment.seed, 0)
+    first = experiment.algorithm.init(home)
+    return dict.fromkeys(experiment.topology.sites(clients), first)
+
+
+def models(experiment: Experiment, sites: Sites) -> dict[str, State]:
+    """Every model worth evaluating, by name: `global` with one server, else by site."""
+    exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
+    if len(exported) == 1:
+        return next(iter(exported.values()))
+    return {
+        site if len(named) == 1 else f"{site}/{name}": state
+        for site, named in exported.items()
+        for name, state in named.items()
+    }

@@ -1,0 +1,68 @@
+"""A client: private images, memory between rounds, random streams of its own. It knows nothing of the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedssl.method import Given, Method
+from fedssl.seeds import generator
+from fedssl.train import Metrics, Objective, Task, Trainer
+from fedssl.tree import State, Tree
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client in one round, bound to a trainer that is lent to it for the time being."""
+
+    id: str
+    pixels: Tensor  # (n, C, H, W) uint8
+    labels: Callable[[], Tensor] | None  # called only for a method that declares it learns from them
+    memory: Tree
+    trainer: Trainer
+    seed: int
+    round: int
+    rate: float = 0.0
+    progress: float = 0.0
+    stop: threading.Event = field(default_factory=threading.Event)
+    metrics: list[Metrics] = field(default_factory=list)  # one entry for each call of `train`
+
+    @property
+    def method(self) -> Method:
+        return self.trainer.method
+
+    @property
+    def count(self) -> int:
+        return len(self.pixels)
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """This client's own random stream for one purpose in this round."""
+        return generator(self.seed, self.round, self.id, purpose, device=device)
+
+    def train(self, objective: Objective, given: Given) -> Metrics:
+        """Train the resident method on this client's images."""
+        device = self.trainer.device
+        labels = self.labels() if self.labels and self.method.learns_from_labels else None
+        stream = self.generator(f"train {len(self.metrics)}", device)
+        task = Task(self.pixels, labels, stream, self.rate, self.progress, self.stop)
+        self.metrics.append(self.trainer.fit(task, objective, given))
+        return self.metrics[-1]
+
+    @torch.no_grad()
+    def embed(self, state: State, what: Literal["h", "z", "p"] = "h", batch: int = 512) -> Tensor:
+        """Features (n, d) of the clean images under `state`, in eval mode; the method is left as found."""
+        method = self.method
+        found, training = method.state.clone(), method.training
+        method.state.load(state)
+        method.eval()
+        try:
+            chunks = [getattr(method.encode(method.clean(x)), what) for x in self.pixels.split(batch)]
+        finally:
+            method.state.load(found)
+            method.train(training)
+        return torch.cat(chunks)

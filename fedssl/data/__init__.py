@@ -1,0 +1,43 @@
+"""Images, where they come from, and how they are dealt to clients."""
+
+from fedssl.data.cifar import Cifar10, Cifar100
+from fedssl.data.class_partition import Classes, Dirichlet, Skew
+from fedssl.data.embedded import FashionMini
+from fedssl.data.folder import Folder
+from fedssl.data.given import Given, from_python
+from fedssl.data.idx import FashionMnist
+from fedssl.data.images import SOURCES, Dataset, Images, Source
+from fedssl.data.npz import Npz
+from fedssl.data.partition import PARTITIONS, Iid, Listed, Natural, Partition, Quantity
+from fedssl.data.spread import draw, earth_movers_distance, histogram
+from fedssl.data.stl10 import Stl10
+from fedssl.data.tiny_imagenet import TinyImageNet
+
+__all__ = [
+    "PARTITIONS",
+    "SOURCES",
+    "Cifar10",
+    "Cifar100",
+    "Classes",
+    "Dataset",
+    "Dirichlet",
+    "FashionMini",
+    "FashionMnist",
+    "Folder",
+    "Given",
+    "Iid",
+    "Images",
+    "Listed",
+    "Natural",
+    "Npz",
+    "Partition",
+    "Quantity",
+    "Skew",
+    "Source",
+    "Stl10",
+    "TinyImageNet",
+    "draw",
+    "earth_movers_distance",
+    "from_python",
+    "histogram",
+]

@@ -1,0 +1,64 @@
+"""Fashion-MNIST (Xiao, Rasul & Vollgraf 2017) in the IDX format, compressed or not."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedssl.data.fetch import Official, fetch, find
+from fedssl.data.images import SOURCES, Dataset, Images, Source
+from fedssl.data.progress import Say
+from fedssl.errors import DataError
+
+FASHION_CLASSES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_MD5 = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+_DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package dataset-fashion-mnist puts it
+
+
+@SOURCES.register("fashion-mnist")
+class FashionMnist(Source):
+    def read(self, root: Path, say: Say) -> Dataset:
+        return Dataset(_half(root, "train", say), _half(root, "t10k", say))
+
+
+def _half(root: Path, half: str, say: Say) -> Images:
+    pixels, labels = (_file(root, f"{half}-{name}-ubyte.gz", say) for name in ("images-idx3", "labels-idx1"))
+    return Images(read_idx(pixels, 3)[:, None], partial(read_idx, labels, 1), FASHION_CLASSES)
+
+
+def _file(root: Path, name: str, say: Say) -> Path:
+    plain = find(root, "fashion-mnist", [name.removesuffix(".gz")], [_DEBIAN])
+    official = Official(name, _URL + name, "md5:" + _MD5[name])
+    return plain if plain is not None else fetch(root, "fashion-mnist", official, say, [_DEBIAN])
+
+
+def read_idx(path: Path, dimensions: int) -> Tensor:
+    """The uint8 tensor in an IDX file: bytes 0, 0, 8, number of dimensions; each as 4 bytes; the values."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            data = stream.read()
+    except (OSError, EOFError, zlib.error) as failure:
+        raise DataError(f"{path} is damaged or cannot be read ({failure})") from None
+    start = 4 + 4 * dimensions
+    if len(data) < start or data[:4] != bytes((0, 0, 8, dimensions)):
+        raise DataError(f"{path} is not an IDX file of bytes with {dimensions} dimensions")
+    shape = struct.unpack_from(f">{dimensions}I", data, 4)
+    if len(data) - start != np.prod(shape, dtype=np.int64):
+        raise DataError(f"{path} does not hold the {' × '.join(map(str, shape))} bytes it announces")
+    return torch.from_numpy(np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy())

@@ -1,0 +1,135 @@
+"""Images in host memory, their labels apart from them, and what a source of images is."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedssl.data.progress import Say, say_on_stderr
+from fedssl.errors import DataError
+from fedssl.settings import Registry, Settings
+
+LabelLoader = Callable[[], Tensor]
+
+
+class Images:
+    """uint8 pixels (N, C, H, W) and, apart from them, int64 labels (N,), loaded only when asked for."""
+
+    def __init__(
+        self, pixels: Tensor, labels: Tensor | LabelLoader | None = None, classes: tuple[str, ...] = ()
+    ) -> None:
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4:
+            raise DataError(
+                f"images must be uint8 of shape (N, C, H, W), not {pixels.dtype} of {tuple(pixels.shape)}"
+            )
+        self.pixels, self.classes = pixels, classes
+        self._load: LabelLoader | None
+        if isinstance(labels, Tensor):
+            known = labels
+            self._load = lambda: known
+        else:
+            self._load = labels if labels is None else cache(labels)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether labels could be had; asking does not load them."""
+        return self._load is not None
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 (N,)."""
+        if self._load is None:
+            raise DataError("these images have no labels")
+        labels = self._load()
+        if labels.shape != (len(self),) or labels.is_floating_point():
+            raise DataError(
+                f"{len(self)} images need as many whole labels, not {labels.dtype} of {tuple(labels.shape)}"
+            )
+        if len(self) and labels.min() < 0:
+            raise DataError("labels must not be negative")
+        if len(self) and self.classes and labels.max() >= len(self.classes):
+            raise DataError(f"label {int(labels.max())} is beyond the {len(self.classes)} classes there are")
+        return labels.long()
+
+    def select(self, index: Tensor) -> Images:
+        """The images at `index` (n,), their labels as lazy as before."""
+        # The closure holds the loader and not `self`: all other pixels can be freed.
+        load = self._load
+        picked = None if load is None else lambda: load()[index]
+        return Images(self.pixels[index], picked, self.classes)
+
+
+class Dataset(NamedTuple):
+    """What a source gives."""
+
+    train: Images
+    test: Images | None = None
+    owners: Mapping[str, Tensor] | None = None  # client id -> indices into train, where the data has owners
+    skipped: tuple[
+        str, ...
+    ] = ()  # one line per file left out: the reason, then its name relative to the root
+
+
+class Source(Settings, ABC):
+    """Where images come from."""
+
+    mean: tuple[float, ...] | None = None  # per channel, of pixels / 255; None: pixels are not normalised
+    std: tuple[float, ...] | None = None
+    holdout: int = Field(default=0, ge=0)  # this many training images take the place of the test images
+
+    @model_validator(mode="after")
+    def _mean_with_std(self) -> Self:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std come together or not at all")
+        if self.mean is not None and self.std is not None:
+            if len(self.mean) != len(self.std) or not self.mean:
+                raise ValueError("mean and std need one number per channel each")
+            if min(self.std) <= 0:
+                raise ValueError("std must be above 0")
+        return self
+
+    @abstractmethod
+    def read(self, root: Path, say: Say) -> Dataset:
+        """All images found under `root`; `say` gets one-line messages on the way."""
+
+    def load(self, root: Path, say: Say = say_on_stderr) -> Dataset:
+        """`read`, then `set_aside`."""
+        return self.set_aside(self.read(root, say))
+
+    def set_aside(self, data: Dataset) -> Dataset:
+        """Put `holdout` training images in place of the test images, which are then never seen.
+
+        Settings are chosen on these. The draw is blind to classes and depends on nothing but the two counts,
+        so every run with the same data holds out the same images, whatever its seed.
+        """
+        if self.holdout == 0:
+            return data
+        count = len(data.train)
+        if self.holdout >= count:
+            raise DataError(f"holdout = {self.holdout} would leave nothing of {count} training images")
+        seed = hashlib.sha256(f"holdout {self.holdout} of {count}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
+        order = torch.randperm(count, generator=generator)
+        held, kept = order[: self.holdout].sort().values, order[self.holdout :].sort().values
+        owners = None if data.owners is None else _renumber(data.owners, kept, count)
+        return data._replace(train=data.train.select(kept), test=data.train.select(held), owners=owners)
+
+
+def _renumber(owners: Mapping[str, Tensor], kept: Tensor, count: int) -> dict[str, Tensor]:
+    place = torch.full((count,), -1)
+    place[kept] = torch.arange(len(kept))
+    return {client: place[index][place[index] >= 0] for client, index in owners.items()}
+
+
+SOURCES: Registry[Source] = Registry("data set", "fedssl.data")

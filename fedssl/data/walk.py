@@ -1,0 +1,69 @@
+"""Which files lie in a folder, without ever leaving it through a link."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedssl.data.progress import Say, meter
+from fedssl.errors import DataError
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Sorted names of the folders directly in this one, without hidden ones and links."""
+    return sorted(entry.name for entry in _entries(folder) if entry.is_dir(follow_symlinks=False))
+
+
+def index_files(folder: Path, top: Path, levels: int, say: Say) -> tuple[list[str], list[tuple[str, str]]]:
+    """Sorted names of the files at least `levels` folders deep, and (reason, name) of what is left out."""
+    names: list[str] = []
+    skipped: list[tuple[str, str]] = []
+    inside = os.path.join(os.path.realpath(top), "")
+    with meter(f"listing files in {folder}", None, say) as advance:
+        for name, entry in _walk(folder, ""):
+            advance(1)
+            reason = _why_not(entry, inside)
+            if reason is None and name.count(os.sep) < levels:
+                reason = "outside the layout's folders"
+            if reason is None:
+                names.append(name)
+            else:
+                skipped.append((reason, name))
+    return sorted(names), sorted(skipped)
+
+
+def _walk(folder: Path, below: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything that is neither hidden nor a folder, each with its name relative to the folder."""
+    for entry in _entries(folder / below):
+        name = os.path.join(below, entry.name)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(folder, name)
+        else:
+            yield name, entry
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as failure:
+        raise DataError(f"{shown(str(folder))} cannot be listed ({failure.strerror})") from None
+
+
+def _why_not(entry: os.DirEntry[str], inside: str) -> str | None:
+    """Why a file must not be read, if so."""
+    if entry.is_symlink():
+        target = os.path.realpath(entry.path)
+        if not os.path.join(target, "").startswith(inside):
+            return "symbolic link out of the folder"
+        if os.path.isdir(target):  # could lead in circles, and count images twice
+            return "symbolic link to a folder"
+    # Not entry.is_file(), which raises on links in a circle. Reading a pipe would wait for ever.
+    return None if os.path.isfile(entry.path) else "not a regular file"
+
+
+def shown(name: str) -> str:
+    """A file name fit for one line of text: bytes that are no UTF-8 and control characters are escaped."""
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,88 @@
+"""Measuring a run's models: the probes bound to one experiment's labelled images."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedssl import nets
+from fedssl.assemble import build_backbone, normalisation
+from fedssl.data import Dataset
+from fedssl.errors import ConfigError
+from fedssl.experiment import Experiment
+from fedssl.probes import Labelled, balanced, embed, knn, linear
+from fedssl.seeds import generator
+from fedssl.settings import suggest
+from fedssl.tree import State
+
+PROBES = ("knn", "linear")
+
+
+class Score(dict[str, float]):
+    """One probe's accuracy in percent for each model."""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values())
+
+    @property
+    def std(self) -> float:
+        """Spread over models; 0 for one."""
+        return statistics.stdev(self.values()) if len(self) > 1 else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        return {"mean": self.mean, "std": self.std, "models": dict(self)} if len(self) > 1 else {"mean": self.mean}
+
+
+class Evaluation:
+    """Probes for this experiment's data. Features are computed once per model and shared by the probes asked for."""
+
+    def __init__(self, experiment: Experiment, data: Dataset, device: torch.device) -> None:
+        self.experiment, self.data, self.device = experiment, data, device
+        self._channels = data.train.pixels.shape[1]
+        self._normalisation = normalisation(experiment, self._channels)
+
+    @property
+    def possible(self) -> bool:
+        """Whether there are labelled test images to measure with."""
+        return self.data.test is not None and self.data.test.labelled and self.data.train.labelled
+
+    def features(self, state: State, pixels: Tensor) -> Tensor:
+        backbone = backbone_of(state, build_backbone(self.experiment, self._channels)).to(self.device)
+        return embed(backbone, pixels, self._normalisation, self.device)
+
+    def measure(self, models: Mapping[str, State], probes: tuple[str, ...]) -> dict[str, Score]:
+        """Each probe's accuracy for each model."""
+        for probe in probes:
+            if probe not in PROBES:
+                raise ConfigError(f'unknown probe "{probe}"{suggest(probe, PROBES) or "; known: " + ", ".join(PROBES)}')
+        if not self.possible or self.data.test is None:
+            raise ConfigError("probes need labelled training and test images; these have none")
+        train_labels, test_labels = (i.labels.to(self.device) for i in (self.data.train, self.data.test))
+        scores = {probe: Score() for probe in probes}
+        for name, state in models.items():
+            train = Labelled(self.features(state, self.data.train.pixels), train_labels)
+            test = Labelled(self.features(state, self.data.test.pixels), test_labels)
+            for probe in probes:
+                scores[probe][name] = getattr(self, f"_{probe}")(train, test)
+        return scores
+
+    def _knn(self, train: Labelled, test: Labelled) -> float:
+        return knn(train, test, self.experiment.probe.k, self.experiment.probe.temperature)
+
+    def _linear(self, train: Labelled, test: Labelled) -> float:
+        probe, seed = self.experiment.probe, self.experiment.seed
+        if probe.labels:
+            some = balanced(train.labels, probe.labels, generator(seed, "labelled")).to(self.device)
+            train = Labelled(train.features[some], train.labels[some])
+        return linear(train, test, probe.epochs, probe.lr, probe.batch, seed)
+
+
+def backbone_of(state: State, backbone: nets.Backbone) -> nets.Backbone:
+    """The backbone filled with a model's weights, in eval mode."""
+    backbone.load_state_dict(state.pick(("backbone",)).strip("backbone").tensors())
+    return backbone.eval()

@@ -1,0 +1,73 @@
+"""The round loop: a generator of finished rounds. Checkpoints, probes, log and pages consume it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+from fedssl.algorithm import Algorithm, Averaging, Spec
+from fedssl.errors import RunError
+from fedssl.guard import Guard, Reply, Report
+from fedssl.topology import Topology
+from fedssl.tree import Tree
+
+Sites = Mapping[str, Tree]
+GIVE_UP_AFTER = 3  # rounds in a row without one sound upload
+
+
+class Runtime(Protocol):
+    """Carries messages to clients and back."""
+
+    clients: Sequence[str]  # those that have images, in order
+
+    def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
+        """Run one round at the clients in `home`; replies come in the clients' order."""
+
+
+class Round(NamedTuple):
+    """A finished round (counted from 0), its sites and a report of every client that was asked."""
+
+    number: int
+    sites: Sites
+    reports: Sequence[Report]
+
+    @property
+    def failed(self) -> bool:
+        return all(report.dropped for report in self.reports)
+
+
+def federate(
+    algorithm: Algorithm,
+    topology: Topology,
+    runtime: Runtime,
+    wire: Mapping[str, Spec],
+    sites: Sites,
+    mean: Callable[[], Averaging],
+    seed: int,
+    start: int,
+    rounds: int,
+) -> Iterator[Round]:
+    """Rounds `start` … `rounds` − 1, from `sites`. A round without sound uploads leaves its sites as they were."""
+    failures = 0
+    for number in range(start, rounds):
+        plan = topology.plan(runtime.clients, number, seed)
+        before = sites
+
+        def message(client: str, home: Mapping[str, str] = plan.home, sites: Sites = before) -> Tree:
+            return algorithm.broadcast(sites[home[client]], client)
+
+        guard = Guard(wire, message)
+        uploads = guard(runtime.exchange(number, plan.home, message))
+        arrived = uploads if len(plan.mixing) == 1 else list(uploads)
+        sites = dict(before)
+        for site in plan.sites:
+            feed = plan.feed(site, arrived, algorithm.weights)
+            first = next(feed, None)
+            if first is not None:
+                sites[site] = algorithm.merge(before[site], chain([first], feed), mean)
+        finished = Round(number, sites, guard.reports)
+        yield finished
+        failures = failures + 1 if finished.failed else 0
+        if failures == GIVE_UP_AFTER:
+            raise RunError(f"no sound upload in {failures} rounds; the last: {guard.reports[0].dropped}")

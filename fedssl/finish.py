@@ -1,0 +1,109 @@
+"""What a finished run leaves: the backbone, the final table, and a picture."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+
+import fedssl
+from fedssl import assemble, nets
+from fedssl.data import Dataset
+from fedssl.evaluate import Evaluation, Score
+from fedssl.experiment import Experiment
+from fedssl.store import Store, write_atomic
+from fedssl.training import train
+from fedssl.tree import State
+
+
+def finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> None:
+    """Export and measure a run whose last round is done; what is there already is not made again."""
+    experiment = Experiment.from_toml((folder / "experiment.toml").read_text("utf-8"))
+    snapshot = Store(folder).load(lambda line: None)
+    assert snapshot is not None
+    models = assemble.models(experiment, snapshot.sites)
+    image = tuple(data.train.pixels.shape[1:])
+    export(experiment, folder, models, image)
+    evaluation = Evaluation(experiment, data, device)
+    results: dict[str, Any] = {
+        "experiment": experiment.hash(),
+        "rounds": snapshot.rounds,
+        "environment": environment(device),
+        "table": {},
+    }
+    if evaluation.possible:
+        results["table"] = table(experiment, folder, data, device, evaluation, models, quiet)
+    write_atomic(folder / "results.json", (json.dumps(results, indent=2) + "\n").encode())
+    if experiment.probe.picture and evaluation.possible:
+        from fedssl.report.picture import draw_run
+
+        draw_run(folder, experiment, evaluation, models, first_models(experiment, image, device), quiet)
+
+
+def table(
+    experiment: Experiment,
+    folder: Path,
+    data: Dataset,
+    device: torch.device,
+    evaluation: Evaluation,
+    models: dict[str, State],
+    quiet: bool,
+) -> dict[str, dict[str, Any]]:
+    """Every probe for this run's models and for those it is to be seen beside."""
+    probes = ("knn", "linear") if experiment.probe.linear else ("knn",)
+
+    def row(models: dict[str, State]) -> dict[str, Any]:
+        return {probe: score.summary() for probe, score in evaluation.measure(models, probes).items()}
+
+    rows = {"this run": row(models)}
+    for name in experiment.probe.beside:
+        if name == "random":
+            rows[name] = row(first_models(experiment, tuple(data.train.pixels.shape[1:]), device))
+            continue
+        other = experiment.with_changes({"topology.name": name, "probe.every": 0, "probe.beside": [], "probe.picture": False})
+        train(other, folder / name, data, device, name, quiet)
+        snapshot = Store(folder / name).load(lambda line: None)
+        assert snapshot is not None
+        rows[name] = row(assemble.models(other, snapshot.sites))
+    return rows
+
+
+def first_models(experiment: Experiment, image: tuple[int, ...], device: torch.device) -> dict[str, State]:
+    """The models before the first round: what an untrained backbone is worth."""
+    trainer = assemble.build_trainers(experiment, image, device, clients=1)[0]
+    return {"random": next(iter(assemble.models(experiment, assemble.first_sites(experiment, trainer, ["0"])).values()))}
+
+
+def export(experiment: Experiment, folder: Path, models: dict[str, State], image: tuple[int, ...]) -> None:
+    """backbone.safetensors, or backbone-MODEL.safetensors where a run ends with several."""
+    method, data = experiment.to_dict()["method"], experiment.data
+    header = {
+        "format": "pt",
+        "fedssl": fedssl.__version__,
+        "experiment": experiment.hash(),
+        "method": method["name"],
+        "backbone": method["backbone"],
+        "stem": method["stem"],
+        "image": json.dumps(image),
+        "mean": json.dumps(data.mean),
+        "std": json.dumps(data.std),
+        "input": "pixels / 255, then (x - mean) / std where mean is given; eval mode",
+    }
+    for name, state in models.items():
+        file = "backbone.safetensors" if len(models) == 1 else f"backbone-{quote(name, safe='')}.safetensors"
+        tensors = state.pick(("backbone",)).strip("backbone").tensors()
+        nets.save_backbone(tensors, folder / file, header | {"model": name})
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "fedssl": fedssl.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.type}: {name}",
+    }

@@ -1,0 +1,266 @@
+"""What a self-supervised method is: how one batch teaches one model. It knows nothing of federation."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedssl.settings import Registry, Settings
+from fedssl.tree import PARAMETERS, Entry, Layout, Role, State
+from fedssl.views import Augment, ViewGroup
+
+
+class Batch(NamedTuple):
+    """One step's input. B images, V views in a group."""
+
+    index: Tensor  # type: ignore[assignment]  # (B,) rows in the client's data
+    images: Tensor  # (B, C, H, W) uint8, as they are; `method.clean` makes them an input
+    views: tuple[Tensor, ...]  # one (V, B, C, h, w) per ViewGroup; may be ()
+    labels: Tensor | None  # only for a method that declares it learns from them
+    public: Batch | None
+    draws: Mapping[str, Tensor]  # this step's random numbers
+    progress: Tensor  # 0-d, share of the run done
+
+
+class Encoded(NamedTuple):
+    """h: the backbone's features (n, d); z: projections (n, k); p: predictions (n, k), or z where nothing predicts."""
+
+    h: Tensor
+    z: Tensor
+    p: Tensor
+
+
+class Output(NamedTuple):
+    """What `forward` made of a batch, by view: h (V, B, d), z and p (V, B, k), keys (V, B, k) from a target network."""
+
+    h: Tensor
+    z: Tensor
+    p: Tensor
+    keys: Tensor | None = None
+
+
+Given = Mapping[str, Tensor]
+
+
+class Normalisation(NamedTuple):
+    """Per-channel mean and standard deviation of pixels in 0…1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class MethodSettings(Settings):
+    """What every method lets a user choose."""
+
+    method: ClassVar[type[Method]]  # whose settings these are
+
+    backbone: str = "resnet18"
+    stem: str = "cifar"
+    augment: Augment = Augment()
+    view_size: int | None = None  # None: the images' own size
+    init: Path | None = None  # a safetensors file to start the backbone from
+
+    def build(
+        self,
+        backbone: nn.Module,
+        size: int,
+        device: torch.device | str = "cpu",
+        normalisation: Normalisation | None = None,
+    ) -> Method:
+        """The method itself for images of `size` pixels a side, resident on a device."""
+        method = self.method(self, backbone, size)
+        if normalisation is not None:
+            method.mean, method.std = (torch.tensor(v, device=device) for v in normalisation)
+        return method.reside(device)
+
+
+class Method(nn.Module, ABC):
+    """Children by role: backbone, projector, [predictor, target, queue …]; a child's name is its part.
+
+    Trainable parts come first and momentum copies after them, so that parameters an optimizer moves are one slice
+    of the flat row. `target` mirrors the parts named in `mirrored`, in the same order.
+    """
+
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
+    private: ClassVar[tuple[str, ...]] = ()  # parts that never travel
+    mirrored: ClassVar[tuple[str, ...]] = ("backbone", "projector")
+    learns_from_labels: ClassVar[bool] = False
+
+    backbone: nn.Module
+    projector: nn.Module
+    predictor: nn.Module
+    target: nn.ModuleDict
+    state: State
+    mean: Tensor | None = None  # (C,), as `Normalisation`; None: pixels stay in 0…1
+    std: Tensor | None = None
+    precision: str = "fp32"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "Settings" in vars(cls):
+            cls.Settings.method = cls
+
+    def __init__(self, settings: MethodSettings, backbone: nn.Module, size: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.backbone = backbone
+        self.size = size  # of the images, in pixels
+        self.features: int = backbone.dim  # type: ignore[assignment]
+        self._groups = 1
+
+    @property
+    def views(self) -> tuple[ViewGroup, ...]:
+        return (ViewGroup(2, self.settings.view_size or self.size, self.settings.augment),)
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """What an algorithm may ask of this very instance: an ablation without predictor does not provide one."""
+        return frozenset(name for name, _ in self.named_children())
+
+    def clean(self, images: Tensor) -> Tensor:
+        """uint8 images (n, C, H, W) as an input without augmentation: float, normalised."""
+        x = images.float() / 255
+        return x if self.mean is None or self.std is None else (x - self.mean[:, None, None]) / self.std[:, None, None]
+
+    def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        return {}
+
+    def encode(self, images: Tensor, groups: int = 1) -> Encoded:
+        """(n, C, h, w) → h, z, p in float32. BatchNorm statistics are taken per group of n/groups images, as if each
+        group had passed alone: two views in one pass must not share their statistics."""
+        self._set_groups(groups)
+        with self._autocast(images):
+            h = self.backbone(images)
+            z = self.projector(h)
+            p = self.predictor(z) if "predictor" in self._modules else z
+        return Encoded(h.float(), z.float(), p.float())
+
+    @torch.no_grad()
+    def encode_target(self, images: Tensor, groups: int = 1) -> Tensor:
+        """Projections (n, k) of the momentum copy."""
+        self._set_groups(groups)
+        with self._autocast(images):
+            z: Tensor = self.target["projector"](self.target["backbone"](images))
+        return z.float()
+
+    def encode_views(self, views: Tensor, shared: bool = False) -> Output:
+        """(V, B, C, h, w) → h, z, p by view, in one pass; `shared`: BatchNorm sees all views as one batch."""
+        count, n = views.shape[:2]
+        encoded = self.encode(views.flatten(0, 1), groups=1 if shared else count)
+        return Output(*(tensor.view(count, n, -1) for tensor in encoded))
+
+    def encode_views_target(self, views: Tensor) -> Tensor:
+        """(V, B, C, h, w) → the momentum copy's projections (V, B, k)."""
+        return self.encode_target(views.flatten(0, 1), groups=len(views)).view(*views.shape[:2], -1)
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Output: ...
+
+    @abstractmethod
+    def loss(self, out: Output, given: Given) -> Tensor: ...
+
+    def after_step(self, out: Output) -> None:
+        """What follows the optimizer: the target's moving average, the queue. Under no_grad."""
+
+    def before_epoch(self, embed: Callable[[], Tensor]) -> Mapping[str, Tensor]:
+        return {}
+
+    @torch.no_grad()
+    def fresh(self, generator: torch.Generator) -> None:
+        """Start the parts a client keeps to itself: the target as a copy of the online network, a queue at random."""
+        if "target" in self._modules:
+            self.state.load(self.state.pick(self.mirrored).prefix("target"))
+
+    def mirror(self) -> nn.ModuleDict:
+        """A momentum copy of the mirrored parts; call it after they are built, last among the children."""
+        target = nn.ModuleDict({part: copy.deepcopy(getattr(self, part)) for part in self.mirrored})
+        return target.requires_grad_(False)
+
+    def count_batch(self) -> None:
+        """Advance every norm layer's batch counter at once, as each of them would have done alone."""
+        self._counters.add_(self._groups)
+
+    @torch.no_grad()
+    def move_target(self, momentum: float) -> None:
+        """target ← momentum·target + (1 − momentum)·online, over parameters: one operation on the row."""
+        self._target_row.lerp_(self._online_row, 1 - momentum)
+
+    def reside(self, device: torch.device | str = "cpu") -> Method:
+        """Lay all parameters and buffers into one State; modules keep views of its rows."""
+        self.to(device)
+        layout = Layout.of(_entries(self))
+        state = State.empty(layout, device)
+        tensors = self.state_dict(keep_vars=True)
+        for entry in layout.entries:
+            view = state.view(entry)
+            view.copy_(tensors[entry.name].detach())
+            owner, leaf = _owner(self, entry.name)
+            if leaf in owner._parameters:
+                owner._parameters[leaf].data = view  # type: ignore[union-attr]
+            else:
+                owner._buffers[leaf] = view
+        self.state = state
+        self._counters = state.counts[: sum(e.name.endswith(".num_batches_tracked") for e in layout.entries)]
+        self._norms = [m for m in self.modules() if isinstance(m, _NormBase)]
+        if "target" in self._modules:
+            self._online_row = self.parameter_row(self.mirrored)
+            self._target_row = self.parameter_row(("target",))
+        return self
+
+    def parameter_row(self, parts: tuple[str, ...]) -> Tensor:
+        """The parameters of neighbouring parts, as one live slice of the row."""
+        layout = self.state.layout
+        entries = [e for e in layout.entries if e.part in parts and e.role in PARAMETERS]
+        start = layout.offsets[entries[0].name]
+        end = layout.offsets[entries[-1].name] + entries[-1].size
+        assert end - start == sum(e.size for e in entries), "the parts are not neighbours in the row"
+        return self.state.floats[start:end]
+
+    @property
+    def online(self) -> tuple[str, ...]:
+        """Parts an optimizer moves."""
+        return tuple(name for name, child in self.named_children() if name not in (*self.private, "target"))
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Parts a client keeps to itself between rounds; others it has not received start `fresh`."""
+        return tuple(part for part in ("target", *self.private) if part in self._modules)
+
+    def _set_groups(self, groups: int) -> None:
+        if groups != self._groups:
+            self._groups = groups
+            for norm in self._norms:
+                norm.groups = groups  # type: ignore[assignment]
+
+    def _autocast(self, images: Tensor) -> torch.autocast:
+        return torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+METHODS: Registry[Method] = Registry("method", "fedssl.methods")
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def _entries(module: nn.Module) -> Iterator[Entry]:
+    """The state_dict's tensors with their roles; a norm layer's parameters and statistics are told apart by type."""
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        owner, _ = _owner(module, name)
+        norm = isinstance(owner, _NormBase | nn.LayerNorm | nn.GroupNorm)
+        role: Role
+        if not tensor.is_floating_point():
+            role = "counter"
+        elif isinstance(tensor, nn.Parameter):
+            role = "norm" if norm else "weight"
+        else:
+            role = "statistic" if norm else "buffer"
+        yield Entry(name, tuple(tensor.shape), role)

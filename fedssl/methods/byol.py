@@ -1,0 +1,61 @@
+"""BYOL: predict a momentum copy's projection of the other view.
+
+Grill et al., "Bootstrap your own latent", NeurIPS 2020.
+Departures: constant momentum, as the federated papers train it.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.nets import mlp
+
+
+class BYOLSettings(MethodSettings):
+    hidden: int = Field(4096, gt=0)
+    dim: int = Field(2048, gt=0)
+    momentum: float = Field(0.99, ge=0, le=1)
+    predictor: bool = True  # off: compare projections directly
+    ema: bool = True  # off: the keys come from the online network itself
+    stop_gradient: bool = True  # off: gradients flow into the keys too
+
+    @model_validator(mode="after")
+    def _nothing_to_flow_into(self) -> Self:
+        if self.ema and not self.stop_gradient:
+            raise ValueError("stop_gradient = false needs ema = false: a momentum copy takes no gradient")
+        return self
+
+
+@METHODS.register("byol")
+class BYOL(Method):
+    Settings = BYOLSettings
+    settings: BYOLSettings
+
+    def __init__(self, settings: BYOLSettings, backbone: nn.Module, size: int) -> None:
+        super().__init__(settings, backbone, size)
+        self.projector = mlp(self.features, settings.hidden, settings.dim)
+        if settings.predictor:
+            self.predictor = mlp(settings.dim, settings.hidden, settings.dim)
+        if settings.ema:
+            self.target = self.mirror()
+
+    def forward(self, batch: Batch) -> Output:
+        out = self.encode_views(batch.views[0])
+        if self.settings.ema:
+            return out._replace(keys=self.encode_views_target(batch.views[0]))
+        return out._replace(keys=out.z.detach() if self.settings.stop_gradient else out.z)
+
+    def loss(self, out: Output, given: Given) -> Tensor:
+        """(2 − 2 cos(p₁, t₂)) + (2 − 2 cos(p₂, t₁)), mean over the batch."""
+        assert out.keys is not None
+        cosine = F.cosine_similarity(out.p, out.keys.flip(0), dim=-1)  # (2, B): p₁ with t₂, p₂ with t₁
+        return (2 - 2 * cosine).mean(1).sum()
+
+    def after_step(self, out: Output) -> None:
+        if self.settings.ema:
+            self.move_target(self.settings.momentum)

@@ -1,0 +1,140 @@
+"""MoCo, versions 1 and 2: find an image's other view, seen by a momentum copy, among a queue of earlier keys.
+
+He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", CVPR 2020 (V1).
+Chen et al., "Improved Baselines with Momentum Contrastive Learning", 2020 (V2).
+Departures: symmetric (each view is query once and key once); queue, momentum, widths and the BatchNorm in
+V2's head as FedEMA trains it; V2's views without blur; no shuffled BatchNorm, since statistics are taken per
+view and a client trains on one device.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.nets import linear, mlp
+from fedssl.views import Augment
+
+
+def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+    """Queries and keys (V, B, k), negatives (K, k), all of unit length, to a 0-d loss.
+
+    V1, Eq. 1: "the log loss of a (K+1)-way softmax-based classifier that tries to classify q as k₊", where
+    queries[v, b] belongs to keys[v, b]. Mean over the batch, sum over the views.
+    """
+    positive = (queries * keys).sum(-1, keepdim=True)  # (V, B, 1)
+    logits = torch.cat([positive, queries @ negatives.T], -1) / temperature
+    return (logits.logsumexp(-1) - logits[..., 0]).mean(1).sum()
+
+
+class Queue(nn.Module):
+    """The newest `size` keys, unit rows of `keys` (size, dim); `pointer` is where the next one goes."""
+
+    keys: Tensor
+    pointer: Tensor
+    places: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(size, dim))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("places", torch.arange(size), persistent=False)
+
+    @torch.no_grad()
+    def fill(self, generator: torch.Generator) -> None:
+        """Random unit vectors: negatives for a client's first steps."""
+        noise = torch.randn(self.keys.shape, generator=generator, device=generator.device)
+        self.keys.copy_(F.normalize(noise, dim=-1))
+        self.pointer.zero_()
+
+    @torch.no_grad()
+    def push(self, keys: Tensor) -> None:
+        """Keys (n, dim) take the oldest places, from the pointer on and round the end; no waiting."""
+        size = len(self.places)
+        keys = keys[-size:]  # of a batch larger than the queue, the newest: a place must not be written twice
+        self.keys.index_copy_(0, (self.places[: len(keys)] + self.pointer) % size, keys)
+        self.pointer.add_(len(keys)).remainder_(size)
+
+
+class MoCoSettings(MethodSettings):
+    dim: int = Field(128, gt=0)
+    queue: int = Field(4096, gt=0)  # keys in the queue, the paper's K
+    momentum: float = Field(0.99, ge=0, le=1)
+    temperature: float = Field(0.07, gt=0)
+    key: Literal["local", "reset"] = "local"  # between rounds: kept, or restarted from the online network
+
+
+class MoCo(Method):
+    """What both versions share; they differ in head, temperature and views."""
+
+    settings: MoCoSettings
+    private = ("queue",)
+
+    def __init__(self, settings: MoCoSettings, backbone: nn.Module, size: int) -> None:
+        super().__init__(settings, backbone, size)
+        self.projector = self._head()
+        self.target = self.mirror()
+        self.queue = Queue(settings.queue, settings.dim)
+
+    @abstractmethod
+    def _head(self) -> nn.Module: ...
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return super().kept if self.settings.key == "local" else self.private
+
+    def forward(self, batch: Batch) -> Output:
+        out = self.encode_views(batch.views[0])
+        return out._replace(keys=F.normalize(self.encode_views_target(batch.views[0]), dim=-1))
+
+    def loss(self, out: Output, given: Given) -> Tensor:
+        assert out.keys is not None
+        queries = F.normalize(out.z, dim=-1)
+        return info_nce(queries, out.keys.flip(0), self.queue.keys, self.settings.temperature)
+
+    def after_step(self, out: Output) -> None:
+        assert out.keys is not None
+        self.move_target(self.settings.momentum)
+        self.queue.push(out.keys.flatten(0, 1))
+
+    @torch.no_grad()
+    def fresh(self, generator: torch.Generator) -> None:
+        super().fresh(generator)
+        self.queue.fill(generator)
+
+
+class MoCoV1Settings(MoCoSettings):
+    augment: Augment = Augment(jitter=(0.4, 0.4, 0.4, 0.1))
+
+
+@METHODS.register("mocov1")
+class MoCoV1(MoCo):
+    """A linear head, weaker colour jitter."""
+
+    Settings = MoCoV1Settings
+    settings: MoCoV1Settings
+
+    def _head(self) -> nn.Module:
+        return linear(self.features, self.settings.dim)
+
+
+class MoCoV2Settings(MoCoSettings):
+    temperature: float = Field(0.2, gt=0)
+    hidden: int | None = Field(None, gt=0)  # None: as wide as the backbone's features
+
+
+@METHODS.register("mocov2")
+class MoCoV2(MoCo):
+    """An MLP head, SimCLR's views, a higher temperature."""
+
+    Settings = MoCoV2Settings
+    settings: MoCoV2Settings
+
+    def _head(self) -> nn.Module:
+        return mlp(self.features, self.settings.hidden or self.features, self.settings.dim)

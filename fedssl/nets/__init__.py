@@ -1,0 +1,27 @@
+"""Backbones with torchvision's key names, heads, and weights to start from."""
+
+from fedssl.nets.backbone import BACKBONES, Backbone, Stem, build
+from fedssl.nets.cnn import CNN, CNN5
+from fedssl.nets.heads import linear, mlp
+from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
+from fedssl.nets.resnet import ResNet, ResNet18, ResNet34, ResNet50
+from fedssl.nets.weights import load_backbone, save_backbone
+
+__all__ = [
+    "BACKBONES",
+    "CNN",
+    "CNN5",
+    "Backbone",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "ResNet",
+    "ResNet18",
+    "ResNet34",
+    "ResNet50",
+    "Stem",
+    "build",
+    "linear",
+    "load_backbone",
+    "mlp",
+    "save_backbone",
+]

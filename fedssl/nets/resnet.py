@@ -1,0 +1,114 @@
+"""ResNet-18, -34 and -50 without their last layer.
+
+He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. Keys of the state_dict and
+initialisation are torchvision's, whose weights load as they are. The CIFAR stem is a 3x3 convolution of
+stride 1, no max-pooling.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedssl.nets.backbone import BACKBONES, Backbone, Stem
+from fedssl.nets.norm import BatchNorm2d
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+
+
+class Basic(nn.Module):
+    """Two 3x3 convolutions beside a shortcut: (n, inputs, h, w) to (n, width, h/stride, w/stride)."""
+
+    expansion: ClassVar[int] = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _conv(inputs, width, 3, stride), BatchNorm2d(width)
+        self.conv2, self.bn2 = _conv(width, width, 3), BatchNorm2d(width)
+        self.downsample = _shortcut(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions beside a shortcut: (n, inputs, h, w) to (n, 4·width, h/stride, w/stride)."""
+
+    expansion: ClassVar[int] = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = self.expansion * width
+        self.conv1, self.bn1 = _conv(inputs, width, 1), BatchNorm2d(width)
+        self.conv2, self.bn2 = _conv(width, width, 3, stride), BatchNorm2d(width)
+        self.conv3, self.bn3 = _conv(width, outputs, 1), BatchNorm2d(outputs)
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
+    """None where the block's input and output have one shape and can simply be added."""
+    if inputs == outputs and stride == 1:
+        return None
+    return nn.Sequential(_conv(inputs, outputs, 1, stride), BatchNorm2d(outputs))
+
+
+class ResNet(Backbone):
+    """A stem, four stages, global average pooling: (n, channels, h, w) to (n, dim)."""
+
+    block: ClassVar[type[Basic] | type[Bottleneck]]
+    depths: ClassVar[tuple[int, int, int, int]]
+    width: ClassVar[int] = 64  # of the first stage; each later one is twice as wide
+
+    def __init__(self, channels: int = 3, stem: Stem = "cifar") -> None:
+        super().__init__()
+        self.pool = stem == "imagenet"
+        self.conv1 = _conv(channels, self.width, 7, 2) if self.pool else _conv(channels, self.width, 3)
+        self.bn1 = BatchNorm2d(self.width)
+        self.dim = self.width
+        self.layer1, self.layer2, self.layer3, self.layer4 = (self._stage(i) for i in range(4))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def _stage(self, index: int) -> nn.Sequential:
+        """Blocks at one resolution, the first of which halves it, but for the first stage."""
+        width, blocks = self.width * 2**index, []
+        for i in range(self.depths[index]):
+            blocks.append(self.block(self.dim, width, 2 if index > 0 and i == 0 else 1))
+            self.dim = width * self.block.expansion
+        return nn.Sequential(*blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(images)), inplace=True)
+        if self.pool:
+            x = F.max_pool2d(x, 3, 2, 1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return torch.mean(x, (2, 3))
+
+
+@BACKBONES.register("resnet18")
+class ResNet18(ResNet):
+    block, depths = Basic, (2, 2, 2, 2)
+
+
+@BACKBONES.register("resnet34")
+class ResNet34(ResNet):
+    block, depths = Basic, (3, 4, 6, 3)
+
+
+@BACKBONES.register("resnet50")
+class ResNet50(ResNet):
+    block, depths = Bottleneck, (3, 4, 6, 3)

@@ -1,0 +1,105 @@
+"""A backbone's weights as a safetensors file: start from one, write one. No pickle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from fedssl.errors import ConfigError
+
+_PREFIXES = ("module.", "backbone.", "encoder.")
+_CLASSIFIER = "fc."
+_COUNTER = "num_batches_tracked"
+
+
+def load_backbone(backbone: nn.Module, path: Path | str) -> None:
+    """Start from given weights, in place: a file with fedssl's, torchvision's or timm's ResNet names.
+
+    Names may have `module.`, `backbone.` and `encoder.` before them. A classifier (`fc.*`) is left out; batch
+    counters, which old files lack, may be missing. A first convolution made for another number of channels is
+    adapted (`adapt_channels`). Anything else that is missing, surplus or of another shape is refused.
+    """
+    wanted = backbone.state_dict()
+    found = _strip(_read(Path(path)), wanted)
+    first = next((name for name, tensor in wanted.items() if tensor.dim() == 4), "")
+    if first in found:
+        found[first] = adapt_channels(found[first], wanted[first].shape[1])
+    if problem := _misfit(found, wanted):
+        raise ConfigError(f"{path} does not fit this backbone: {problem}")
+    backbone.load_state_dict({**wanted, **found})
+
+
+def adapt_channels(weight: Tensor, channels: int) -> Tensor:
+    """A first convolution's weight (out, in, h, w) for images of another number of channels, as timm does it.
+
+    To one channel the weights are summed: a grey image gives what it would as three equal channels. To more,
+    they are repeated in turn and scaled by in/channels, so that activations keep their size.
+    """
+    inputs = weight.shape[1] if weight.dim() == 4 else channels
+    if inputs == channels:
+        return weight
+    if channels == 1:
+        return weight.float().sum(1, keepdim=True)
+    repeats = -(-channels // inputs)
+    return weight.float().repeat(1, repeats, 1, 1)[:, :channels] * (inputs / channels)
+
+
+def save_backbone(state_dict: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
+    """Write a backbone's weights with a header of strings; the file appears whole or not at all."""
+    path = Path(path)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(save(tensors, dict(metadata)))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _misfit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
+    missing = [name for name in wanted if name not in found and not name.endswith(_COUNTER)]
+    surplus = [name for name in found if name not in wanted]
+    if missing or surplus:
+        lists = (("lacks", missing), ("also has", surplus))
+        return "it " + " and ".join(f"{word} {_some(names)}" for word, names in lists if names)
+    for name, tensor in found.items():
+        if tensor.shape != wanted[name].shape:
+            return f"its {name} is {tuple(tensor.shape)}, not {tuple(wanted[name].shape)}"
+    return None
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no weights file {path}") from None
+    except (SafetensorError, OSError) as failure:
+        raise ConfigError(
+            f"{path} is not a safetensors file ({failure}); pickled weights are not read"
+        ) from None
+    return tensors
+
+
+def _strip(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without prefixes and classifier. A prefix that belongs to the backbone's own name stays."""
+    stripped: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        own = name
+        while own not in wanted and (prefix := next((p for p in _PREFIXES if own.startswith(p)), None)):
+            own = own.removeprefix(prefix)
+        if own in stripped:
+            raise ConfigError(f"the weights file has {own} twice, under different prefixes")
+        if own in wanted or not own.startswith(_CLASSIFIER):
+            stripped[own] = tensor
+    return stripped
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,79 @@
+"""Optimizers on one flat row: a step is a few operations whatever the number of layers.
+
+The learning rate is a 0-d tensor changed in place, so that a captured step sees every change.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Optimizer(ABC):
+    """Moves `row` (n,) along `grad` (n,); `decay` is the weight decay, one number or one per element."""
+
+    def __init__(self, row: Tensor, decay: float | Tensor) -> None:
+        self.row, self.decay = row, decay
+        self.rate = torch.zeros((), device=row.device)
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget what earlier rounds left, in place."""
+
+    @abstractmethod
+    def step(self, grad: Tensor) -> None:
+        """One update; `grad` may be overwritten."""
+
+
+class SGD(Optimizer):
+    """Momentum as torch.optim.SGD has it: the first step's buffer is the gradient itself."""
+
+    def __init__(self, row: Tensor, decay: float | Tensor, momentum: float) -> None:
+        super().__init__(row, decay)
+        self.momentum = momentum
+        self.buffer = torch.zeros_like(row)
+
+    def reset(self) -> None:
+        self.buffer.zero_()
+
+    def step(self, grad: Tensor) -> None:
+        _add_decay(grad, self.row, self.decay)
+        self.buffer.mul_(self.momentum).add_(grad)
+        self.row.addcmul_(self.buffer, self.rate, value=-1)
+
+
+class Adam(Optimizer):
+    """Adam; `decoupled` makes it AdamW. The step number is a tensor for the same reason as the rate."""
+
+    def __init__(
+        self, row: Tensor, decay: float | Tensor, decoupled: bool, betas: tuple[float, float] = (0.9, 0.999)
+    ) -> None:
+        super().__init__(row, decay)
+        self.decoupled, self.betas, self.eps = decoupled, betas, 1e-8
+        self.first, self.second = torch.zeros_like(row), torch.zeros_like(row)
+        self.steps = torch.zeros((), device=row.device)
+
+    def reset(self) -> None:
+        for tensor in (self.first, self.second, self.steps):
+            tensor.zero_()
+
+    def step(self, grad: Tensor) -> None:
+        if self.decoupled:
+            self.row.mul_(1 - self.rate * self.decay)
+        else:
+            _add_decay(grad, self.row, self.decay)
+        self.steps.add_(1)
+        self.first.lerp_(grad, 1 - self.betas[0])
+        self.second.mul_(self.betas[1]).addcmul_(grad, grad, value=1 - self.betas[1])
+        correction1, correction2 = (1 - beta**self.steps for beta in self.betas)
+        denominator = (self.second / correction2).sqrt_().add_(self.eps)
+        self.row.sub_(self.first.div(denominator).mul_(self.rate / correction1))
+
+
+def _add_decay(grad: Tensor, row: Tensor, decay: float | Tensor) -> None:
+    if isinstance(decay, Tensor):
+        grad.addcmul_(row, decay)
+    elif decay:
+        grad.add_(row, alpha=decay)

@@ -1,0 +1,48 @@
+"""Features of clean images under a frozen backbone: what every probe starts from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.method import Normalisation
+
+
+class Labelled(NamedTuple):
+    """Features (n, d) float32 and labels (n,) int64, on one device."""
+
+    features: Tensor
+    labels: Tensor
+
+
+@torch.inference_mode()
+def embed(
+    backbone: nn.Module,
+    pixels: Tensor,
+    normalisation: Normalisation | None,
+    device: torch.device | str,
+    batch: int = 1000,
+) -> Tensor:
+    """uint8 images (n, C, H, W) → features (n, d) in eval mode, float32, on the device."""
+    backbone.eval()
+    shift = scale = None
+    if normalisation is not None:
+        shift, scale = (torch.tensor(v, device=device)[:, None, None] for v in normalisation)
+    chunks = []
+    for images in pixels.split(batch):
+        x = images.to(device).float() / 255
+        chunks.append(backbone(x if shift is None else (x - shift) / scale).float())
+    return torch.cat(chunks).clone()
+
+
+def balanced(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Indices (count,) of a random draw with the same number of each class, as nearly as the count allows."""
+    order = torch.randperm(len(labels), generator=generator)
+    shuffled = labels.cpu()[order]
+    rank = torch.zeros(len(labels), dtype=torch.int64)  # the how-manieth of its class each image is
+    for label in shuffled.unique():
+        mine = shuffled == label
+        rank[mine] = torch.arange(int(mine.sum()))
+    return order[torch.argsort(rank, stable=True)[:count]].sort().values

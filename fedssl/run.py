@@ -1,0 +1,128 @@
+"""A run: a directory with the experiment, the rounds log, checkpoints and the backbone it ends with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedssl import assemble, nets
+from fedssl.data import Dataset
+from fedssl.data.progress import Say, say_on_stderr
+from fedssl.errors import ConfigError
+from fedssl.evaluate import Evaluation, Score, backbone_of
+from fedssl.experiment import Experiment, load
+from fedssl.finish import finish
+from fedssl.report.rounds import read_rounds
+from fedssl.store import Store
+from fedssl.training import train
+from fedssl.tree import State
+
+RUNS = Path("runs")
+
+
+class Run:
+    """A run directory, finished or not: what was asked for, what happened, what came out."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        data_dir: str | Path | None = None,
+        device: str = "auto",
+        dataset: Any = None,
+    ) -> None:
+        self.dir = Path(folder)
+        if not (self.dir / "experiment.toml").is_file():
+            raise ConfigError(f"{self.dir} is not a run directory: it has no experiment.toml")
+        self.experiment = Experiment.from_toml((self.dir / "experiment.toml").read_text("utf-8"))
+        self.device = assemble.resolve_device(device)
+        self._data_dir, self._dataset = Path(data_dir or "data"), dataset
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds log: one record for each finished round."""
+        return list(read_rounds(self.dir / "rounds.jsonl"))
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The final measurements; empty while the run is not finished."""
+        path = self.dir / "results.json"
+        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+
+    def data(self, say: Say = say_on_stderr) -> Dataset:
+        return assemble.read_data(self.experiment, self._data_dir, self._dataset, say)
+
+    def models(self) -> dict[str, State]:
+        """The models of the newest checkpoint, by name."""
+        snapshot = Store(self.dir).load(say_on_stderr)
+        if snapshot is None:
+            raise ConfigError(f"{self.dir} has no checkpoint yet")
+        return assemble.models(self.experiment, snapshot.sites)
+
+    def backbone(self, model: str | None = None) -> nets.Backbone:
+        """A trained backbone as a module in eval mode; `model` names one where there are several."""
+        models = self.models()
+        if model is None and len(models) > 1:
+            raise ConfigError(f"this run has several models, name one of: {', '.join(models)}")
+        state = models[model or next(iter(models))]
+        first = next(e for e in state.layout.entries if e.part == "backbone" and len(e.shape) == 4)
+        return backbone_of(state, assemble.build_backbone(self.experiment, first.shape[1]))
+
+    def evaluate(self, probe: str = "linear", **settings: Any) -> Score:
+        """A probe's accuracy in percent for every model; settings as under [probe], e.g. labels=100."""
+        changed = self.experiment.with_changes({f"probe.{key}": value for key, value in settings.items()})
+        return Evaluation(changed, self.data(), self.device).measure(self.models(), (probe,))[probe]
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.dir)!r}, {len(self.rounds)}/{self.experiment.rounds} rounds)"
+
+
+def run(
+    experiment: str | Path | Experiment,
+    dir: str | Path | None = None,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    dataset: Any = None,
+    quiet: bool = False,
+    set: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """Run an experiment to its end, going on where the directory stands; returns the finished run.
+
+    `experiment` is a recipe's name, a TOML file or an Experiment. Settings change by keyword (`rounds=3`,
+    `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`). `dataset` takes images
+    straight from Python: a pair of arrays, a torch or a Hugging Face data set (with [data] name = "given").
+    """
+    changed = _dotted(changes) | dict(set or {})
+    if dataset is not None:
+        changed.setdefault("data.name", "given")
+    if isinstance(experiment, Experiment):
+        title, chosen = "run", experiment.with_changes(changed)
+        chosen.check()
+    else:
+        title, chosen = Path(experiment).stem, load(experiment, changed)
+    folder = Path(dir) if dir is not None else default_dir(title, chosen, bool(changed))
+    torch_device = assemble.resolve_device(device)
+    root = Path(data_dir or "data")
+    data = assemble.read_data(chosen, root, dataset, _quiet if quiet else say_on_stderr)
+    train(chosen, folder, data, torch_device, title, quiet)
+    finish(folder, data, torch_device, quiet)
+    return Run(folder, root, device, dataset)
+
+
+def default_dir(title: str, experiment: Experiment, changed: bool) -> Path:
+    """runs/NAME for a recipe as it is; a changed one gets a name of its own and never meets the other's files."""
+    return RUNS / (f"{title}-{experiment.hash()[:8]}" if changed else title)
+
+
+def _dotted(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in changes.items():
+        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _quiet(line: str) -> None: ...

@@ -1,0 +1,102 @@
+"""Frozen settings, and registries that find them by name.
+
+Everything an experiment chooses by `name` (a data set, a partition, a method, an algorithm, a topology) is a
+frozen `Settings` value, found in a `Registry`. Unknown names and unknown keys are refused with the nearest match.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedssl.errors import ConfigError
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseModel):
+    """Hyper-parameters only: validated, immutable, hashable, unknown keys refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=False, allow_inf_nan=False, validate_default=True
+    )
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`, did you mean "x"?` where something known is close to the word, else an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f', did you mean "{close[0]}"?' if close else ""
+
+
+def validate(cls: type[S], values: Mapping[str, Any], where: str = "") -> S:
+    """Build settings from plain values; the first problem becomes one sentence naming the key.
+
+    `where` is the dotted place of the table, e.g. `algorithm`.
+    """
+    try:
+        return cls.model_validate(dict(values))
+    except ValidationError as failure:
+        raise ConfigError(explain(cls, failure, where)) from None
+
+
+def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> str:
+    first = failure.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    key = ".".join([*([where] if where else []), *path])
+    if first["type"] == "extra_forbidden":
+        owner = _owner(cls, path[:-1])
+        hint = suggest(path[-1], owner.model_fields) or (
+            f"; known: {', '.join(owner.model_fields)}" if owner.model_fields else ""
+        )
+        return f'unknown key "{key}"{hint}'
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    given = "" if first["type"] == "missing" else f" (got {first['input']!r})"
+    return f"{key or 'experiment'}: {message}{given}"
+
+
+def _owner(cls: type[BaseModel], path: list[str]) -> type[BaseModel]:
+    for part in path:
+        field = cls.model_fields.get(part)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            break
+        cls = field.annotation
+    return cls
+
+
+class Registry(Generic[T]):
+    """Classes by name: those of the package, and those other packages announce as entry points."""
+
+    def __init__(self, noun: str, group: str) -> None:
+        self.noun, self.group = noun, group
+        self._classes: dict[str, type[T]] = {}
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        def add(cls: type[T]) -> type[T]:
+            if self._classes.setdefault(name, cls) is not cls:
+                raise ValueError(f'{self.noun} "{name}" is registered twice')
+            return cls
+
+        return add
+
+    def names(self) -> list[str]:
+        return sorted({*self._classes, *(point.name for point in entry_points(group=self.group))})
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self._classes:
+            for point in entry_points(group=self.group, name=name):
+                self._classes[name] = point.load()
+        if name not in self._classes:
+            known = self.names()
+            raise ConfigError(
+                f'unknown {self.noun} "{name}"{suggest(name, known) or "; known: " + ", ".join(known)}'
+            )
+        return self._classes[name]
+
+    def name_of(self, cls: type[Any]) -> str:
+        return next(name for name, known in self._classes.items() if known is cls)

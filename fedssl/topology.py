@@ -1,0 +1,97 @@
+"""Who merges what: one server, or nobody. A topology knows nothing of algorithms."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedssl.algorithm import Upload
+from fedssl.seeds import generator
+from fedssl.settings import Registry, Settings
+from fedssl.tree import Tree
+
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round: who takes part and at which site each is at home; what flows from a client to a site, how heavy.
+
+    `mixing[site][client]` is a fixed weight; None: the client's number of images decides, or nothing does.
+    """
+
+    home: Mapping[str, str]  # client -> site, in the clients' order
+    mixing: Mapping[str, Mapping[str, float | None]]  # site -> client -> weight
+
+    @property
+    def sites(self) -> Iterable[str]:
+        return self.mixing
+
+    def feed(self, site: str, uploads: Iterable[tuple[str, int, Tree]], weights: str) -> Iterator[Upload]:
+        """The uploads (client, images, tree) that reach a site, weighed."""
+        for client, count, tree in uploads:
+            if client in self.mixing[site]:
+                fixed = self.mixing[site][client]
+                weight = fixed if fixed is not None else float(count) if weights == "size" else 1.0
+                yield Upload(client, weight, tree)
+
+
+class Topology(Settings, ABC):
+    has_server: ClassVar[bool] = True
+
+    def sites(self, clients: Sequence[str]) -> list[str]:
+        return [SERVER]
+
+    def owners(self, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Who holds which images, given the partition."""
+        return parts
+
+    @abstractmethod
+    def plan(self, clients: Sequence[str], round: int, seed: int) -> Plan:
+        """A round's plan over the clients that have images; the same for the same (round, seed)."""
+
+
+TOPOLOGIES: Registry[Topology] = Registry("topology", "fedssl.topologies")
+
+
+@TOPOLOGIES.register("star")
+class Star(Topology):
+    """One server; each round a random share of the clients takes part, at least one."""
+
+    participation: float = Field(1.0, gt=0, le=1)
+
+    def plan(self, clients: Sequence[str], round: int, seed: int) -> Plan:
+        wanted = max(1, math.floor(self.participation * len(clients) + 0.5))
+        order = torch.randperm(len(clients), generator=generator(seed, round, "participation"))
+        chosen = [clients[i] for i in sorted(order[:wanted].tolist())]
+        return Plan(dict.fromkeys(chosen, SERVER), {SERVER: dict.fromkeys(chosen)})
+
+
+@TOPOLOGIES.register("isolated")
+class Isolated(Topology):
+    """Nobody merges: each client trains alone (the papers' standalone training)."""
+
+    has_server: ClassVar[bool] = False
+
+    def sites(self, clients: Sequence[str]) -> list[str]:
+        return list(clients)
+
+    def plan(self, clients: Sequence[str], round: int, seed: int) -> Plan:
+        return Plan({c: c for c in clients}, {c: {c: 1.0} for c in clients})
+
+
+@TOPOLOGIES.register("centralized")
+class Centralized(Star):
+    """One client with everybody's images: what training would give if the images could be pooled."""
+
+    participation: float = Field(1.0, ge=1, le=1)
+
+    def owners(self, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {"all": torch.cat(list(parts.values())).sort().values}

@@ -1,0 +1,185 @@
+"""Local training: a resident model and its step (views → forward → objective → backward → optimizer → after-step)."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from fedssl import views
+from fedssl.errors import ClientError
+from fedssl.method import Batch, Given, Method, Output
+from fedssl.optim import SGD, Adam, Optimizer
+from fedssl.settings import Settings
+from fedssl.tree import PARAMETERS, State
+
+Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
+
+
+class TrainSettings(Settings):
+    """How a client trains in one round. Defaults are FedEMA's, with one local epoch."""
+
+    epochs: PositiveInt = 1
+    batch: int = Field(128, ge=2)
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(0.032, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(5e-4, ge=0)
+    decay_norms: bool = True  # off: biases and normalisation layers are not decayed
+    schedule: Literal["cosine", "constant", "step"] = "cosine"  # over rounds, constant inside a round
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on CUDA, fp32 on a CPU
+    threads: PositiveInt = 1  # CPU threads per client: one and two threads give different bits
+    deterministic: bool = False  # on CUDA: equal bits from run to run, at a price
+    workers: int = Field(0, ge=0)  # clients trained side by side; 0: as many as the machine has room for
+    checkpoint_every: float = Field(60.0, ge=0)  # seconds between checkpoints; 0: every round
+
+    def rate(self, round: int, rounds: int) -> float:
+        """The learning rate of a round (counted from 0) out of `rounds`."""
+        if self.schedule == "cosine":
+            return 0.5 * self.lr * (1 + math.cos(math.pi * round / rounds))
+        if self.schedule == "step":
+            return float(self.lr * 0.3 ** sum(round >= share * rounds for share in (0.3, 0.6, 0.9)))
+        return self.lr
+
+
+class Metrics(NamedTuple):
+    """What one client's local training tells about itself, and nothing about its images."""
+
+    loss: float
+    steps: int
+    images: int
+    seconds: float
+    embedding_std: float  # √k · mean std of unit-length projections: near 1 when spread out, 0 when collapsed
+    effective_rank: float  # exp of the entropy of the features' singular values
+
+
+class Task(NamedTuple):
+    """One client's share of one round: its images, its random stream and where the run stands."""
+
+    pixels: Tensor  # (n, C, H, W) uint8 on the trainer's device
+    labels: Tensor | None
+    generator: torch.Generator  # on the trainer's device
+    rate: float
+    progress: float
+    stop: threading.Event
+
+
+class Stopped(Exception):  # noqa: N818 - a request, not an error
+    """Somebody asked the run to end; nothing of this client's round is kept."""
+
+
+class Trainer:
+    """One resident method with its optimizer, lent to one client after another.
+
+    Whatever a client leaves behind is overwritten or reset before the next one trains, so that results do not
+    depend on who trained here before.
+    """
+
+    def __init__(self, method: Method, settings: TrainSettings) -> None:
+        self.method, self.settings = method, settings
+        self.device = method.state.floats.device
+        method.precision = resolve_precision(settings.precision, self.device)
+        row = method.parameter_row(method.online)
+        self.optimizer = make_optimizer(settings, method, row)
+        self.grad = torch.zeros_like(row)
+        self.parameters = [p for p in method.parameters() if p.requires_grad]
+        slots = State(method.state.layout.pick(method.online, PARAMETERS), self.grad, self.grad.new_empty(0))
+        by_name = slots.tensors()
+        self._slots = [by_name[name] for name, p in method.named_parameters() if p.requires_grad]
+        self.loss = torch.zeros((), device=self.device)
+        self.progress = torch.zeros((), device=self.device)
+
+    def fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
+        """Train for the settings' epochs on a client's images; the optimizer starts afresh."""
+        size = min(self.settings.batch, len(task.pixels))
+        if size < 2:
+            raise ClientError(f"too few images: {len(task.pixels)}, at least 2 are needed to train")
+        started = time.perf_counter()
+        self.optimizer.reset()
+        self.optimizer.rate.fill_(task.rate)
+        self.progress.fill_(task.progress)
+        self.loss.zero_()
+        self.method.train()
+        steps = 0
+        for _ in range(self.settings.epochs):
+            for index in _batches(len(task.pixels), size, task.generator):
+                if task.stop.is_set():
+                    raise Stopped
+                out = self.step(self._batch(task, index), objective, given)
+                steps += 1
+            if not math.isfinite(loss := self.loss.item() / steps):
+                raise ClientError("its loss is not finite any more")
+        std, rank = spread(out.z), effective_rank(out.h)
+        return Metrics(loss, steps, steps * size, time.perf_counter() - started, std, rank)
+
+    def step(self, batch: Batch, objective: Objective, given: Given) -> Output:
+        out: Output = self.method(batch)
+        loss = objective(self.method, batch, out, given)
+        grads = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        with torch.no_grad():
+            torch._foreach_copy_(self._slots, grads)
+            self.optimizer.step(self.grad)
+            self.method.count_batch()
+            self.method.after_step(out)
+            self.loss.add_(loss.detach())
+        return out
+
+    def _batch(self, task: Task, index: Tensor) -> Batch:
+        images, method = task.pixels[index], self.method
+        made = tuple(
+            views.make_views(group, images, self._uniforms(group, len(index), task), method.mean, method.std)
+            for group in method.views
+        )
+        labels = task.labels[index] if task.labels is not None else None
+        draws = method.draw(len(index), task.generator)
+        return Batch(index, images, made, labels, None, draws, self.progress)
+
+    def _uniforms(self, group: views.ViewGroup, n: int, task: Task) -> Tensor:
+        return views.draw(group.augment, group.count * n, task.generator, self.device)
+
+
+def _batches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Row numbers of one epoch in a new order; a last incomplete batch is left out, as the papers do."""
+    order = torch.randperm(n, generator=generator, device=generator.device)
+    return (order[start : start + size] for start in range(0, n - size + 1, size))
+
+
+def make_optimizer(settings: TrainSettings, method: Method, row: Tensor) -> Optimizer:
+    decay: float | Tensor = settings.weight_decay
+    if decay and not settings.decay_norms:
+        layout = method.state.layout.pick(method.online, PARAMETERS)
+        decay = torch.cat([
+            torch.full((e.size,), settings.weight_decay if e.role == "weight" and len(e.shape) > 1 else 0.0)
+            for e in layout.entries
+        ]).to(row.device)
+    if settings.optimizer == "sgd":
+        return SGD(row, decay, settings.momentum)
+    return Adam(row, decay, decoupled=settings.optimizer == "adamw")
+
+
+def resolve_precision(precision: str, device: torch.device) -> str:
+    return ("bf16" if device.type == "cuda" else "fp32") if precision == "auto" else precision
+
+
+@torch.no_grad()
+def spread(z: Tensor) -> float:
+    """√k times the mean standard deviation of unit-length rows of z (…, k)."""
+    unit = F.normalize(z.flatten(0, -2).float(), dim=-1)
+    return float(unit.std(0).mean() * math.sqrt(unit.shape[1]))
+
+
+@torch.no_grad()
+def effective_rank(h: Tensor) -> float:
+    """exp(entropy) of the normalised singular values of h (…, d): RankMe (Garrido et al., 2023)."""
+    rows = h.flatten(0, -2).double()
+    gram = rows @ rows.T if rows.shape[0] <= rows.shape[1] else rows.T @ rows
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    share = values / values.sum().clamp(min=1e-12)
+    return float(torch.special.entr(share).sum().exp())

@@ -1,0 +1,12 @@
+"""Random views of images, made in batches: uniforms -> `parameters` -> `apply`.
+
+Nothing here draws random numbers of its own, waits for the device or has a shape that depends on data, so
+making views can be compiled and captured together with the training step. Each operation equals torchvision's
+on float images.
+"""
+
+from fedssl.views.augment import Augment, ViewGroup
+from fedssl.views.draws import Parameters, columns, draw, parameters
+from fedssl.views.pipeline import apply, make_views
+
+__all__ = ["Augment", "Parameters", "ViewGroup", "apply", "columns", "draw", "make_views", "parameters"]

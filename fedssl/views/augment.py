@@ -1,0 +1,74 @@
+"""What may happen to an image on its way to a view: the settings of one family of views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from fedssl.errors import ConfigError
+from fedssl.settings import Settings
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Strength = Annotated[float, Field(ge=0)]
+Range = tuple[float, float]
+
+
+class Augment(Settings):
+    """One family of views; the defaults are SimCLR's for small images, without blur.
+
+    Operations come in torchvision's order: crop and resize, flip, colour jitter, grayscale, blur.
+    """
+
+    crop: Range = (0.08, 1.0)  # share of the image's area
+    ratio: Range = (3 / 4, 4 / 3)  # width : height of the crop
+    flip: Probability = 0.5
+    jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = (0.8, 0.8, 0.8, 0.2)
+    jitter_p: Probability = 0.8
+    gray: Probability = 0.2
+    blur: Probability = 0.0
+    blur_kernel: Annotated[int, Field(ge=1)] | None = None  # None: about a tenth of the side
+    blur_sigma: Range = (0.1, 2.0)
+
+    @field_validator("crop", "ratio", "blur_sigma")
+    @classmethod
+    def _ascending(cls, value: Range) -> Range:
+        if not 0 < value[0] <= value[1]:
+            raise ValueError("must be two positive numbers, the smaller first")
+        return value
+
+    @field_validator("crop")
+    @classmethod
+    def _share(cls, value: Range) -> Range:
+        if value[1] > 1:
+            raise ValueError("a crop is at most the whole image, 1.0")
+        return value
+
+    @field_validator("blur_kernel")
+    @classmethod
+    def _odd(cls, value: int | None) -> int | None:
+        if value is not None and value % 2 == 0:
+            raise ValueError("a blur kernel has an odd number of taps")
+        return value
+
+    def kernel(self, size: int) -> int:
+        """Taps of the blur for views of this side: odd, and 23 for 224 as in SimCLR."""
+        return self.blur_kernel or max(3, size // 10 | 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewGroup:
+    """`count` views of each image, `size` pixels a side, all of one family."""
+
+    count: int
+    size: int
+    augment: Augment
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.size < 1:
+            raise ConfigError(f"a view group needs views and pixels (got {self.count} of side {self.size})")
+        if self.augment.blur and self.augment.kernel(self.size) // 2 >= self.size:
+            raise ConfigError(
+                f"a blur of {self.augment.kernel(self.size)} taps reaches beyond views of side {self.size}"
+            )

@@ -1,0 +1,149 @@
+import pytest
+import torch
+
+from fedssl.data import Classes, Dataset, Dirichlet, Images, Skew, earth_movers_distance, histogram
+from fedssl.errors import ConfigError, DataError
+
+
+def balanced(classes: int, per_class: int) -> Dataset:
+    """Image i is of class i modulo `classes`."""
+    labels = torch.arange(classes * per_class) % classes
+    names = tuple(map(str, range(classes)))
+    return Dataset(Images(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, names))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def counts(partition, data: Dataset, clients: int, seed: int = 0) -> torch.Tensor:
+    """(K, C), after checking that no image was dealt twice and none forgotten."""
+    parts = partition.split(data, clients, seeded(seed))
+    assert sorted(torch.cat(list(parts.values())).tolist()) == list(range(len(data.train)))
+    return histogram(parts, data.train.labels, len(data.train.classes))
+
+
+def test_classes_are_dealt_one_after_the_other():
+    """K = 5 clients of l = 2 of C = 10 classes: each class is in one piece."""
+    assert counts(Classes(per_client=2), balanced(10, 6), 5).equal(
+        6 * torch.eye(5).repeat_interleave(2, 1).long()
+    )
+
+
+def test_classes_are_cut_when_clients_share_them():
+    """K·l/C = 10·2/5 = 4 sets of 3 images; client k holds classes 2k and 2k + 1, modulo 5."""
+    table = counts(Classes(per_client=2), balanced(5, 12), 10)
+    assert table.unique().tolist() == [0, 3]
+    for k in range(10):
+        assert set(table[k].nonzero().flatten().tolist()) == {2 * k % 5, (2 * k + 1) % 5}
+
+
+def test_shuffled_classes_are_as_even():
+    plain, shuffled = (
+        counts(Classes(per_client=2, shuffled=on), balanced(10, 6), 5, 1) for on in (False, True)
+    )
+    assert not shuffled.equal(plain)
+    assert shuffled.sum(0).tolist() == [6] * 10
+    assert (shuffled > 0).sum(1).tolist() == [2] * 5
+
+
+@pytest.mark.parametrize(("clients", "per_client"), [(5, 3), (3, 2), (10, 11)])
+def test_impossible_deals_of_classes_are_refused(clients, per_client):
+    with pytest.raises(
+        ConfigError, match=f"{clients} clients × {per_client} classes each cannot be dealt evenly"
+    ):
+        Classes(per_client=per_client).split(balanced(10, 6), clients, seeded())
+
+
+def test_dirichlet_keeps_sizes_within_half_and_one_and_a_half():
+    for seed in range(5):
+        table = counts(Dirichlet(alpha=0.3), balanced(10, 100), 5, seed)
+        assert table.sum(0).tolist() == [100] * 10
+        assert int(table.sum(1).min()) >= 100
+        assert int(table.sum(1).max()) <= 300
+
+
+def test_a_large_alpha_is_iid_and_a_small_one_is_not():
+    even = counts(Dirichlet(alpha=1e7), balanced(10, 100), 5)
+    assert int((even - 20).abs().max()) <= 1
+    assert earth_movers_distance(even) < 0.1
+    assert earth_movers_distance(counts(Dirichlet(alpha=0.02), balanced(10, 100), 5)) > 1.2
+
+
+def test_dirichlet_shares_have_the_right_spread():
+    """A share of Dirichlet(α) over K has mean 1/K and variance (1/K)(1 - 1/K) / (Kα + 1).
+
+    With α = 5 and K = 4 no draw is turned down, so retries do not bend the numbers.
+    """
+    data = balanced(10, 200)
+    shares = torch.cat([counts(Dirichlet(alpha=5.0), data, 4, seed).flatten() for seed in range(40)]) / 200
+    assert float(shares.mean()) == pytest.approx(1 / 4)
+    assert float(shares.var()) == pytest.approx(1 / 4 * 3 / 4 / 21, rel=0.1)
+
+
+def test_dirichlet_gives_up_and_names_the_way_out():
+    with pytest.raises(ConfigError, match=r"none of 1,000 draws .* of 20 clients .* balanced = true"):
+        Dirichlet(alpha=0.02).split(balanced(10, 100), 20, seeded())
+
+
+@pytest.mark.parametrize("alpha", [1e-4, 0.1, 1.0, 1e6])
+def test_balanced_dirichlet_gives_equal_sizes(alpha):
+    table = counts(Dirichlet(alpha=alpha, balanced=True), balanced(10, 31), 20)
+    assert table.sum(0).tolist() == [31] * 10
+    assert table.sum(1).tolist() == [16] * 10 + [15] * 10
+
+
+def test_balanced_dirichlet_is_skewed_by_alpha():
+    data = balanced(10, 200)
+    distances = [
+        earth_movers_distance(counts(Dirichlet(alpha=alpha, balanced=True), data, 10))
+        for alpha in (0.05, 1.0, 1e6)
+    ]
+    assert distances[0] > 1.1
+    assert 0.4 < distances[1] < 0.9
+    assert distances[2] < 0.3
+
+
+def test_skew_of_nothing_and_of_everything():
+    """β = 0: sorted blocks, so 5 clients of 10 classes hold two each. β = 1: dealt uniformly."""
+    data = balanced(10, 50)
+    assert counts(Skew(beta=0), data, 5).equal(50 * torch.eye(5).repeat_interleave(2, 1).long())
+    assert earth_movers_distance(counts(Skew(beta=1), data, 5)) < 0.4
+
+
+def test_skew_mixes_both_parts_in_equal_sizes():
+    """With β = 0.2 a client's two main classes hold (1 - β) of its images and a fifth of the uniform part."""
+    data = balanced(10, 1000)
+    table = counts(Skew(beta=0.2), data, 5)
+    assert table.sum(1).tolist() == [2000] * 5
+    main = torch.stack([table[k, 2 * k : 2 * k + 2].sum() for k in range(5)]) / 2000
+    assert main.tolist() == pytest.approx([0.8 + 0.2 / 5] * 5, abs=0.03)
+    assert sorted(counts(Skew(beta=0.3), balanced(10, 3), 7).sum(1).tolist()) == [4] * 5 + [5] * 2
+
+
+PARTITIONS_BY_CLASS = [
+    Classes(per_client=2),
+    Dirichlet(alpha=0.5),
+    Dirichlet(alpha=0.5, balanced=True),
+    Skew(beta=0.5),
+]
+
+
+@pytest.mark.parametrize("partition", PARTITIONS_BY_CLASS, ids=repr)
+def test_partitions_by_class_repeat_refuse_and_need_labels(partition):
+    data = balanced(10, 20)
+    one, two, other = (partition.split(data, 10, seeded(seed)) for seed in (1, 1, 2))
+    assert all(one[k].equal(two[k]) for k in one)
+    assert not all(one[k].equal(other[k]) for k in one)
+    with pytest.raises(DataError, match="no labels"):
+        partition.split(Dataset(Images(data.train.pixels)), 5, seeded())
+    with pytest.raises(ConfigError, match="at least one client"):
+        partition.split(data, 0, seeded())
+    with pytest.raises(ConfigError, match="too few"):
+        partition.split(data, 205, seeded())
+
+
+def test_classes_without_names_are_counted():
+    data = Dataset(Images(torch.zeros(6, 1, 1, 1, dtype=torch.uint8), torch.tensor([0, 1, 2, 0, 1, 2])))
+    parts = Classes(per_client=1).split(data, 3, seeded())
+    assert {name: index.tolist() for name, index in parts.items()} == {"0": [0, 3], "1": [1, 4], "2": [2, 5]}

@@ -1,0 +1,214 @@
+import os
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+
+from fedssl.data import Folder
+from fedssl.data.walk import shown
+from fedssl.errors import DataError
+
+
+def put(root, name: str, grey: int) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (2, 2), grey).save(path, "PNG")
+
+
+def load(root, layout="flat", **options):
+    return Folder(path=".", size=2, channels=1, layout=layout, **options).load(root, lambda _: None)
+
+
+def greys(images) -> list[int]:
+    return images.pixels[:, 0, 0, 0].tolist()
+
+
+def test_layouts(tmp_path):
+    for k, name in enumerate(("b/y/1.png", "a/x/1.png", "a/y/1.png", "b/y/deep/2.png", "c/x/1.png")):
+        put(tmp_path, name, k)
+    in_order = [1, 2, 0, 3, 4]  # of names
+
+    both = load(tmp_path, "clients-classes")
+    assert greys(both.train) == in_order
+    assert {name: index.tolist() for name, index in both.owners.items()} == {
+        "a": [0, 1],
+        "b": [2, 3],
+        "c": [4],
+    }
+    assert both.train.classes == ("x", "y")
+    assert both.train.labels.tolist() == [0, 1, 1, 1, 0]
+
+    clients = load(tmp_path, "clients")
+    assert not clients.train.labelled
+    assert clients.owners["b"].tolist() == [2, 3]
+
+    classes = load(tmp_path, "classes")
+    assert classes.owners is None
+    assert classes.train.labels.tolist() == [0, 0, 1, 1, 2]
+
+    flat = load(tmp_path)
+    assert not flat.train.labelled
+    assert flat.owners is None
+    assert greys(flat.train) == in_order
+
+
+def test_size_and_channels(tmp_path):
+    put(tmp_path, "a.png", 9)
+    assert Folder(path=".", size=5, layout="flat").load(tmp_path).train.pixels.shape == (1, 3, 5, 5)
+
+
+@pytest.mark.parametrize("name", ["test", "val"])
+def test_train_and_test_folders_are_recognised(tmp_path, name):
+    for k, path in enumerate(("train/x/1.png", "train/y/1.png", f"{name}/y/1.png")):
+        put(tmp_path, path, k)
+    data = load(tmp_path, "classes")
+    assert greys(data.train) == [0, 1]
+    assert greys(data.test) == [2]
+    assert data.test.labels.tolist() == [1]  # numbered as in training
+    put(tmp_path, f"{name}/z/1.png", 3)
+    with pytest.raises(DataError, match='class "z" has test images'):
+        load(tmp_path, "classes")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for k, path in enumerate(("car/1.png", "train/1.png")):
+        put(tmp_path, path, k)
+    data = load(tmp_path, "classes")
+    assert data.train.classes == ("car", "train")
+    assert data.test is None
+
+
+def test_test_images_elsewhere(tmp_path):
+    put(tmp_path, "here/u/1.png", 1)
+    put(tmp_path, "there/x/1.png", 2)
+    put(tmp_path, "there/y/1.png", 3)
+    data = Folder(path="here", size=1, layout="clients", test="there").load(tmp_path)
+    assert greys(data.test) == [2, 3]
+    assert data.test.labels.tolist() == [0, 1]
+    assert data.test.classes == ("x", "y")
+    assert not data.train.labelled
+    with pytest.raises(DataError, match="would also be training images"):
+        Folder(path=".", size=1, layout="clients", test="there").load(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory):
+    """990 good images and ten bad ones: three empty, three of text, two cut short, two unreadable."""
+    root = tmp_path_factory.mktemp("thousand")
+    put(root, "0000.png", 5)
+    for k in range(1, 990):
+        shutil.copy(root / "0000.png", root / f"{k:04}.png")
+    whole = (root / "0000.png").read_bytes()
+    contents = [b""] * 3 + [b"text"] * 3 + [whole[:45]] * 2 + [b"\x89PNG\r\n\x1a\n" + bytes(40)] * 2
+    for k, content in enumerate(contents):
+        (root / f"bad{k}.png").write_bytes(content)
+    return root
+
+
+def test_ten_bad_files_in_a_thousand_are_skipped_counted_and_listed(thousand):
+    data = load(thousand)
+    assert len(data.train) == 990
+    assert data.train.pixels.unique().tolist() == [5]
+    reasons = ["empty file"] * 3 + ["not an image"] * 3 + ["truncated or damaged"] * 2 + ["not an image"] * 2
+    assert data.skipped == tuple(f"{reason}: bad{k}.png" for k, reason in enumerate(reasons))
+
+
+def test_more_bad_files_than_allowed_are_an_error(thousand):
+    with pytest.raises(DataError, match=r"10 of 1000 files .* bad_share = 0.009 .* bad0.png \(empty file\)"):
+        load(thousand, bad_share=0.009)
+
+
+def test_the_share_of_bad_files_counts_by_client(tmp_path):
+    for k in range(30):
+        put(tmp_path, f"{'ab'[k % 2]}/{k}.png", k)
+    (tmp_path / "b" / "bad").write_text("text")
+    assert len(load(tmp_path, "clients", bad_share=0.07).train) == 30  # 1 of 16
+    with pytest.raises(DataError, match='client "b": 1 of 16 files'):
+        load(tmp_path, "clients", bad_share=0.06)
+    assert len(load(tmp_path, "flat", bad_share=0.06).train) == 30  # 1 of 31
+
+
+def test_exactly_the_share_allowed_is_allowed(tmp_path):
+    for k in range(100):
+        put(tmp_path, f"{k}.png", 1) if k < 71 else (tmp_path / f"{k}.png").touch()
+    assert len(load(tmp_path, bad_share=0.29).train) == 71
+    with pytest.raises(DataError, match="29 of 100"):
+        load(tmp_path, bad_share=0.28)
+
+
+def test_a_client_may_have_no_images(tmp_path):
+    put(tmp_path, "a/1.png", 1)
+    (tmp_path / "b").mkdir()
+    assert {name: index.tolist() for name, index in load(tmp_path, "clients").owners.items()} == {
+        "a": [0],
+        "b": [],
+    }
+
+
+def test_links_out_of_the_folder_are_not_followed(tmp_path):
+    root, outside = tmp_path / "root", tmp_path / "root-outside"
+    put(root, "good.png", 1)
+    put(outside, "secret.png", 2)
+    (root / "escape.png").symlink_to(outside / "secret.png")
+    (root / "up").symlink_to(outside)
+    (root / "circle").symlink_to(root)
+    (root / "loop").symlink_to(root / "loop")
+    (root / "inside.png").symlink_to("good.png")
+    os.mkfifo(root / "pipe")
+    data = load(root, bad_share=0)
+    assert greys(data.train) == [1, 1]
+    assert sorted(data.skipped) == [
+        "not a regular file: loop",
+        "not a regular file: pipe",
+        "symbolic link out of the folder: escape.png",
+        "symbolic link out of the folder: up",
+        "symbolic link to a folder: circle",
+    ]
+
+
+def test_odd_names(tmp_path):
+    for k, name in enumerate(
+        ("a b/ü 'q'.png", "a b/-rf.png", "new\nline/x.png", ".hidden/1.png", "a b/.x.png")
+    ):
+        put(tmp_path, name, k)
+    odd = os.fsencode(tmp_path) + b"/a b/\xff.png"
+    with open(odd, "wb") as out:
+        out.write(b"text")
+    data = load(tmp_path, "clients", bad_share=0.5)
+    assert len(data.train) == 3
+    assert list(data.owners) == ["a b", "new\\nline"]
+    assert data.skipped == ("not an image: a b/\\xff.png",)
+    assert shown("plain ü.png") == "plain ü.png"
+
+
+def test_files_outside_the_layout_are_listed(tmp_path):
+    put(tmp_path, "a/x/1.png", 1)
+    put(tmp_path, "a/2.png", 2)
+    (tmp_path / "README").write_text("text")
+    data = load(tmp_path, "clients-classes")
+    assert greys(data.train) == [1]
+    assert data.skipped == ("outside the layout's folders: README", "outside the layout's folders: a/2.png")
+
+
+def test_nothing_to_read_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="holds no image"):
+        load(tmp_path)
+    with pytest.raises(DataError, match="there is no folder"):
+        load(tmp_path / "none")
+    with pytest.raises(ValidationError):
+        Folder(path=".", size=0, layout="flat")
+
+
+def test_labels_are_lazy(tmp_path, monkeypatch):
+    put(tmp_path, "x/1.png", 1)
+    data = load(tmp_path, "classes")
+    assert data.train.labelled
+
+    def refuse(*_):
+        raise RuntimeError("labels were loaded")
+
+    monkeypatch.setattr(torch, "tensor", refuse)
+    with pytest.raises(RuntimeError):
+        _ = data.train.labels

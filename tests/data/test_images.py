@@ -1,0 +1,120 @@
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedssl.data import SOURCES, Dataset, Given, Images
+from fedssl.errors import ConfigError, DataError
+
+
+def numbered(count: int) -> torch.Tensor:
+    """Images (count, 1, 1, 1) whose only pixel is their number."""
+    return torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1)
+
+
+def forbidden() -> torch.Tensor:
+    raise AssertionError("labels were loaded")
+
+
+def test_labels_are_loaded_once_and_only_when_asked_for():
+    calls = []
+    images = Images(numbered(3), lambda: calls.append(1) or torch.tensor([2, 1, 0]))
+    part = images.select(torch.tensor([2, 0]))
+    assert images.labelled
+    assert part.labelled
+    assert len(part) == 2
+    assert calls == []
+    assert part.labels.tolist() == [0, 2]
+    assert images.labels.tolist() == [2, 1, 0]
+    assert calls == [1]
+    assert images.labels.dtype == torch.int64
+
+
+def test_a_selection_does_not_hold_on_to_the_other_pixels():
+    import weakref
+
+    images = Images(numbered(3), torch.tensor([2, 1, 0]))
+    pixels = weakref.ref(images.pixels)
+    part = images.select(torch.tensor([1]))
+    del images
+    assert pixels() is None
+    assert part.labels.tolist() == [1]
+
+
+def test_images_without_labels_say_so():
+    images = Images(numbered(2))
+    assert not images.labelled
+    assert not images.select(torch.tensor([0])).labelled
+    with pytest.raises(DataError, match="no labels"):
+        _ = images.labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0]), "2 images need as many"),
+        (torch.tensor([0.0, 1.0]), "2 images need as many"),
+        (torch.tensor([0, -1]), "negative"),
+        (torch.tensor([0, 2]), "label 2 is beyond the 2 classes"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(labels, message):
+    with pytest.raises(DataError, match=message):
+        _ = Images(numbered(2), labels, ("a", "b")).labels
+
+
+@pytest.mark.parametrize("pixels", [torch.zeros(2, 1, 4, 4), torch.zeros(2, 4, 4, dtype=torch.uint8)])
+def test_pixels_must_be_bytes_of_four_dimensions(pixels):
+    with pytest.raises(DataError, match="uint8"):
+        Images(pixels)
+
+
+def test_holdout_is_blind_disjoint_and_the_same_every_time():
+    owners = {"a": torch.arange(0, 6), "b": torch.arange(6, 20)}
+    data = Dataset(Images(numbered(20), forbidden), Images(numbered(3)), owners)
+    held = Given(holdout=5).set_aside(data)
+    assert (len(held.train), len(held.test)) == (15, 5)
+    train, test = held.train.pixels.flatten().tolist(), held.test.pixels.flatten().tolist()
+    assert sorted(train + test) == list(range(20))
+    assert train == sorted(train)
+    again = Given(holdout=5).set_aside(data)
+    assert torch.equal(again.test.pixels, held.test.pixels)
+    # An owner keeps the same images under their new numbers.
+    assert [train[i] for i in held.owners["a"]] == [i for i in range(6) if i not in test]
+    assert sum(map(len, held.owners.values())) == 15
+
+
+def test_holdout_selects_labels_with_their_images():
+    held = Given(holdout=4).set_aside(Dataset(Images(numbered(10), torch.arange(10))))
+    assert held.test.labels.tolist() == held.test.pixels.flatten().tolist()
+    assert held.train.labels.tolist() == held.train.pixels.flatten().tolist()
+
+
+def test_holdout_must_leave_something():
+    data = Dataset(Images(numbered(5)))
+    assert Given().set_aside(data) is data
+    with pytest.raises(DataError, match="holdout = 5 would leave nothing of 5"):
+        Given(holdout=5).set_aside(data)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mean": (0.5,)},
+        {"std": (0.5,)},
+        {"mean": (0.5,), "std": (0.5, 0.5)},
+        {"mean": (), "std": ()},
+        {"mean": (0.5,), "std": (0.0,)},
+        {"holdout": -1},
+    ],
+)
+def test_normalisation_and_holdout_are_validated(values):
+    with pytest.raises(ValidationError):
+        Given(**values)
+    assert Given(mean=(0.5,), std=(0.2,)).mean == (0.5,)
+
+
+def test_every_source_is_found_by_name():
+    names = "cifar10 cifar100 fashion-mini fashion-mnist folder given npz stl10 tiny-imagenet"
+    assert set(names.split()) <= set(SOURCES.names())
+    with pytest.raises(ConfigError, match='did you mean "cifar100"'):
+        _ = SOURCES["cifar-100"]

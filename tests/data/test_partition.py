@@ -1,0 +1,146 @@
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fedssl.data import PARTITIONS, Dataset, Iid, Images, Listed, Natural, Quantity
+from fedssl.data.partition import equal_sizes
+from fedssl.errors import ConfigError, DataError
+
+
+def forbidden() -> torch.Tensor:
+    raise AssertionError("labels were loaded")
+
+
+def blind(count: int, owners=None) -> Dataset:
+    """Images whose labels raise."""
+    return Dataset(Images(torch.zeros(count, 1, 1, 1, dtype=torch.uint8), forbidden), owners=owners)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def together(parts) -> list[int]:
+    return sorted(torch.cat(list(parts.values())).tolist())
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 9))
+def test_iid_deals_every_image_once_in_equal_shares(count, clients, seed):
+    if clients > count:
+        with pytest.raises(ConfigError, match="too few"):
+            Iid().split(blind(count), clients, seeded(seed))
+        return
+    parts = Iid().split(blind(count), clients, seeded(seed))
+    assert together(parts) == list(range(count))
+    assert [len(part) for part in parts.values()] == equal_sizes(count, clients)
+    assert list(parts) == sorted(parts)
+    assert all(
+        part.tolist() == sorted(part.tolist()) and part.dtype == torch.int64 for part in parts.values()
+    )
+
+
+def test_client_ids_have_equal_width():
+    assert list(Iid().split(blind(12), 10, seeded()))[-1] == "9"
+    assert list(Iid().split(blind(12), 11, seeded()))[:3] == ["00", "01", "02"]
+
+
+@pytest.mark.parametrize("partition", [Iid(), Quantity(alpha=1.0), Quantity(shares=(0.2,) * 5)])
+def test_draws_come_from_the_generator_alone(partition):
+    torch.manual_seed(1)
+    one = partition.split(blind(50), 5, seeded(3))
+    torch.manual_seed(2)
+    two, other = partition.split(blind(50), 5, seeded(3)), partition.split(blind(50), 5, seeded(4))
+    assert all(one[k].equal(two[k]) for k in one)
+    assert not all(one[k].equal(other[k]) for k in one)
+
+
+def test_there_must_be_a_client():
+    for partition in (Iid(), Quantity(alpha=1.0)):
+        with pytest.raises(ConfigError, match="at least one client, not 0"):
+            partition.split(blind(3), 0, seeded())
+
+
+def test_quantity_gives_the_shares_asked_for():
+    parts = Quantity(shares=(0.5, 0.3, 0.1)).split(blind(100), 3, seeded())
+    assert [len(part) for part in parts.values()] == [50, 30, 10]
+    assert len(set(together(parts))) == 90
+    with pytest.raises(ConfigError, match="3 shares for 4 clients"):
+        Quantity(shares=(0.5, 0.3, 0.1)).split(blind(100), 4, seeded())
+
+
+def test_quantity_drawn_from_a_dirichlet_uses_every_image():
+    equal = Quantity(alpha=1e6).split(blind(100), 4, seeded())
+    assert all(24 <= len(part) <= 26 for part in equal.values())
+    skewed = Quantity(alpha=0.05).split(blind(100), 4, seeded())
+    assert max(len(part) for part in skewed.values()) > 60
+    assert together(skewed) == together(equal) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"shares": (0.5,), "alpha": 1.0},
+        {"shares": (0.8, 0.3)},
+        {"shares": (0.5, 0.0)},
+        {"shares": ()},
+        {"alpha": 0},
+    ],
+)
+def test_quantity_wants_shares_or_alpha(values):
+    with pytest.raises(ValidationError):
+        Quantity(**values)
+
+
+def test_natural_keeps_owners():
+    owners = {"eve": torch.tensor([4, 0]), "bob": torch.tensor([], dtype=torch.int64)}
+    parts = Natural().split(blind(5, owners), 2, seeded())
+    assert {name: index.tolist() for name, index in parts.items()} == {"eve": [0, 4], "bob": []}
+    with pytest.raises(ConfigError, match="the experiment has 3 clients but the data has 2"):
+        Natural().split(blind(5, owners), 3, seeded())
+    with pytest.raises(ConfigError, match="needs data with owners"):
+        Natural().split(blind(5), 2, seeded())
+
+
+def test_listed_reads_index_lists(tmp_path):
+    path = tmp_path / "parts.json"
+    path.write_text(json.dumps({"a": [3, 1], "b": [], "c": [0]}))
+    parts = Listed(path=str(path)).split(blind(5), 3, seeded())
+    assert {name: index.tolist() for name, index in parts.items()} == {"a": [1, 3], "b": [], "c": [0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("{", DataError, "cannot be read"),
+        ("[[1]]", DataError, "must hold"),
+        ('{"a": [1.5], "b": []}', DataError, "must hold"),
+        ('{"a": [true], "b": []}', DataError, "must hold"),
+        ('{"a": [1], "b": [5]}', DataError, "outside the 5"),
+        ('{"a": [1], "b": [-1]}', DataError, "outside the 5"),
+        ('{"a": [1], "b": [1]}', DataError, "to two clients"),
+        ('{"a": [1]}', ConfigError, "has 2 clients but .* has 1"),
+    ],
+)
+def test_lists_that_cannot_be_are_refused(tmp_path, text, error, message):
+    path = tmp_path / "parts.json"
+    path.write_text(text)
+    with pytest.raises(error, match=message):
+        Listed(path=str(path)).split(blind(5), 2, seeded())
+    with pytest.raises(DataError, match="cannot be read"):
+        Listed(path=str(tmp_path / "none")).split(blind(5), 2, seeded())
+
+
+def test_every_partition_is_found_by_name_and_says_whether_it_needs_labels():
+    needs = {name: PARTITIONS[name].needs_labels for name in PARTITIONS.names()}
+    assert (
+        needs.items()
+        >= {
+            **dict.fromkeys(("iid", "quantity", "natural", "listed"), False),
+            **dict.fromkeys(("classes", "dirichlet", "skew"), True),
+        }.items()
+    )

@@ -1,0 +1,69 @@
+import io
+import tarfile
+
+import numpy as np
+import pytest
+
+from fedssl.data import Stl10
+from fedssl.errors import DataError
+
+
+def pictures(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 3, 96, 96), np.uint8)
+
+
+def stored(images: np.ndarray) -> bytes:
+    """Column by column, as in the official files."""
+    return images.swapaxes(2, 3).tobytes()
+
+
+@pytest.fixture
+def root(tmp_path):
+    files = {
+        "test_X.bin": stored(pictures(2, 0)),
+        "test_y.bin": bytes([1, 10]),
+        "train_X.bin": stored(pictures(3, 1)),
+        "train_y.bin": bytes([4, 5, 6]),
+        "unlabeled_X.bin": stored(pictures(4, 2)),
+    }
+    with tarfile.open(tmp_path / "stl10_binary.tar.gz", "w:gz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(f"stl10_binary/{name}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+            path = tmp_path / "other" / "stl10_binary" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", [".", "other"])
+def test_parts(root, place):
+    train = Stl10(part="train").load(root / place)
+    assert np.array_equal(train.train.pixels, pictures(3, 1))
+    assert train.train.labels.tolist() == [3, 4, 5]
+    assert train.test.labels.tolist() == [0, 9]
+    assert np.array_equal(train.test.pixels, pictures(2, 0))
+    both = Stl10(part="both").load(root / place)
+    assert np.array_equal(both.train.pixels, np.concatenate([pictures(4, 2), pictures(3, 1)]))
+    assert not both.train.labelled
+
+
+def test_unlabelled_images_have_no_labels_but_test_images_do(root):
+    data = Stl10().load(root)
+    assert np.array_equal(data.train.pixels, pictures(4, 2))
+    assert not data.train.labelled
+    assert data.test.labelled
+    with pytest.raises(DataError, match="no labels"):
+        _ = data.train.labels
+
+
+def test_a_file_cut_short_is_refused(root):
+    path = root / "other" / "stl10_binary" / "unlabeled_X.bin"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DataError, match="whole number of images"):
+        Stl10().load(root / "other")
+    path = root / "stl10_binary.tar.gz"
+    path.write_bytes(path.read_bytes()[:-100_000])
+    with pytest.raises(DataError, match="damaged"):
+        Stl10().load(root)

@@ -1,0 +1,72 @@
+import io
+import zipfile
+
+import pytest
+from PIL import Image
+
+from fedssl.data import TinyImageNet
+from fedssl.errors import DataError
+
+TOP = "tiny-imagenet-200"
+
+
+def jpeg(grey: int, mode: str = "RGB") -> bytes:
+    out = io.BytesIO()
+    Image.new("L", (64, 64), grey).convert(mode).save(out, "JPEG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def files():
+    """Three classes in wnids.txt out of order; some images are grey, as in the official archive."""
+    ids = ["n03", "n01", "n02"]
+    return {
+        "wnids.txt": "\n".join(ids).encode(),
+        "words.txt": b"n01\tgoldfish, Carassius auratus\nn02\tnewt\nn03\tcat\nn99\tother\n",
+        "val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t9\t9\nval_1.JPEG\tn01\t0\t0\t9\t9\n",
+        "val/images/val_0.JPEG": jpeg(10),
+        "val/images/val_1.JPEG": jpeg(20),
+        **{f"train/{i}/{i}_boxes.txt": b"" for i in ids},
+        **{f"train/{i}/images/{i}_{k}.JPEG": jpeg(100 + k, "L") for i in ids for k in range(2)},
+        "test/images/test_0.JPEG": jpeg(1),
+    }
+
+
+def pack(path, files):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(f"{TOP}/{name}", data)
+
+
+def check(data):
+    assert data.train.pixels.shape == (6, 3, 64, 64)
+    assert data.train.pixels[:, 1, 5, 5].tolist() == [100, 101] * 3
+    assert data.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.train.classes == ("goldfish", "newt", "cat")
+    assert data.test.pixels[:, 0, 0, 0].tolist() == [10, 20]
+    assert data.test.labels.tolist() == [1, 0]
+
+
+def test_archive_and_extracted_folder_read_alike(files, tmp_path):
+    pack(tmp_path / f"{TOP}.zip", files)
+    check(TinyImageNet().load(tmp_path))
+    for name, data in files.items():
+        path = tmp_path / "other" / "tiny-imagenet" / TOP / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    check(TinyImageNet().load(tmp_path / "other"))
+    check(TinyImageNet().load(tmp_path / "other" / "tiny-imagenet" / TOP))
+
+
+def test_a_bad_image_or_a_missing_list_is_an_error(files, tmp_path):
+    path = tmp_path / f"{TOP}.zip"
+    pack(path, files | {"train/n01/images/n01_1.JPEG": b""})
+    with pytest.raises(DataError, match=r"1 images .* train/n01/images/n01_1.JPEG: empty file"):
+        TinyImageNet().load(tmp_path)
+    del files["wnids.txt"]
+    pack(path, files)
+    with pytest.raises(DataError, match=r"lacks wnids\.txt"):
+        TinyImageNet().load(tmp_path)
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match="damaged"):
+        TinyImageNet().load(tmp_path)

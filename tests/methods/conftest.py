@@ -1,0 +1,53 @@
+"""A tiny instance of any method, and a batch for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.method import Batch, Method
+from fedssl.nets import CNN
+
+SIZE = 8
+SMALL: dict[str, Any] = {"hidden": 6, "dim": 5, "queue": 7}
+
+Make = Callable[..., Method]
+
+
+class Small(CNN):
+    widths = (4, 6)
+
+
+@pytest.fixture
+def make() -> Make:
+    """make(BYOL, momentum=0.5): small widths, always the same weights, resident, in training mode."""
+
+    def build(cls: type[Method], **settings: Any) -> Method:
+        small = {key: value for key, value in SMALL.items() if key in cls.Settings.model_fields}
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            method = cls.Settings(**{**small, **settings}).build(Small(), SIZE)
+        method.fresh(torch.Generator().manual_seed(6))
+        return method.train()
+
+    return build
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Six images, two views; the second view is brighter, so that statistics of the two differ."""
+    generator = torch.Generator().manual_seed(7)
+    views = torch.randn(2, 6, 3, SIZE, SIZE, generator=generator)
+    views[1] = 2 * views[1] + 1
+    return Batch(
+        index=torch.arange(6),
+        images=views[0],
+        views=(views,),
+        labels=None,
+        public=None,
+        draws={},
+        progress=torch.zeros(()),
+    )

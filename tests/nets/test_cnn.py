@@ -1,0 +1,74 @@
+"""Plain convolutional networks and heads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedssl.nets import CNN5, BatchNorm1d, build, linear, mlp
+
+
+@pytest.mark.parametrize("size", [16, 28, 32, 45, 84])
+def test_cnn5_makes_2048_features_of_any_size(size: int) -> None:
+    with torch.device("meta"):
+        net = build("cnn5", channels=1)
+        assert net(torch.empty(2, 1, size, size)).shape == (2, 2048)
+    assert net.dim == 2048
+
+
+def test_cnn5_has_five_convolutions() -> None:
+    with torch.device("meta"):
+        net = build("cnn5")
+    kernels = [p for p in net.parameters() if p.dim() == 4]
+    assert len(kernels) == 5
+    assert sum(p.numel() for p in net.parameters()) == 4_208_352
+
+
+def test_cnn5_refuses_smaller_images() -> None:
+    with torch.device("meta"):
+        net = build("cnn5")
+        with pytest.raises(ValueError, match="16 pixels a side or more"):
+            net(torch.empty(2, 3, 15, 15))
+
+
+@pytest.mark.parametrize("size", [16, 24, 48])
+def test_cnn5_averages_four_fields(size: int) -> None:
+    class Tiny(CNN5):
+        widths = (3, 4, 4, 4, 5)
+
+    net, seen = Tiny().eval(), []
+    net.layers[-1].register_forward_hook(lambda _m, _i, out: seen.append(out))
+    features = net(torch.randn(2, 3, size, size))
+    pooled = F.max_pool2d(seen[0], 2)
+    if pooled.shape[-1] % 2 == 0:
+        torch.testing.assert_close(features, F.adaptive_avg_pool2d(pooled, 2).flatten(1))
+    else:  # 3x3: fields of two and one, none outside the image
+        parts = [pooled[:, :, r, c].mean((2, 3)) for r in _halves for c in _halves]
+        torch.testing.assert_close(features, torch.stack(parts, -1).flatten(1))
+
+
+_halves = (slice(0, 2), slice(2, 3))
+
+
+def test_cnn_is_small() -> None:
+    net = build("cnn", channels=1)
+    assert net(torch.randn(2, 1, 28, 28)).shape == (2, 128)
+    assert net.dim == 128
+    assert sum(p.numel() for p in net.parameters()) < 100_000
+    assert net.layers[0][0].stride == (2, 2)
+
+
+def test_heads() -> None:
+    head = mlp(5, 7, 3)
+    x = torch.randn(6, 5)
+    hidden = F.linear(x, head[0].weight, head[0].bias)
+    normal = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
+    torch.testing.assert_close(head(x), F.linear(normal.relu(), head[3].weight, head[3].bias))
+    assert isinstance(head[1], BatchNorm1d)
+    assert (
+        sum(p.numel() for p in mlp(512, 4096, 2048).parameters())
+        == 512 * 4096 + 3 * 4096 + 4096 * 2048 + 2048
+    )
+    assert list(linear(5, 3).state_dict()) == ["0.weight", "0.bias"]
+    assert linear(5, 3)(x).shape == (6, 3)
