@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fedssl.client import Client
+from fedssl.layout import Layout
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.settings import Registry, Settings
-from fedssl.tree import Layout, State, Tree
+from fedssl.tree import State, Tree
 
 
 class Rows(NamedTuple):

@@ -33,7 +33,9 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         raise ConfigError(f'device "{name}" is not one torch knows; try auto, cpu, cuda or cuda:1') from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f'device "{name}" is not there: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices')
+        raise ConfigError(
+            f'device "{name}" is not there: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices'
+        )
     return device
 
 

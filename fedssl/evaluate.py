@@ -84,5 +84,5 @@ class Evaluation:
 
 def backbone_of(state: State, backbone: nets.Backbone) -> nets.Backbone:
     """The backbone filled with a model's weights, in eval mode."""
-    backbone.load_state_dict(state.pick(("backbone",)).strip("backbone").tensors())
+    backbone.load_state_dict(state.pick(("backbone",)).without_prefix("backbone").tensors())
     return backbone.eval()

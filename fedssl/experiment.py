@@ -38,7 +38,7 @@ HARMLESS = ("rounds", "probe", "train.workers", "train.checkpoint_every")
 
 
 def _settings_class(table: str, name: str) -> type[Settings]:
-    cls = _CHOICES[table][name]
+    cls: type[Any] = _CHOICES[table][name]
     return cls.Settings if issubclass(cls, Method) else cls
 
 
@@ -163,7 +163,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too."""
-    merged = json.loads(json.dumps(values))
+    merged: dict[str, Any] = json.loads(json.dumps(values))
     for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
         *path, leaf = key.split(".")
         table = merged

@@ -19,7 +19,9 @@ GIVE_UP_AFTER = 3  # rounds in a row without one sound upload
 class Runtime(Protocol):
     """Carries messages to clients and back."""
 
-    clients: Sequence[str]  # those that have images, in order
+    @property
+    def clients(self) -> Sequence[str]:
+        """Those that have images, in order."""
 
     def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
         """Run one round at the clients in `home`; replies come in the clients' order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,11 +13,13 @@ import torch
 
 import fedssl
 from fedssl import assemble, nets
-from fedssl.data import Dataset
-from fedssl.evaluate import Evaluation, Score
+from fedssl.data import Dataset, Images
+from fedssl.drive import drive
+from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
+from fedssl.report.picture import MAPPED, draw_run
+from fedssl.report.rounds import read_rounds
 from fedssl.store import Store, write_atomic
-from fedssl.training import train
 from fedssl.tree import State
 
 
@@ -26,7 +29,7 @@ def finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> No
     snapshot = Store(folder).load(lambda line: None)
     assert snapshot is not None
     models = assemble.models(experiment, snapshot.sites)
-    image = tuple(data.train.pixels.shape[1:])
+    image = data.train.image
     export(experiment, folder, models, image)
     evaluation = Evaluation(experiment, data, device)
     results: dict[str, Any] = {
@@ -38,10 +41,8 @@ def finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> No
     if evaluation.possible:
         results["table"] = table(experiment, folder, data, device, evaluation, models, quiet)
     write_atomic(folder / "results.json", (json.dumps(results, indent=2) + "\n").encode())
-    if experiment.probe.picture and evaluation.possible:
-        from fedssl.report.picture import draw_run
-
-        draw_run(folder, experiment, evaluation, models, first_models(experiment, image, device), quiet)
+    if experiment.probe.picture and data.test is not None and data.test.labelled:
+        draw(folder, evaluation, data.test, results["table"], first_models(experiment, image, device), models)
 
 
 def table(
@@ -62,23 +63,44 @@ def table(
     rows = {"this run": row(models)}
     for name in experiment.probe.beside:
         if name == "random":
-            rows[name] = row(first_models(experiment, tuple(data.train.pixels.shape[1:]), device))
+            rows[name] = row(first_models(experiment, data.train.image, device))
             continue
-        other = experiment.with_changes({"topology.name": name, "probe.every": 0, "probe.beside": [], "probe.picture": False})
-        train(other, folder / name, data, device, name, quiet)
+        other = experiment.with_changes(
+            {"topology.name": name, "probe.every": 0, "probe.beside": [], "probe.picture": False}
+        )
+        drive(other, folder / name, data, device, name, quiet)
         snapshot = Store(folder / name).load(lambda line: None)
         assert snapshot is not None
         rows[name] = row(assemble.models(other, snapshot.sites))
     return rows
 
 
-def first_models(experiment: Experiment, image: tuple[int, ...], device: torch.device) -> dict[str, State]:
+def draw(
+    folder: Path,
+    evaluation: Evaluation,
+    test: Images,
+    table: Mapping[str, Any],
+    before: dict[str, State],
+    after: dict[str, State],
+) -> None:
+    """picture.png from the rounds log, the table and the first model's view of some test images."""
+    some = test.select(torch.arange(min(MAPPED, len(test))))
+    first, last = (
+        evaluation.features(next(iter(models.values())), some.pixels).cpu().numpy() for models in (before, after)
+    )
+    rounds = read_rounds(folder / "rounds.jsonl")
+    draw_run(folder / "picture.png", rounds, table, first, last, some.labels.numpy(), some.classes)
+
+
+def first_models(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> dict[str, State]:
     """The models before the first round: what an untrained backbone is worth."""
     trainer = assemble.build_trainers(experiment, image, device, clients=1)[0]
-    return {"random": next(iter(assemble.models(experiment, assemble.first_sites(experiment, trainer, ["0"])).values()))}
+    return {
+        "random": next(iter(assemble.models(experiment, assemble.first_sites(experiment, trainer, ["0"])).values()))
+    }
 
 
-def export(experiment: Experiment, folder: Path, models: dict[str, State], image: tuple[int, ...]) -> None:
+def export(experiment: Experiment, folder: Path, models: dict[str, State], image: tuple[int, int, int]) -> None:
     """backbone.safetensors, or backbone-MODEL.safetensors where a run ends with several."""
     method, data = experiment.to_dict()["method"], experiment.data
     header = {
@@ -95,7 +117,7 @@ def export(experiment: Experiment, folder: Path, models: dict[str, State], image
     }
     for name, state in models.items():
         file = "backbone.safetensors" if len(models) == 1 else f"backbone-{quote(name, safe='')}.safetensors"
-        tensors = state.pick(("backbone",)).strip("backbone").tensors()
+        tensors = state.pick(("backbone",)).without_prefix("backbone").tensors()
         nets.save_backbone(tensors, folder / file, header | {"model": name})
 
 

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from fedssl.algorithm import Rows, Spec
+from fedssl.layout import Layout
 from fedssl.train import Metrics
-from fedssl.tree import Layout, State, Tree, Value, nbytes
+from fedssl.tree import State, Tree, Value, nbytes
 
-MOST_IMAGES = 10**8  # more than any client holds; a count beyond it is a lie that would decide the mean
+MOST_IMAGES = 10**8  # no client holds as many; more is a lie that would decide the mean
 
 
 class Reply(NamedTuple):
     """What came back from one client: an upload, or the reason why there is none."""
 
     client: str
-    count: int | float | str  # as the client states it
+    images: int | float | str  # how many it holds, as it states it
     upload: Tree | None
     metrics: Metrics | None
     error: str | None = None
@@ -30,7 +31,6 @@ class Report(NamedTuple):
 
     client: str
     dropped: str | None
-    count: int = 0
     metrics: Metrics | None = None
     bytes_down: int = 0
     bytes_up: int = 0
@@ -53,15 +53,14 @@ class Guard:
                 continue
             down, up = nbytes(message), nbytes(reply.upload)
             moved = divergence(message, reply.upload)
-            count = int(reply.count)
-            self.reports.append(Report(reply.client, None, count, reply.metrics, down, up, moved))
-            yield reply.client, count, reply.upload
+            self.reports.append(Report(reply.client, None, reply.metrics, down, up, moved))
+            yield reply.client, int(reply.images), reply.upload
 
     def fault(self, reply: Reply) -> str | None:
         """Why this upload must not count; None if it is sound."""
-        count, upload = reply.count, reply.upload or {}
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MOST_IMAGES:
-            return f"claims {count!r} images"
+        images, upload = reply.images, reply.upload or {}
+        if isinstance(images, bool) or not isinstance(images, int) or not 0 < images <= MOST_IMAGES:
+            return f"claims {images!r} images"
         if upload.keys() != self.wire.keys():
             odd = sorted(upload.keys() ^ self.wire.keys())
             return f'key "{odd[0]}" is {"not expected" if odd[0] in upload else "missing"}'

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fedssl.layout import PARAMETERS, Entry, Layout, Role
 from fedssl.settings import Registry, Settings
-from fedssl.tree import PARAMETERS, Entry, Layout, Role, State
+from fedssl.tree import State
 from fedssl.views import Augment, ViewGroup
 
 
@@ -176,7 +177,7 @@ class Method(nn.Module, ABC):
     def fresh(self, generator: torch.Generator) -> None:
         """Start the parts a client keeps to itself: the target as a copy of the online network, a queue at random."""
         if "target" in self._modules:
-            self.state.load(self.state.pick(self.mirrored).prefix("target"))
+            self.state.load(self.state.pick(self.mirrored).with_prefix("target"))
 
     def mirror(self) -> nn.ModuleDict:
         """A momentum copy of the mirrored parts; call it after they are built, last among the children."""
@@ -234,10 +235,9 @@ class Method(nn.Module, ABC):
         return tuple(part for part in ("target", *self.private) if part in self._modules)
 
     def _set_groups(self, groups: int) -> None:
-        if groups != self._groups:
-            self._groups = groups
-            for norm in self._norms:
-                norm.groups = groups  # type: ignore[assignment]
+        self._groups = groups  # set without a look at the old value, on which a compiled step would depend
+        for norm in self._norms:
+            norm.groups = groups  # type: ignore[assignment]
 
     def _autocast(self, images: Tensor) -> torch.autocast:
         return torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bf16")

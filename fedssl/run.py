@@ -7,18 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedssl import assemble, nets
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, say_on_stderr
+from fedssl.drive import drive
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation, Score, backbone_of
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
 from fedssl.report.rounds import read_rounds
 from fedssl.store import Store
-from fedssl.training import train
 from fedssl.tree import State
 
 RUNS = Path("runs")
@@ -108,7 +106,7 @@ def run(
     torch_device = assemble.resolve_device(device)
     root = Path(data_dir or "data")
     data = assemble.read_data(chosen, root, dataset, _quiet if quiet else say_on_stderr)
-    train(chosen, folder, data, torch_device, title, quiet)
+    drive(chosen, folder, data, torch_device, title, quiet)
     finish(folder, data, torch_device, quiet)
     return Run(folder, root, device, dataset)
 

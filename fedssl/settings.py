@@ -22,9 +22,7 @@ S = TypeVar("S", bound="Settings")
 class Settings(BaseModel):
     """Hyper-parameters only: validated, immutable, hashable, unknown keys refused."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=False, allow_inf_nan=False, validate_default=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False, validate_default=True)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -93,9 +91,7 @@ class Registry(Generic[T]):
                 self._classes[name] = point.load()
         if name not in self._classes:
             known = self.names()
-            raise ConfigError(
-                f'unknown {self.noun} "{name}"{suggest(name, known) or "; known: " + ", ".join(known)}'
-            )
+            raise ConfigError(f'unknown {self.noun} "{name}"{suggest(name, known) or "; known: " + ", ".join(known)}')
         return self._classes[name]
 
     def name_of(self, cls: type[Any]) -> str:

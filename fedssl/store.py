@@ -33,7 +33,7 @@ class Remembered(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A run between two rounds: `rounds` are finished. Trees are never changed in place, so this is a few references."""
+    """A run after `rounds` rounds. Trees are never changed in place, so taking one is a few references."""
 
     rounds: int
     sites: Sites
@@ -122,7 +122,8 @@ class Store:
 
     def load(self, say: Callable[[str], None]) -> Snapshot | None:
         """The newest checkpoint whose every file is what its manifest says; None if there never was one."""
-        manifests, damaged = self._manifests(), []
+        manifests = self._manifests()
+        damaged: list[Path] = []
         for manifest in manifests:
             try:
                 snapshot = self._read(manifest)
@@ -133,7 +134,9 @@ class Store:
                 say(f"checkpoint {manifest.stem} is damaged ({problem}); trying the one before")
                 damaged.append(manifest)
         if manifests:
-            raise RunError(f"no checkpoint in {self.checkpoints} is whole; nothing was changed. Start again in a new directory")
+            raise RunError(
+                f"no checkpoint in {self.checkpoints} is whole; nothing was changed. Start again in a new directory"
+            )
         return None
 
     def _read(self, manifest: Path) -> Snapshot:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from fedssl import views
 from fedssl.errors import ClientError
+from fedssl.layout import PARAMETERS
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.optim import SGD, Adam, Optimizer
 from fedssl.settings import Settings
-from fedssl.tree import PARAMETERS, State
+from fedssl.tree import State
 
 Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
 
@@ -155,10 +156,12 @@ def make_optimizer(settings: TrainSettings, method: Method, row: Tensor) -> Opti
     decay: float | Tensor = settings.weight_decay
     if decay and not settings.decay_norms:
         layout = method.state.layout.pick(method.online, PARAMETERS)
-        decay = torch.cat([
-            torch.full((e.size,), settings.weight_decay if e.role == "weight" and len(e.shape) > 1 else 0.0)
-            for e in layout.entries
-        ]).to(row.device)
+        decay = torch.cat(
+            [
+                torch.full((e.size,), settings.weight_decay if e.role == "weight" and len(e.shape) > 1 else 0.0)
+                for e in layout.entries
+            ]
+        ).to(row.device)
     if settings.optimizer == "sgd":
         return SGD(row, decay, settings.momentum)
     return Adam(row, decay, decoupled=settings.optimizer == "adamw")

@@ -8,125 +8,16 @@ treat normalisation layers or counters differently goes by role, never by name.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import load as _load
 from safetensors.torch import save as _save
 from torch import Tensor
 
-Role = Literal["weight", "norm", "statistic", "buffer", "counter"]
-PARAMETERS: tuple[Role, ...] = ("weight", "norm")
-_ORDER: tuple[Role, ...] = ("weight", "norm", "statistic", "buffer", "counter")
-
-
-class Entry(NamedTuple):
-    """One tensor of a model: `name` is its state_dict key, the first word of which is its part."""
-
-    name: str
-    shape: tuple[int, ...]
-    role: Role
-
-    @property
-    def part(self) -> str:
-        return self.name.partition(".")[0]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def group(self) -> int:
-        """Parameters first, so that an optimizer sees one slice; then statistics, buffers, counters."""
-        return max(0, _ORDER.index(self.role) - 1)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each entry lies: floats in one row, integer counters in another, grouped by role, then by part."""
-
-    entries: tuple[Entry, ...]
-
-    @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Layout:
-        return cls(tuple(sorted(entries, key=lambda entry: entry.group)))  # stable: keeps the model's order
-
-    @cached_property
-    def offsets(self) -> dict[str, int]:
-        ends = {True: 0, False: 0}
-        offsets = {}
-        for entry in self.entries:
-            integer = entry.role == "counter"
-            offsets[entry.name] = ends[integer]
-            ends[integer] += entry.size
-        return offsets
-
-    @cached_property
-    def floats(self) -> int:
-        return sum(entry.size for entry in self.entries if entry.role != "counter")
-
-    @cached_property
-    def counts(self) -> int:
-        return sum(entry.size for entry in self.entries if entry.role == "counter")
-
-    @cached_property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(entry.part for entry in self.entries))
-
-    def pick(self, parts: Collection[str] | None = None, roles: Collection[Role] | None = None) -> Layout:
-        return Layout(
-            tuple(
-                entry
-                for entry in self.entries
-                if (parts is None or entry.part in parts) and (roles is None or entry.role in roles)
-            )
-        )
-
-    def strip(self, prefix: str) -> Layout:
-        """The same layout with `prefix.` taken off every name that has it."""
-        return Layout(tuple(entry._replace(name=entry.name.removeprefix(prefix + ".")) for entry in self.entries))
-
-    def prefix(self, prefix: str) -> Layout:
-        return Layout(tuple(entry._replace(name=f"{prefix}.{entry.name}") for entry in self.entries))
-
-    def first_difference(self, other: Layout) -> str | None:
-        """A sentence naming the first entry in which two layouts differ; None if they are equal."""
-        if self == other:
-            return None
-        mine = {entry.name: entry for entry in self.entries}
-        theirs = {entry.name: entry for entry in other.entries}
-        for name in dict.fromkeys([*mine, *theirs]):
-            if name not in theirs:
-                return f"{name} is missing"
-            if name not in mine:
-                return f"{name} is not expected"
-            if mine[name] != theirs[name]:
-                return f"{name} has shape {theirs[name].shape}, expected {mine[name].shape}"
-        return "the entries are in another order"
-
-
-@lru_cache(maxsize=256)
-def _runs(outer: Layout, inner: Layout) -> tuple[tuple[bool, int, int, int], ...]:
-    """Contiguous stretches (integer?, offset in outer, offset in inner, length) that `inner` shares with `outer`."""
-    runs: list[tuple[bool, int, int, int]] = []
-    for entry in inner.entries:
-        integer, size = entry.role == "counter", entry.size
-        if entry.name not in outer.offsets:
-            raise KeyError(f"{entry.name} is not in this state")
-        a, b = outer.offsets[entry.name], inner.offsets[entry.name]
-        for i in range(len(runs) - 1, max(-1, len(runs) - 3), -1):
-            kind, ra, rb, length = runs[i]
-            if kind == integer and ra + length == a and rb + length == b:
-                runs[i] = (kind, ra, rb, length + size)
-                break
-        else:
-            runs.append((integer, a, b, size))
-    return tuple(runs)
+from fedssl.layout import PARAMETERS, Entry, Layout, Role, runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +41,7 @@ class State:
         return state
 
     def view(self, entry: Entry) -> Tensor:
-        """The entry as its module sees it. Convolution weights lie as (out, h, w, in): the accelerators' order."""
+        """The entry as its module sees it. Convolutions lie as (out, h, w, in): the accelerators' order."""
         row = self.counts if entry.role == "counter" else self.floats
         offset = self.layout.offsets[entry.name]
         flat = row[offset : offset + entry.size]
@@ -164,7 +55,7 @@ class State:
 
     def load(self, other: State) -> None:
         """Overwrite, in place, every entry that `other` has."""
-        for integer, mine, theirs, length in _runs(self.layout, other.layout):
+        for integer, mine, theirs, length in runs(self.layout, other.layout):
             to, source = (self.counts, other.counts) if integer else (self.floats, other.floats)
             to[mine : mine + length].copy_(source[theirs : theirs + length], non_blocking=True)
 
@@ -179,21 +70,19 @@ class State:
     def pick(self, parts: Collection[str] | None = None, roles: Collection[Role] | None = None) -> State:
         """A copy of some parts, or of the entries in some roles."""
         layout = self.layout.pick(parts, roles)
-        picked = State(
-            layout, self.floats.new_empty(layout.floats), self.counts.new_empty(layout.counts)
-        )
-        for integer, mine, theirs, length in _runs(self.layout, layout):
+        picked = State(layout, self.floats.new_empty(layout.floats), self.counts.new_empty(layout.counts))
+        for integer, mine, theirs, length in runs(self.layout, layout):
             source, to = (self.counts, picked.counts) if integer else (self.floats, picked.floats)
             to[theirs : theirs + length].copy_(source[mine : mine + length])
         return picked
 
-    def strip(self, prefix: str) -> State:
+    def without_prefix(self, prefix: str) -> State:
         """The same rows under names without `prefix.`: a target network seen as an encoder."""
-        return State(self.layout.strip(prefix), self.floats, self.counts)
+        return State(self.layout.without_prefix(prefix), self.floats, self.counts)
 
-    def prefix(self, prefix: str) -> State:
+    def with_prefix(self, prefix: str) -> State:
         """The same rows under names with `prefix.`: an encoder as a target network."""
-        return State(self.layout.prefix(prefix), self.floats, self.counts)
+        return State(self.layout.with_prefix(prefix), self.floats, self.counts)
 
     def clone(self) -> State:
         return State(self.layout, self.floats.clone(), self.counts.clone())
@@ -210,9 +99,7 @@ class State:
         layout = self.layout.pick(parts, PARAMETERS)
         squares = [
             (self.floats[a : a + n] - other.floats[b : b + n]).square().sum()
-            for (_, a, _, n), (_, b, _, _) in zip(
-                _runs(self.layout, layout), _runs(other.layout, layout), strict=True
-            )
+            for (_, a, _, n), (_, b, _, _) in zip(runs(self.layout, layout), runs(other.layout, layout), strict=True)
         ]
         return torch.stack(squares).sum().sqrt() if squares else self.floats.new_zeros(())
 
@@ -226,7 +113,7 @@ Tree: TypeAlias = Mapping[str, Value]
 
 
 class Mean:
-    """A weighted mean that holds one running float64 sum, whatever the number of states; counters keep the largest."""
+    """A weighted mean: one running float64 sum, whatever the number of states; counters keep the largest."""
 
     def __init__(self) -> None:
         self._sum: State | None = None
@@ -291,17 +178,9 @@ def loads(data: bytes) -> dict[str, Value]:
     return tree
 
 
-def read(path: Path) -> dict[str, Value]:
-    return loads(path.read_bytes())
-
-
 def model(tree: Tree, key: str) -> State:
     """The State under a key; a TypeError if something else lies there."""
     value = tree[key]
     if not isinstance(value, State):
         raise TypeError(f"{key} is not a State")
     return value
-
-
-def states(tree: Tree) -> Iterator[tuple[str, State]]:
-    return ((key, value) for key, value in tree.items() if isinstance(value, State))

@@ -241,9 +241,7 @@ def test_whole_pipeline_equals_the_slow_one(channels: int, height: int, width: i
 # Parameters.
 
 
-def slow_crop_parameters(
-    augment: Augment, u: list[float], height: int, width: int
-) -> tuple[int, int, int, int]:
+def slow_crop_parameters(augment: Augment, u: list[float], height: int, width: int) -> tuple[int, int, int, int]:
     """RandomResizedCrop.get_params with the uniforms given: areas 0..9, ratios 10..19, position 20, 21."""
     low, high = (math.log(r) for r in augment.ratio)
     for k in range(10):
@@ -282,9 +280,7 @@ def ks_uniform(sample: Tensor) -> float:
 
 
 def test_drawn_parameters_have_their_closed_form_distributions() -> None:
-    augment = Augment(
-        crop=(0.2, 0.5), jitter=(0.4, 0.8, 1.5, 0.1), flip=0.3, jitter_p=0.8, gray=0.2, blur=0.5
-    )
+    augment = Augment(crop=(0.2, 0.5), jitter=(0.4, 0.8, 1.5, 0.1), flip=0.3, jitter_p=0.8, gray=0.2, blur=0.5)
     n, side = 20_000, 4000  # so large that every try fits and whole pixels do not show
     p = drawn(augment, n, side, side)
     area, ratio = p.height * p.width / side**2, p.width / p.height
@@ -412,9 +408,7 @@ def test_what_settings_rule_out_is_not_computed() -> None:
     st.floats(0, 2),
     st.integers(0, 99),
 )
-def test_views_stay_in_range(
-    channels: int, height: int, width: int, size: int, strength: float, seed: int
-) -> None:
+def test_views_stay_in_range(channels: int, height: int, width: int, size: int, strength: float, seed: int) -> None:
     augment = Augment(jitter=(strength, strength, strength, min(strength, 0.5)), blur=0.5, blur_kernel=3)
     images, uniforms = random_images(3, channels, height, width, seed), draw(augment, 6, seeded(seed), "cpu")
     views = make_views(ViewGroup(2, size, augment), images, uniforms)
@@ -533,17 +527,13 @@ def test_torchvision_blur(tv: Any, kernel: int) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(
-    ("height", "width", "size"), [(32, 32, 32), (28, 28, 28), (96, 64, 32), (48, 48, 64)]
-)
+@pytest.mark.parametrize(("height", "width", "size"), [(32, 32, 32), (28, 28, 28), (96, 64, 32), (48, 48, 64)])
 def test_torchvision_whole_pipeline(tv: Any, channels: int, height: int, width: int, size: int) -> None:
     images, p = random_images(64, channels, height, width), drawn(FULL, 64, height, width)
     mean, std = torch.full((channels,), 0.45), torch.full((channels,), 0.27)
     views = apply(images, p, FULL, size, mean, std)
     for i in range(64):
-        x = tv.functional.normalize(
-            torchvision_view(tv, images[i], p, i, FULL, size), mean.tolist(), std.tolist()
-        )
+        x = tv.functional.normalize(torchvision_view(tv, images[i], p, i, FULL, size), mean.tolist(), std.tolist())
         torch.testing.assert_close(views[i], x, rtol=0, atol=1e-5 / 0.27)
 
 
@@ -560,9 +550,7 @@ def test_torchvision_crop_sampler(tv: Any, height: int, width: int) -> None:
     n, image = 5000, torch.empty(1, height, width)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        theirs = torch.tensor(
-            [tv.RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(n)]
-        )
+        theirs = torch.tensor([tv.RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(n)])
     ours = torch.stack(drawn(Augment(), n, height, width)[:4], dim=1)
     for k in range(4):
         assert ks_two(ours[:, k], theirs[:, k]) < 1.95

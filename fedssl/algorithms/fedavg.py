@@ -70,7 +70,7 @@ class FedAvg(Algorithm):
     def upload(self, method: Method) -> Tree:
         mine = method.state.pick(self.shared(method))
         if self.aggregate == "target":
-            mine.load(method.state.pick(("target",)).strip("target"))
+            mine.load(method.state.pick(("target",)).without_prefix("target"))
         target = {"target": method.state.pick(("target",))} if self.aggregate == "both" else {}
         return {"model": mine} | target
 

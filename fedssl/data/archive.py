@@ -65,9 +65,7 @@ def listing(where: Path, top: str) -> tuple[list[str], Callable[[str], bytes]]:
     """
     if where.is_dir():
         names = [
-            (Path(folder) / name).relative_to(where).as_posix()
-            for folder, _, files in os.walk(where)
-            for name in files
+            (Path(folder) / name).relative_to(where).as_posix() for folder, _, files in os.walk(where) for name in files
         ]
         return sorted(names), lambda name: (where / name).read_bytes()
     with intact(where):

@@ -44,9 +44,7 @@ def decode(source: Path | bytes, size: int, channels: int = 3) -> Tensor:
         return _decode(source, size, channels)
 
 
-def decode_all(
-    names: Sequence[str], source: Open, size: int, channels: int, say: Say
-) -> tuple[Tensor, dict[int, str]]:
+def decode_all(names: Sequence[str], source: Open, size: int, channels: int, say: Say) -> tuple[Tensor, dict[int, str]]:
     """Decode `source(name)` of all names in a pool of threads.
 
     Returns the pixels (n, channels, size, size) of those that could be read, in order, and the places in

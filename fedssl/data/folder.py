@@ -65,9 +65,7 @@ class Folder(Source):
         if not good:
             raise DataError(f"{folder} holds no image that can be read in layout {layout}")
         within = folder.relative_to(top)
-        return _Part(
-            pixels, good, layout, groups, [f"{why}: {shown(str(within / name))}" for why, name in lines]
-        )
+        return _Part(pixels, good, layout, groups, [f"{why}: {shown(str(within / name))}" for why, name in lines])
 
 
 class _Part(NamedTuple):
@@ -117,9 +115,7 @@ def _halves(top: Path) -> tuple[Path, Path | None]:
     return top / "train", next((top / name for name in ("test", "val") if name in names), None)
 
 
-def _refuse_too_many_bad(
-    names: list[str], bad: dict[int, str], by_client: bool, limit: float, folder: Path
-) -> None:
+def _refuse_too_many_bad(names: list[str], bad: dict[int, str], by_client: bool, limit: float, folder: Path) -> None:
     """A client with too many bad files fails; without clients, the whole folder does."""
 
     def whose(name: str) -> str:

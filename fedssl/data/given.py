@@ -74,9 +74,7 @@ def _from_columns(table: Any) -> Images:
     columns = table.column_names
     image = next((name for name in ("image", "img") if name in columns), None)
     if image is None or isinstance(columns, Mapping):
-        raise DataError(
-            f"the data set given needs a column named image and must be one split; it has {columns}"
-        )
+        raise DataError(f"the data set given needs a column named image and must be one split; it has {columns}")
     # With a single column selected, a row's label is never even decoded.
     only = table.select_columns([image]) if hasattr(table, "select_columns") else table
     pixels = _stack(only[k][image] for k in range(len(table)))

@@ -27,9 +27,7 @@ class Images:
         self, pixels: Tensor, labels: Tensor | LabelLoader | None = None, classes: tuple[str, ...] = ()
     ) -> None:
         if pixels.dtype != torch.uint8 or pixels.ndim != 4:
-            raise DataError(
-                f"images must be uint8 of shape (N, C, H, W), not {pixels.dtype} of {tuple(pixels.shape)}"
-            )
+            raise DataError(f"images must be uint8 of shape (N, C, H, W), not {pixels.dtype} of {tuple(pixels.shape)}")
         self.pixels, self.classes = pixels, classes
         self._load: LabelLoader | None
         if isinstance(labels, Tensor):
@@ -40,6 +38,12 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """(C, H, W) of each."""
+        channels, height, width = self.pixels.shape[1:]
+        return channels, height, width
 
     @property
     def labelled(self) -> bool:
@@ -76,9 +80,7 @@ class Dataset(NamedTuple):
     train: Images
     test: Images | None = None
     owners: Mapping[str, Tensor] | None = None  # client id -> indices into train, where the data has owners
-    skipped: tuple[
-        str, ...
-    ] = ()  # one line per file left out: the reason, then its name relative to the root
+    skipped: tuple[str, ...] = ()  # one line per file left out: the reason, then its name relative to the root
 
 
 class Source(Settings, ABC):

@@ -53,9 +53,7 @@ def _pixels(names: list[str], read: Read, say: Say) -> Tensor:
     pixels, bad = decode_all(names, read, 64, 3, say)
     if bad:  # official images are all good, so the copy is not
         place, reason = next(iter(bad.items()))
-        raise DataError(
-            f"{len(bad)} images of Tiny ImageNet cannot be read; the first is {names[place]}: {reason}"
-        )
+        raise DataError(f"{len(bad)} images of Tiny ImageNet cannot be read; the first is {names[place]}: {reason}")
     return pixels
 
 

@@ -80,9 +80,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise ConfigError(f"there is no weights file {path}") from None
     except (SafetensorError, OSError) as failure:
-        raise ConfigError(
-            f"{path} is not a safetensors file ({failure}); pickled weights are not read"
-        ) from None
+        raise ConfigError(f"{path} is not a safetensors file ({failure}); pickled weights are not read") from None
     return tensors
 
 

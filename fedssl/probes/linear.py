@@ -32,7 +32,9 @@ def fit_linear(train: Labelled, epochs: int, lr: float, batch: int, seed: int) -
     row = torch.zeros(classes * (dim + 1), device=device)
     row.uniform_(-(dim**-0.5), dim**-0.5, generator=stream)
     grad = torch.zeros_like(row)
-    (weight, bias), (to_weight, to_bias) = ((r[: classes * dim].view(classes, dim), r[classes * dim :]) for r in (row, grad))
+    (weight, bias), (to_weight, to_bias) = (
+        (r[: classes * dim].view(classes, dim), r[classes * dim :]) for r in (row, grad)
+    )
     optimizer = Adam(row, decay=0.0, decoupled=False)
     optimizer.rate.fill_(lr)
     targets, size = F.one_hot(labels, classes).float(), min(batch, n)

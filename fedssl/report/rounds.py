@@ -30,7 +30,11 @@ def record(round: Round, seconds: float, knn: float | None) -> dict[str, Any]:
 
 
 def _client(report: Report) -> dict[str, Any]:
-    line: dict[str, Any] = {"client": report.client, "dropped": report.dropped, "bytes_down": report.bytes_down}
+    line: dict[str, Any] = {
+        "client": report.client,
+        "dropped": report.dropped,
+        "bytes_down": report.bytes_down,
+    }
     if report.metrics is None:
         return line
     m = report.metrics

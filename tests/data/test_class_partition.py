@@ -25,9 +25,7 @@ def counts(partition, data: Dataset, clients: int, seed: int = 0) -> torch.Tenso
 
 def test_classes_are_dealt_one_after_the_other():
     """K = 5 clients of l = 2 of C = 10 classes: each class is in one piece."""
-    assert counts(Classes(per_client=2), balanced(10, 6), 5).equal(
-        6 * torch.eye(5).repeat_interleave(2, 1).long()
-    )
+    assert counts(Classes(per_client=2), balanced(10, 6), 5).equal(6 * torch.eye(5).repeat_interleave(2, 1).long())
 
 
 def test_classes_are_cut_when_clients_share_them():
@@ -39,9 +37,7 @@ def test_classes_are_cut_when_clients_share_them():
 
 
 def test_shuffled_classes_are_as_even():
-    plain, shuffled = (
-        counts(Classes(per_client=2, shuffled=on), balanced(10, 6), 5, 1) for on in (False, True)
-    )
+    plain, shuffled = (counts(Classes(per_client=2, shuffled=on), balanced(10, 6), 5, 1) for on in (False, True))
     assert not shuffled.equal(plain)
     assert shuffled.sum(0).tolist() == [6] * 10
     assert (shuffled > 0).sum(1).tolist() == [2] * 5
@@ -49,9 +45,7 @@ def test_shuffled_classes_are_as_even():
 
 @pytest.mark.parametrize(("clients", "per_client"), [(5, 3), (3, 2), (10, 11)])
 def test_impossible_deals_of_classes_are_refused(clients, per_client):
-    with pytest.raises(
-        ConfigError, match=f"{clients} clients × {per_client} classes each cannot be dealt evenly"
-    ):
+    with pytest.raises(ConfigError, match=f"{clients} clients × {per_client} classes each cannot be dealt evenly"):
         Classes(per_client=per_client).split(balanced(10, 6), clients, seeded())
 
 
@@ -96,8 +90,7 @@ def test_balanced_dirichlet_gives_equal_sizes(alpha):
 def test_balanced_dirichlet_is_skewed_by_alpha():
     data = balanced(10, 200)
     distances = [
-        earth_movers_distance(counts(Dirichlet(alpha=alpha, balanced=True), data, 10))
-        for alpha in (0.05, 1.0, 1e6)
+        earth_movers_distance(counts(Dirichlet(alpha=alpha, balanced=True), data, 10)) for alpha in (0.05, 1.0, 1e6)
     ]
     assert distances[0] > 1.1
     assert 0.4 < distances[1] < 0.9

@@ -169,9 +169,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path):
 
 
 def test_odd_names(tmp_path):
-    for k, name in enumerate(
-        ("a b/ü 'q'.png", "a b/-rf.png", "new\nline/x.png", ".hidden/1.png", "a b/.x.png")
-    ):
+    for k, name in enumerate(("a b/ü 'q'.png", "a b/-rf.png", "new\nline/x.png", ".hidden/1.png", "a b/.x.png")):
         put(tmp_path, name, k)
     odd = os.fsencode(tmp_path) + b"/a b/\xff.png"
     with open(odd, "wb") as out:

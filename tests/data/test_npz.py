@@ -39,9 +39,7 @@ def test_test_images_labels_and_owners(tmp_path):
 
 
 def test_labels_are_read_when_asked_for_and_never_unpickled(tmp_path):
-    data = load(
-        tmp_path, x_train=PIXELS, y_train=np.array([0, 1, 2, None])
-    )  # an array of objects is a pickle
+    data = load(tmp_path, x_train=PIXELS, y_train=np.array([0, 1, 2, None]))  # an array of objects is a pickle
     assert data.train.labelled
     with pytest.raises(DataError, match="y_train"):
         _ = data.train.labels

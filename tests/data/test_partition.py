@@ -38,9 +38,7 @@ def test_iid_deals_every_image_once_in_equal_shares(count, clients, seed):
     assert together(parts) == list(range(count))
     assert [len(part) for part in parts.values()] == equal_sizes(count, clients)
     assert list(parts) == sorted(parts)
-    assert all(
-        part.tolist() == sorted(part.tolist()) and part.dtype == torch.int64 for part in parts.values()
-    )
+    assert all(part.tolist() == sorted(part.tolist()) and part.dtype == torch.int64 for part in parts.values())
 
 
 def test_client_ids_have_equal_width():

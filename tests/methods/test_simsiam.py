@@ -20,10 +20,7 @@ def _cosine(a: list[float], b: list[float]) -> float:
 def test_equals_the_sum_over_pairs() -> None:
     p, z = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(1)).unbind()
     rows_p, rows_z = p.tolist(), z.tolist()
-    slow = [
-        -0.5 * _cosine(rows_p[0][i], rows_z[1][i]) - 0.5 * _cosine(rows_p[1][i], rows_z[0][i])
-        for i in range(5)
-    ]
+    slow = [-0.5 * _cosine(rows_p[0][i], rows_z[1][i]) - 0.5 * _cosine(rows_p[1][i], rows_z[0][i]) for i in range(5)]
     assert symmetric_cosine(p, z).item() == pytest.approx(sum(slow) / 5, rel=1e-5)
 
 

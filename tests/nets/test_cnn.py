@@ -66,9 +66,6 @@ def test_heads() -> None:
     normal = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
     torch.testing.assert_close(head(x), F.linear(normal.relu(), head[3].weight, head[3].bias))
     assert isinstance(head[1], BatchNorm1d)
-    assert (
-        sum(p.numel() for p in mlp(512, 4096, 2048).parameters())
-        == 512 * 4096 + 3 * 4096 + 4096 * 2048 + 2048
-    )
+    assert sum(p.numel() for p in mlp(512, 4096, 2048).parameters()) == 512 * 4096 + 3 * 4096 + 4096 * 2048 + 2048
     assert list(linear(5, 3).state_dict()) == ["0.weight", "0.bias"]
     assert linear(5, 3)(x).shape == (6, 3)

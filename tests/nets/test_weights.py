@@ -26,9 +26,7 @@ def _saved(tmp_path: Path, tensors: dict[str, Tensor]) -> Path:
 
 
 def _equal(a: ResNet, b: ResNet) -> bool:
-    return all(
-        torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    )
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -114,9 +112,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no weights file"):
         load_backbone(Tiny(), tmp_path / "absent.safetensors")
     torch.save({"a": torch.ones(1)}, tmp_path / "pickled.pth")
-    with pytest.raises(
-        ConfigError, match=r"pickled\.pth is not a safetensors file .* pickled weights are not read"
-    ):
+    with pytest.raises(ConfigError, match=r"pickled\.pth is not a safetensors file .* pickled weights are not read"):
         load_backbone(Tiny(), tmp_path / "pickled.pth")
 
 

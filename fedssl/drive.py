@@ -28,15 +28,13 @@ from fedssl.train import resolve_precision
 from fedssl.tree import Mean, to_device
 
 
-class Interrupted(FedsslError):
+class Interrupted(FedsslError):  # noqa: N818 - a request, not an error
     """Ctrl-C or a termination signal; the last finished round is saved."""
 
     exit_code = 130
 
 
-def train(
-    experiment: Experiment, folder: Path, data: Dataset, device: torch.device, title: str, quiet: bool
-) -> None:
+def train(experiment: Experiment, folder: Path, data: Dataset, device: torch.device, title: str, quiet: bool) -> None:
     """Train what is left of an experiment in its directory; nothing if it is finished."""
     say: Say = (lambda line: None) if quiet else say_on_stderr
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +46,7 @@ def train(
             raise RunError(f"{folder} has finished rounds but no checkpoint to go on from; nothing was changed")
         if snapshot is not None and snapshot.rounds >= experiment.rounds:
             return
-        Session(experiment, folder, data, device, store, say).train(snapshot, title, quiet)
+        Drive(experiment, folder, data, device, store, say).train(snapshot, title, quiet)
 
 
 def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) -> Experiment:
@@ -66,22 +64,35 @@ def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) 
             lines = "; ".join(f"{key}: {changed[key][0]!r} there, {changed[key][1]!r} asked for" for key in refused)
             raise ConfigError(f"{folder} holds a run of another experiment ({lines}). Choose another --dir")
         if wanted.rounds > begun.rounds and wanted.train.schedule != "constant":
-            say(f"{begun.rounds} rounds become {wanted.rounds}: from here on the learning rate follows the longer schedule")
+            say(
+                f"{begun.rounds} rounds become {wanted.rounds}: the learning rate follows the longer schedule from here"
+            )
     write_atomic(path, wanted.to_toml().encode())
     return wanted
 
 
-class Session:
+class Drive:
     """One process's turn at a run."""
 
     def __init__(
-        self, experiment: Experiment, folder: Path, data: Dataset, device: torch.device, store: Store, say: Say
+        self,
+        experiment: Experiment,
+        folder: Path,
+        data: Dataset,
+        device: torch.device,
+        store: Store,
+        say: Say,
     ) -> None:
-        self.experiment, self.folder, self.device, self.store, self.say = experiment, folder, device, store, say
+        self.experiment, self.folder, self.device, self.store, self.say = (
+            experiment,
+            folder,
+            device,
+            store,
+            say,
+        )
         self.owners = assemble.deal(experiment, data, say)
         self.shards = assemble.shards(experiment, data, self.owners, device)
-        channels, height, width = data.train.pixels.shape[1:]
-        self.trainers = assemble.build_trainers(experiment, (channels, height, width), device, len(self.owners))
+        self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(self.owners))
         self.evaluation = Evaluation(experiment, data, device)
         self.stop = threading.Event()
 
@@ -108,7 +119,7 @@ class Session:
                     begun = time.perf_counter()
             except KeyboardInterrupt:
                 raise Interrupted(
-                    f"stopped after round {last.rounds} of {self.experiment.rounds}; the same command goes on from there"
+                    f"stopped after round {last.rounds} of {self.experiment.rounds}; the same command goes on"
                 ) from None
             finally:
                 self._close(runtime, last if unsaved else None)
@@ -133,9 +144,7 @@ class Session:
         def pace(round: int) -> Pace:
             return Pace(e.train.rate(round, e.rounds), round / e.rounds)
 
-        return LocalRuntime(
-            e.algorithm, self.shards, self.trainers, memory, e.seed, pace, self.stop, progress.client
-        )
+        return LocalRuntime(e.algorithm, self.shards, self.trainers, memory, e.seed, pace, self.stop, progress.client)
 
     def _knn(self, round: Round) -> float | None:
         every, number = self.experiment.probe.every, round.number + 1

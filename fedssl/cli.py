@@ -1,0 +1,170 @@
+"""The command line: fedssl run, recipes, evaluate, partition, views, doctor."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from fedssl.errors import FedsslError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Pre-train vision backbones on unlabelled images that never leave their owners.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A recipe's name or an experiment's TOML file.")]
+Sets = Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DataDir = Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
+
+
+@app.command()
+def run(
+    name: Name,
+    set: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
+    dir: Annotated[Path | None, typer.Option(help="The run directory; goes on where it stands.")] = None,
+    device: Device = "auto",
+    data_dir: DataDir = Path("data"),
+    quiet: Annotated[bool, typer.Option(help="No progress, only the result.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment, or go on with one, and measure the backbone it ends with."""
+    from fedssl.experiment import parse_assignment
+    from fedssl.report.table import print_results
+    from fedssl.run import run as run_experiment
+
+    changes = dict(parse_assignment(text) for text in set)
+    finished = run_experiment(name, dir, device, data_dir, quiet=quiet, set=changes)
+    if as_json:
+        print(json.dumps({"dir": str(finished.dir)} | finished.results))
+    else:
+        print_results(finished)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this recipe's TOML.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the experiments that come with fedssl, or show one."""
+    from fedssl.experiment import load
+    from fedssl.experiment import recipes as known
+
+    if name is not None:
+        experiment = load(name)
+        print(json.dumps(experiment.to_dict()) if as_json else experiment.to_toml(), end="")
+        return
+    described = {name: text.partition("\n")[0].removeprefix("# ") for name, text in known().items()}
+    if as_json:
+        print(json.dumps(described))
+        return
+    width = max(map(len, described))
+    for name, words in described.items():
+        print(f"{name:{width}}  {words}")
+
+
+@app.command()
+def evaluate(
+    dir: Annotated[Path, typer.Argument(help="A run directory.")],
+    probe: Annotated[str, typer.Option(help="knn or linear.")] = "linear",
+    set: Sets = [],  # noqa: B006
+    device: Device = "auto",
+    data_dir: DataDir = Path("data"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run's models with a probe; --set labels=100 changes a [probe] setting."""
+    from fedssl.experiment import parse_assignment
+    from fedssl.run import Run
+
+    settings = {key.removeprefix("probe."): value for key, value in map(parse_assignment, set)}
+    score = Run(dir, data_dir, device).evaluate(probe, **settings)
+    if as_json:
+        print(json.dumps({"probe": probe} | score.summary()))
+        return
+    for model, accuracy in score.items():
+        print(f"{model}: {accuracy:.2f}%")
+    if len(score) > 1:
+        print(f"mean: {score.mean:.2f}% ± {score.std:.2f}")
+
+
+@app.command()
+def partition(
+    name: Name,
+    set: Sets = [],  # noqa: B006
+    data_dir: DataDir = Path("data"),
+    picture: Annotated[Path | None, typer.Option(help="Draw clients × classes into this PNG.")] = None,
+    save: Annotated[Path | None, typer.Option(help='Write the index lists, for partition.name = "listed".')] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how an experiment deals its images to clients."""
+    from fedssl.experiment import load
+    from fedssl.report.partition import show_partition
+
+    show_partition(load(name, set), data_dir, picture, save, as_json)
+
+
+@app.command()
+def views(
+    name: Name,
+    set: Sets = [],  # noqa: B006
+    data_dir: DataDir = Path("data"),
+    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("views.png"),
+) -> None:
+    """Draw a sheet of what an experiment's augmentation makes of its images."""
+    import torch
+
+    from fedssl import assemble
+    from fedssl.data.progress import say_on_stderr
+    from fedssl.experiment import load
+    from fedssl.report.sheet import draw_sheet
+
+    experiment = load(name, set)
+    images = assemble.read_data(experiment, data_dir, None, say_on_stderr).train.pixels
+    with torch.device("meta"):
+        method = experiment.method.method(
+            experiment.method, assemble.build_backbone(experiment, images.shape[1]), images.shape[-1]
+        )
+    if not method.views:
+        raise FedsslError("this method trains on images as they are: there are no views to draw")
+    step = max(1, len(images) // 8)
+    draw_sheet(images[::step][:8], method.views[0], experiment.seed, out)
+    print(f"wrote {out}")
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is installed, what each extra needs and what the devices are."""
+    from fedssl.doctor import examine, show
+
+    found = examine()
+    print(json.dumps(found)) if as_json else show(found)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """The console script: errors meant for a user are one line and an exit code, never a traceback."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app()
+    except FedsslError as problem:
+        print(f"fedssl: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)
+    except KeyboardInterrupt:
+        print("fedssl: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""`fedssl partition`: who gets how many images of what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fedssl import assemble
+from fedssl.data import Dataset, draw, earth_movers_distance, histogram
+from fedssl.data.progress import say_on_stderr
+from fedssl.experiment import Experiment
+from fedssl.store import write_atomic
+
+
+def show_partition(
+    experiment: Experiment, data_dir: Path, picture: Path | None, save: Path | None, as_json: bool
+) -> None:
+    data = assemble.read_data(experiment, data_dir, None, say_on_stderr)
+    parts = assemble.deal(experiment, data, say_on_stderr)
+    counts = _counts(parts, data)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "images": {client: len(index) for client, index in parts.items()},
+                    "classes": None if counts is None else dict(zip(parts, counts.tolist(), strict=True)),
+                    "earth_movers_distance": None if counts is None else earth_movers_distance(counts),
+                }
+            )
+        )
+    else:
+        _print(parts, data, counts)
+    if save is not None:
+        write_atomic(save, json.dumps({client: index.tolist() for client, index in parts.items()}).encode())
+    if picture is not None and counts is not None:
+        draw(counts, data.train.classes, picture)
+
+
+def _counts(parts: dict[str, Tensor], data: Dataset) -> Tensor | None:
+    """(clients, classes), or None where nobody knows the classes."""
+    if not data.train.labelled:
+        return None
+    labels = data.train.labels
+    return histogram(parts, labels, max(len(data.train.classes), int(labels.max()) + 1))
+
+
+def _print(parts: dict[str, Tensor], data: Dataset, counts: Tensor | None) -> None:
+    console, table = Console(), Table()
+    table.add_column("client")
+    table.add_column("images", justify="right")
+    names = data.train.classes if counts is not None else ()
+    for name in names[:20]:
+        table.add_column(name, justify="right")
+    for row, (client, index) in enumerate(parts.items()):
+        cells = [] if counts is None else [str(n or "·") for n in counts[row, :20].int().tolist()]
+        table.add_row(client, str(len(index)), *cells)
+    console.print(table)
+    if counts is not None:
+        distance = earth_movers_distance(counts)
+        scale = "0: the same mix, 2: nothing in common"
+        console.print(f"earth mover's distance of clients from the whole: {distance:.3f} ({scale})", highlight=False)
+    else:
+        console.print("The images have no labels, so only their number is known.")

@@ -1,0 +1,73 @@
+"""picture.png: the accuracy per round, and a map of the test images before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedssl.errors import ConfigError
+
+MAPPED = 1000  # images on the map: enough to see clusters, few enough to tell points apart
+
+
+def draw_run(
+    path: Path,
+    rounds: Sequence[Mapping[str, Any]],
+    table: Mapping[str, Mapping[str, Any]],
+    before: NDArray[np.float32],
+    after: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    classes: Sequence[str],
+) -> None:
+    """`before` and `after` are features (n, d) of the same n test images with `labels` (n,)."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as plt
+    except ImportError:
+        raise ConfigError('a picture needs matplotlib and scikit-learn: pip install "fedssl[viz]"') from None
+    figure, (curve, first, last) = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
+    _curve(curve, rounds, table)
+    for axes, features, title in ((first, before, "before: random backbone"), (last, after, "after")):
+        _map(axes, features, labels, classes, title)
+    handles, names = last.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center", frameon=False, markerscale=2)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _curve(axes: Any, rounds: Sequence[Mapping[str, Any]], table: Mapping[str, Mapping[str, Any]]) -> None:
+    points = [(line["round"], line["knn"]) for line in rounds if line["knn"] is not None]
+    if "random" in table:
+        points.insert(0, (0, table["random"]["knn"]["mean"]))
+    axes.plot(*zip(*points, strict=True), marker="o", color="C0", label="this run")
+    for color, name, words in (
+        ("C7", "random", "random backbone"),
+        ("C1", "isolated", "each client alone, mean"),
+        ("C2", "centralized", "all images pooled"),
+    ):
+        if name in table:
+            axes.axhline(table[name]["knn"]["mean"], color=color, linestyle="--", label=words)
+    axes.set(xlabel="round", ylabel="kNN accuracy on test images (%)", title="what the backbone is worth")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+
+
+def _map(
+    axes: Any, features: NDArray[np.float32], labels: NDArray[np.int64], classes: Sequence[str], title: str
+) -> None:
+    from sklearn.manifold import TSNE
+
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
+    xy = TSNE(2, init="pca", random_state=0, perplexity=min(30, (len(unit) - 1) / 3)).fit_transform(unit)
+    for label in np.unique(labels):
+        mine = labels == label
+        name = classes[label] if len(classes) else str(label)
+        axes.scatter(*xy[mine].T, s=7, color=f"C{label % 10}", label=name)
+    axes.set(title=f"test images, {title}", xticks=[], yticks=[])
+    axes.set_frame_on(False)

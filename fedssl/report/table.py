@@ -1,0 +1,49 @@
+"""The final table of a run, for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedssl.run import Run
+
+_WORDS = {
+    "this run": "this run",
+    "random": "random backbone",
+    "isolated": "each client alone",
+    "centralized": "all images pooled",
+}
+
+
+def print_results(run: Run) -> None:
+    console = Console()
+    rows = run.results.get("table", {})
+    if rows:
+        console.print(_table(run, rows))
+    else:
+        console.print("No labelled test images, so no accuracy was measured.")
+    console.print(f"run directory  {run.dir}", highlight=False)
+    for file in sorted(run.dir.glob("backbone*.safetensors")):
+        console.print(f"backbone       {file}", highlight=False)
+    if (run.dir / "picture.png").is_file():
+        console.print(f"picture        {run.dir / 'picture.png'}", highlight=False)
+
+
+def _table(run: Run, rows: dict[str, dict[str, Any]]) -> Table:
+    probe, method = run.experiment.probe, run.experiment.to_dict()
+    labels = f"{probe.labels} labels" if probe.labels else "all labels"
+    headings = {"knn": "kNN, all labels", "linear": f"linear probe, {labels}"}
+    title = f"{method['method']['name']} × {method['algorithm']['name']} × {method['topology']['name']}, accuracy in %"
+    table = Table(title=title, title_justify="left")
+    table.add_column("backbone")
+    for key in rows["this run"]:
+        table.add_column(headings[key], justify="right")
+    for name, scores in rows.items():
+        table.add_row(_WORDS.get(name, name), *(_cell(score) for score in scores.values()))
+    return table
+
+
+def _cell(score: dict[str, Any]) -> str:
+    return f"{score['mean']:.1f} ± {score['std']:.1f}" if "std" in score else f"{score['mean']:.1f}"
