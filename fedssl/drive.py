@@ -34,7 +34,7 @@ class Interrupted(FedsslError):  # noqa: N818 - a request, not an error
     exit_code = 130
 
 
-def train(experiment: Experiment, folder: Path, data: Dataset, device: torch.device, title: str, quiet: bool) -> None:
+def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.device, title: str, quiet: bool) -> None:
     """Train what is left of an experiment in its directory; nothing if it is finished."""
     say: Say = (lambda line: None) if quiet else say_on_stderr
     folder.mkdir(parents=True, exist_ok=True)
