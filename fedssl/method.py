@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedssl.layout import PARAMETERS, Entry, Layout, Role
+from fedssl.layout import PARAMETERS
+from fedssl.resident import settle
 from fedssl.settings import Registry, Settings
 from fedssl.tree import State
 from fedssl.views import Augment, ViewGroup
@@ -195,21 +196,11 @@ class Method(nn.Module, ABC):
 
     def reside(self, device: torch.device | str = "cpu") -> Method:
         """Lay all parameters and buffers into one State; modules keep views of its rows."""
-        self.to(device)
-        layout = Layout.of(_entries(self))
-        state = State.empty(layout, device)
-        tensors = self.state_dict(keep_vars=True)
-        for entry in layout.entries:
-            view = state.view(entry)
-            view.copy_(tensors[entry.name].detach())
-            owner, leaf = _owner(self, entry.name)
-            if leaf in owner._parameters:
-                owner._parameters[leaf].data = view  # type: ignore[union-attr]
-            else:
-                owner._buffers[leaf] = view
-        self.state = state
-        self._counters = state.counts[: sum(e.name.endswith(".num_batches_tracked") for e in layout.entries)]
-        self._norms = [m for m in self.modules() if isinstance(m, _NormBase)]
+        self.state = state = settle(self, device)
+        self._counters = state.counts[: sum(e.name.endswith(".num_batches_tracked") for e in state.layout.entries)]
+        self._norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
+        if any(not hasattr(norm, "groups") for norm in self._norms):
+            raise TypeError("a backbone or head has torch's BatchNorm: fedssl.nets' is the one that knows views")
         if "target" in self._modules:
             self._online_row = self.parameter_row(self.mirrored)
             self._target_row = self.parameter_row(("target",))
@@ -244,23 +235,3 @@ class Method(nn.Module, ABC):
 
 
 METHODS: Registry[Method] = Registry("method", "fedssl.methods")
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
-
-
-def _entries(module: nn.Module) -> Iterator[Entry]:
-    """The state_dict's tensors with their roles; a norm layer's parameters and statistics are told apart by type."""
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        owner, _ = _owner(module, name)
-        norm = isinstance(owner, _NormBase | nn.LayerNorm | nn.GroupNorm)
-        role: Role
-        if not tensor.is_floating_point():
-            role = "counter"
-        elif isinstance(tensor, nn.Parameter):
-            role = "norm" if norm else "weight"
-        else:
-            role = "statistic" if norm else "buffer"
-        yield Entry(name, tuple(tensor.shape), role)
