@@ -23,6 +23,8 @@ from fedssl.seeds import derive, generator
 from fedssl.train import Trainer
 from fedssl.tree import State
 
+LISTED = 20  # files left out that are named
+
 
 def resolve_device(name: str) -> torch.device:
     """`auto`: the first CUDA device if there is one, else the CPU."""
@@ -32,6 +34,8 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f'device "{name}" is not one torch knows; try auto, cpu, cuda or cuda:1') from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f'device "{name}" is not one fedssl trains on; try auto, cpu, cuda or cuda:1')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f'device "{name}" is not there: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices'
@@ -43,7 +47,11 @@ def read_data(experiment: Experiment, root: Path, given: Any, say: Say) -> Datas
     """The experiment's images; `given` are images handed over in Python."""
     if given is not None:
         return experiment.data.set_aside(given if isinstance(given, Dataset) else from_python(given))
-    return experiment.data.load(root, say)
+    data = experiment.data.load(root, say)
+    if data.skipped:
+        more = f"\n  and {len(data.skipped) - LISTED} more" if len(data.skipped) > LISTED else ""
+        say(f"left out {len(data.skipped)} files:\n  " + "\n  ".join(data.skipped[:LISTED]) + more)
+    return data
 
 
 def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:

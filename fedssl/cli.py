@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from fedssl.errors import FedsslError
+from fedssl.errors import ConfigError, FedsslError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Pre-train vision backbones on unlabelled images that never leave their owners.",
 )
+
+PATIENCE = 10.0  # seconds a run has to end in
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A recipe's name or an experiment's TOML file.")]
 Sets = Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
@@ -61,7 +65,7 @@ def recipes(
 
     if name is not None:
         experiment = load(name)
-        print(json.dumps(experiment.to_dict()) if as_json else experiment.to_toml(), end="")
+        print(json.dumps(experiment.to_dict()) if as_json else experiment.to_toml().rstrip("\n"))
         return
     described = {name: text.partition("\n")[0].removeprefix("# ") for name, text in known().items()}
     if as_json:
@@ -81,7 +85,7 @@ def evaluate(
     data_dir: DataDir = Path("data"),
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run's models with a probe; --set labels=100 changes a [probe] setting."""
+    """Measure a run's models with a probe; --set labels=100 changes a setting under probe."""
     from fedssl.experiment import parse_assignment
     from fedssl.run import Run
 
@@ -109,6 +113,8 @@ def partition(
     from fedssl.experiment import load
     from fedssl.report.partition import show_partition
 
+    _writable(picture, ".png")
+    _writable(save)
     show_partition(load(name, set), data_dir, picture, save, as_json)
 
 
@@ -127,6 +133,7 @@ def views(
     from fedssl.experiment import load
     from fedssl.report.sheet import draw_sheet
 
+    _writable(out, ".png")
     experiment = load(name, set)
     images = assemble.read_data(experiment, data_dir, None, say_on_stderr).train.pixels
     with torch.device("meta"):
@@ -149,21 +156,46 @@ def doctor(as_json: AsJson = False) -> None:
     print(json.dumps(found)) if as_json else show(found)
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+def _writable(path: Path | None, suffix: str = "") -> None:
+    """Refuse a place to write to before any image is read."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ConfigError(
+            f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'there is no such folder'}"
+        )
+    if path is not None and suffix and path.suffix.lower() != suffix:
+        raise ConfigError(f"{path} cannot be written: the name must end in {suffix}")
+
+
+_asked = -math.inf  # when somebody last asked for the end
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C or a termination signal. A second one, from an impatient hand, must not cut short what the first began;
+    one much later is heard again, should the first have been lost in a library."""
+    global _asked
+    if time.monotonic() - _asked > PATIENCE:
+        _asked = time.monotonic()
+        raise KeyboardInterrupt
 
 
 def main() -> None:
     """The console script: errors meant for a user are one line and an exit code, never a traceback."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _terminate)
     try:
         app()
     except FedsslError as problem:
         print(f"fedssl: {problem}", file=sys.stderr)
         sys.exit(problem.exit_code)
+    except OSError as problem:
+        print(f"fedssl: {problem}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("fedssl: stopped", file=sys.stderr)
         sys.exit(130)
+    finally:  # nothing is left to be cut short, and the exit code must be ours
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def _problems() -> list[str]:
     if importlib.util.find_spec("torchvision") is not None:
         try:
             import torchvision  # noqa: F401
-        except RuntimeError as failure:
+        except Exception as failure:  # whatever a broken installation raises is what the user came to hear
             problems.append(CLASH if "torchvision::nms" in str(failure) else f"torchvision: {failure}")
     if not torch.cuda.is_available() and "+cpu" not in torch.__version__:
         problems.append("this torch is built for CUDA, but no CUDA device is in reach")

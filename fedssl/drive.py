@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedssl import assemble
 from fedssl.data import Dataset
@@ -44,9 +47,15 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
         snapshot = store.load(say)
         if snapshot is None and read_rounds(folder / "rounds.jsonl"):
             raise RunError(f"{folder} has finished rounds but no checkpoint to go on from; nothing was changed")
-        if snapshot is not None and snapshot.rounds >= experiment.rounds:
-            return
-        Drive(experiment, folder, data, device, store, say).train(snapshot, title, quiet)
+        if snapshot is not None and not (folder / "experiment.toml").is_file():
+            raise RunError(f"{folder} has checkpoints but no experiment.toml that says of what; nothing was changed")
+        owners = assemble.deal(experiment, data, say)
+        agree_on_images(folder, data, owners)
+        write_atomic(folder / "experiment.toml", experiment.to_toml().encode())
+        if snapshot is None or snapshot.rounds < experiment.rounds:
+            Drive(experiment, folder, data, owners, device, store, say).train(snapshot, title, quiet)
+        if all(line["failed"] for line in read_rounds(folder / "rounds.jsonl")):
+            raise RunError(f"{folder}: no round had a sound upload, so nothing was learned; rounds.jsonl says why")
 
 
 def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) -> Experiment:
@@ -54,8 +63,10 @@ def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) 
     precision = resolve_precision(experiment.train.precision, device)
     wanted = experiment.with_changes({"train.precision": precision})
     path = folder / "experiment.toml"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, not a run directory. Choose another --dir")
     if path.is_file():
-        begun = Experiment.from_toml(path.read_text("utf-8"), str(path))
+        begun = Experiment.from_file(path)
         changed = differences(begun, wanted)
         refused = [key for key in changed if not harmless(key)]
         if wanted.rounds < begun.rounds:
@@ -67,8 +78,19 @@ def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) 
             say(
                 f"{begun.rounds} rounds become {wanted.rounds}: the learning rate follows the longer schedule from here"
             )
-    write_atomic(path, wanted.to_toml().encode())
     return wanted
+
+
+def agree_on_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor]) -> None:
+    """Refuse to go on with other images, or the same ones dealt otherwise, than a run began with."""
+    digest = hashlib.sha256()
+    for client, index in owners.items():
+        digest.update(json.dumps([client, len(index), *data.train.image]).encode())
+        digest.update(data.train.pixels[index].numpy().data)
+    path, found = folder / "images.sha256", digest.hexdigest()
+    if path.is_file() and path.read_text("utf-8").strip() != found:
+        raise ConfigError(f"{folder} holds a run on other images, or on these dealt otherwise. Choose another --dir")
+    write_atomic(path, f"{found}\n".encode())
 
 
 class Drive:
@@ -79,6 +101,7 @@ class Drive:
         experiment: Experiment,
         folder: Path,
         data: Dataset,
+        owners: Mapping[str, Tensor],
         device: torch.device,
         store: Store,
         say: Say,
@@ -90,7 +113,8 @@ class Drive:
             store,
             say,
         )
-        self.owners = assemble.deal(experiment, data, say)
+        # Only those with images: a site of a client that never trains would be measured as if it had.
+        self.owners = {client: index for client, index in owners.items() if len(index)}
         self.shards = assemble.shards(experiment, data, self.owners, device)
         self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(self.owners))
         self.evaluation = Evaluation(experiment, data, device)

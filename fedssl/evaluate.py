@@ -22,6 +22,11 @@ from fedssl.tree import State
 PROBES = ("knn", "linear")
 
 
+def check_probe(name: str) -> None:
+    if name not in PROBES:
+        raise ConfigError(f'unknown probe "{name}"{suggest(name, PROBES) or "; known: " + ", ".join(PROBES)}')
+
+
 class Score(dict[str, float]):
     """One probe's accuracy in percent for each model."""
 
@@ -58,8 +63,7 @@ class Evaluation:
     def measure(self, models: Mapping[str, State], probes: tuple[str, ...]) -> dict[str, Score]:
         """Each probe's accuracy for each model."""
         for probe in probes:
-            if probe not in PROBES:
-                raise ConfigError(f'unknown probe "{probe}"{suggest(probe, PROBES) or "; known: " + ", ".join(PROBES)}')
+            check_probe(probe)
         if not self.possible or self.data.test is None:
             raise ConfigError("probes need labelled training and test images; these have none")
         train_labels, test_labels = (i.labels.to(self.device) for i in (self.data.train, self.data.test))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import tomllib
@@ -33,11 +34,14 @@ _CHOICES: dict[str, Any] = {
     "algorithm": ALGORITHMS,
     "topology": TOPOLOGIES,
 }
+_USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star"}  # where a table names none
 # What may change when a run goes on: nothing here changes what the model becomes, and more rounds only add to it.
 HARMLESS = ("rounds", "probe", "train.workers", "train.checkpoint_every")
 
 
-def _settings_class(table: str, name: str) -> type[Settings]:
+def _settings_class(table: str, name: Any) -> type[Settings]:
+    if not isinstance(name, str):
+        raise ConfigError(f"{table}.name is text (got {name!r})")
     cls: type[Any] = _CHOICES[table][name]
     return cls.Settings if issubclass(cls, Method) else cls
 
@@ -51,9 +55,10 @@ def _chosen(table: str) -> BeforeValidator:
         if not isinstance(value, Mapping):
             return value
         rest = {key: v for key, v in value.items() if key != "name"}
-        if "name" not in value:
+        name = value.get("name", _USUAL.get(table))
+        if name is None:
             raise ConfigError(f"[{table}] needs a name; known: {', '.join(_CHOICES[table].names())}")
-        return validate(_settings_class(table, value["name"]), rest, table)
+        return validate(_settings_class(table, name), rest, table)
 
     return BeforeValidator(choose)
 
@@ -101,6 +106,10 @@ class Experiment(Settings):
     def from_toml(cls, text: str, where: str = "experiment") -> Experiment:
         return cls.from_dict(parse_toml(text, where))
 
+    @classmethod
+    def from_file(cls, path: Path) -> Experiment:
+        return cls.from_toml(_read(path), str(path))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, every default filled in; only what has no value is left out."""
         plain = {key: getattr(self, key) for key in ("seed", "rounds", "clients")}
@@ -124,6 +133,8 @@ class Experiment(Settings):
         """Refuse what cannot work before any image is read: the method is built without memory and asked."""
         with torch.device("meta"):
             method = self.method.method(self.method, nets.build(self.method.backbone, 3, self.method.stem), 32)
+        if self.method.view_size is not None:
+            method.views  # noqa: B018 - refuses a blur wider than the views
         missing = self.algorithm.requires - method.provides
         if missing:
             raise ConfigError(
@@ -141,6 +152,13 @@ class Experiment(Settings):
 
 def _dump(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude_none=True)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path} cannot be read: {problem}") from None
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
@@ -163,7 +181,9 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too."""
-    merged: dict[str, Any] = json.loads(json.dumps(values))
+    merged: dict[str, Any] = copy.deepcopy(dict(values))
+    # `method=byol` is short for `method.name=byol`, and keeps the rest of the table.
+    changes = {f"{k}.name" if k in _CHOICES and isinstance(v, str) else k: v for k, v in changes.items()}
     for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
         *path, leaf = key.split(".")
         table = merged
@@ -210,7 +230,7 @@ def load(name_or_file: str | Path, changes: Iterable[str] | Mapping[str, Any] = 
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise ConfigError(f"there is no file {path}")
-        text = path.read_text("utf-8")
+        text = _read(path)
     elif str(name_or_file) in known:
         text = known[str(name_or_file)]
     else:

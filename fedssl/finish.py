@@ -14,9 +14,12 @@ import torch
 import fedssl
 from fedssl import assemble, nets
 from fedssl.data import Dataset, Images
+from fedssl.data.progress import say_on_stderr
 from fedssl.drive import drive
+from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
+from fedssl.lock import locked
 from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
 from fedssl.store import Store, write_atomic
@@ -25,7 +28,12 @@ from fedssl.tree import State
 
 def finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> None:
     """Export and measure a run whose last round is done; what is there already is not made again."""
-    experiment = Experiment.from_toml((folder / "experiment.toml").read_text("utf-8"))
+    with locked(folder):
+        _finish(folder, data, device, quiet)
+
+
+def _finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> None:
+    experiment = Experiment.from_file(folder / "experiment.toml")
     snapshot = Store(folder).load(lambda line: None)
     assert snapshot is not None
     models = assemble.models(experiment, snapshot.sites)
@@ -42,7 +50,10 @@ def finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> No
         results["table"] = table(experiment, folder, data, device, evaluation, models, quiet)
     write_atomic(folder / "results.json", (json.dumps(results, indent=2) + "\n").encode())
     if experiment.probe.picture and data.test is not None and data.test.labelled:
-        draw(folder, evaluation, data.test, results["table"], first_models(experiment, image, device), models)
+        try:
+            draw(folder, evaluation, data.test, results["table"], first_models(experiment, image, device), models)
+        except ConfigError as problem:  # a missing extra must not hide what was measured
+            say_on_stderr(f"no picture: {problem}")
 
 
 def table(

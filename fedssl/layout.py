@@ -93,8 +93,10 @@ class Layout:
                 return f"{name} is missing"
             if name not in mine:
                 return f"{name} is not expected"
-            if mine[name] != theirs[name]:
+            if mine[name].shape != theirs[name].shape:
                 return f"{name} has shape {theirs[name].shape}, expected {mine[name].shape}"
+            if mine[name].role != theirs[name].role:
+                return f"{name} is a {theirs[name].role}, expected a {mine[name].role}"
         return "the entries are in another order"
 
 
@@ -102,10 +104,13 @@ class Layout:
 def runs(outer: Layout, inner: Layout) -> tuple[tuple[bool, int, int, int], ...]:
     """Contiguous stretches that two layouts share: (integer?, offset in outer, offset in inner, length)."""
     found: list[tuple[bool, int, int, int]] = []
+    known = {entry.name: entry for entry in outer.entries}
     for entry in inner.entries:
         integer, size = entry.role == "counter", entry.size
-        if entry.name not in outer.offsets:
+        if entry.name not in known:
             raise KeyError(f"{entry.name} is not in this state")
+        if known[entry.name].shape != entry.shape or (known[entry.name].role == "counter") != integer:
+            raise ValueError(f"{entry.name} is {known[entry.name][1:]} in one state and {entry[1:]} in the other")
         a, b = outer.offsets[entry.name], inner.offsets[entry.name]
         for i in range(len(found) - 1, max(-1, len(found) - 3), -1):
             kind, ra, rb, length = found[i]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -66,7 +67,7 @@ class MethodSettings(Settings):
     backbone: str = "resnet18"
     stem: str = "cifar"
     augment: Augment = Augment()
-    view_size: int | None = None  # None: the images' own size
+    view_size: PositiveInt | None = None  # None: the images' own size
     init: Path | None = None  # a safetensors file to start the backbone from
 
     def build(

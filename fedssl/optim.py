@@ -19,8 +19,13 @@ class Optimizer(ABC):
         self.rate = torch.zeros((), device=row.device)
 
     @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """What a step changes beside the row."""
+
     def reset(self) -> None:
         """Forget what earlier rounds left, in place."""
+        for tensor in self.tensors():
+            tensor.zero_()
 
     @abstractmethod
     def step(self, grad: Tensor) -> None:
@@ -35,8 +40,8 @@ class SGD(Optimizer):
         self.momentum = momentum
         self.buffer = torch.zeros_like(row)
 
-    def reset(self) -> None:
-        self.buffer.zero_()
+    def tensors(self) -> list[Tensor]:
+        return [self.buffer]
 
     def step(self, grad: Tensor) -> None:
         _add_decay(grad, self.row, self.decay)
@@ -55,9 +60,8 @@ class Adam(Optimizer):
         self.first, self.second = torch.zeros_like(row), torch.zeros_like(row)
         self.steps = torch.zeros((), device=row.device)
 
-    def reset(self) -> None:
-        for tensor in (self.first, self.second, self.steps):
-            tensor.zero_()
+    def tensors(self) -> list[Tensor]:
+        return [self.first, self.second, self.steps]
 
     def step(self, grad: Tensor) -> None:
         if self.decoupled:

@@ -10,9 +10,9 @@ from typing import Any
 from fedssl import assemble, nets
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, say_on_stderr
-from fedssl.drive import drive
-from fedssl.errors import ConfigError
-from fedssl.evaluate import Evaluation, Score, backbone_of
+from fedssl.drive import agree, drive
+from fedssl.errors import ConfigError, RunError
+from fedssl.evaluate import Evaluation, Score, backbone_of, check_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
 from fedssl.report.rounds import read_rounds
@@ -35,7 +35,7 @@ class Run:
         self.dir = Path(folder)
         if not (self.dir / "experiment.toml").is_file():
             raise ConfigError(f"{self.dir} is not a run directory: it has no experiment.toml")
-        self.experiment = Experiment.from_toml((self.dir / "experiment.toml").read_text("utf-8"))
+        self.experiment = Experiment.from_file(self.dir / "experiment.toml")
         self.device = assemble.resolve_device(device)
         self._data_dir, self._dataset = Path(data_dir or "data"), dataset
 
@@ -48,7 +48,8 @@ class Run:
     def results(self) -> dict[str, Any]:
         """The final measurements; empty while the run is not finished."""
         path = self.dir / "results.json"
-        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+        found = dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+        return found if found.get("rounds") == self.experiment.rounds else {}  # else it has been prolonged since
 
     def data(self, say: Say = say_on_stderr) -> Dataset:
         return assemble.read_data(self.experiment, self._data_dir, self._dataset, say)
@@ -72,6 +73,7 @@ class Run:
     def evaluate(self, probe: str = "linear", **settings: Any) -> Score:
         """A probe's accuracy in percent for every model; settings as under [probe], e.g. labels=100."""
         changed = self.experiment.with_changes({f"probe.{key}": value for key, value in settings.items()})
+        check_probe(probe)
         return Evaluation(changed, self.data(), self.device).measure(self.models(), (probe,))[probe]
 
     def __repr__(self) -> str:
@@ -102,12 +104,17 @@ def run(
         chosen.check()
     else:
         title, chosen = Path(experiment).stem, load(experiment, changed)
-    folder = Path(dir) if dir is not None else default_dir(title, chosen, bool(changed))
+    own_name = bool(changed) or isinstance(experiment, Experiment)
+    folder = Path(dir) if dir is not None else default_dir(title, chosen, own_name)
     torch_device = assemble.resolve_device(device)
+    agree(chosen, folder, torch_device, _quiet)  # again under the lock, but here before images are read
     root = Path(data_dir or "data")
     data = assemble.read_data(chosen, root, dataset, _quiet if quiet else say_on_stderr)
-    drive(chosen, folder, data, torch_device, title, quiet)
-    finish(folder, data, torch_device, quiet)
+    try:
+        drive(chosen, folder, data, torch_device, title, quiet)
+        finish(folder, data, torch_device, quiet)
+    except OSError as problem:
+        raise RunError(f"{folder} cannot be written: {problem}; what was saved before is intact") from problem
     return Run(folder, root, device, dataset)
 
 

@@ -54,7 +54,8 @@ def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> 
         return f'unknown key "{key}"{hint}'
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    given = "" if first["type"] == "missing" else f" (got {first['input']!r})"
+    whole = isinstance(first["input"], Mapping | BaseModel)  # the table itself, where a rule spans several keys
+    given = "" if first["type"] == "missing" or whole else f" (got {first['input']!r})"
     return f"{key or 'experiment'}: {message}{given}"
 
 

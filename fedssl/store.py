@@ -89,7 +89,7 @@ class Store:
         files = {f"checkpoints/{sites.name}": write_atomic(sites, dumps(_flatten(snapshot.sites)))}
         known = self._known_hashes()
         for client, (round, tree) in snapshot.memory.items():
-            path = self.memory / f"{quote(client, safe='')}@{round:05d}.safetensors"
+            path = self.memory / _memory_name(client, round)
             key = f"memory/{path.name}"
             written = key in known and path.exists()
             files[key] = known[key] if written else write_atomic(path, dumps(tree))
@@ -116,7 +116,8 @@ class Store:
         for manifest in self._manifests()[KEPT:]:
             manifest.unlink()
         needed = self._known_hashes()
-        for path in [*self.checkpoints.glob("*.safetensors*"), *self.memory.glob("*")]:
+        left = [*self.checkpoints.glob("*.safetensors*"), *self.checkpoints.glob("*.tmp"), *self.memory.glob("*")]
+        for path in dict.fromkeys(left):
             if f"{path.parent.name}/{path.name}" not in needed:
                 path.unlink()
 
@@ -130,7 +131,7 @@ class Store:
                 for bad in damaged:  # or its files would pass for those of the rounds about to be replayed
                     bad.rename(bad.with_suffix(".damaged"))
                 return snapshot
-            except (ValueError, OSError) as problem:
+            except (ValueError, KeyError, OSError) as problem:
                 say(f"checkpoint {manifest.stem} is damaged ({problem}); trying the one before")
                 damaged.append(manifest)
         if manifests:
@@ -148,10 +149,15 @@ class Store:
                 raise ValueError(f"{name} does not match its hash")
         flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])
         memory = {
-            client: Remembered(round, loads(data[f"memory/{quote(client, safe='')}@{round:05d}.safetensors"]))
+            client: Remembered(round, loads(data[f"memory/{_memory_name(client, round)}"]))
             for client, round in body["memory"].items()
         }
         return Snapshot(body["rounds"], _unflatten(flat, body["sites"]), memory)
+
+
+def _memory_name(client: str, round: int) -> str:
+    """A file name for any client id, even one taken from a folder whose name is not UTF-8."""
+    return f"{quote(client, safe='', errors='surrogateescape')}@{round:05d}.safetensors"
 
 
 def write_atomic(path: Path, data: bytes) -> str:

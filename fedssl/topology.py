@@ -88,10 +88,11 @@ class Isolated(Topology):
 
 
 @TOPOLOGIES.register("centralized")
-class Centralized(Star):
+class Centralized(Topology):
     """One client with everybody's images: what training would give if the images could be pooled."""
-
-    participation: float = Field(1.0, ge=1, le=1)
 
     def owners(self, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {"all": torch.cat(list(parts.values())).sort().values}
+
+    def plan(self, clients: Sequence[str], round: int, seed: int) -> Plan:
+        return Plan(dict.fromkeys(clients, SERVER), {SERVER: dict.fromkeys(clients)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -14,7 +14,8 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from fedssl import views
-from fedssl.errors import ClientError
+from fedssl.capture import CapturedSteps
+from fedssl.errors import ClientError, ConfigError
 from fedssl.layout import PARAMETERS
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.optim import SGD, Adam, Optimizer
@@ -36,6 +37,7 @@ class TrainSettings(Settings):
     decay_norms: bool = True  # off: biases and normalisation layers are not decayed
     schedule: Literal["cosine", "constant", "step"] = "cosine"  # over rounds, constant inside a round
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on CUDA, fp32 on a CPU
+    mode: Literal["auto", "eager", "captured"] = "auto"  # captured: the step as one CUDA graph; auto: on CUDA
     threads: PositiveInt = 1  # CPU threads per client: one and two threads give different bits
     deterministic: bool = False  # on CUDA: equal bits from run to run, at a price
     workers: int = Field(0, ge=0)  # clients trained side by side; 0: as many as the machine has room for
@@ -72,6 +74,16 @@ class Task(NamedTuple):
     stop: threading.Event
 
 
+class Inputs(NamedTuple):
+    """All that is new in a step. Whatever else a step reads or writes stays at its address."""
+
+    rows: Tensor  # (B,) of the client's images
+    images: Tensor  # (B, C, H, W) uint8
+    uniforms: tuple[Tensor, ...]  # one (V·B, columns) per ViewGroup
+    labels: Tensor | None
+    draws: Mapping[str, Tensor]
+
+
 class Stopped(Exception):  # noqa: N818 - a request, not an error
     """Somebody asked the run to end; nothing of this client's round is kept."""
 
@@ -96,6 +108,7 @@ class Trainer:
         self._slots = [by_name[name] for name, p in method.named_parameters() if p.requires_grad]
         self.loss = torch.zeros((), device=self.device)
         self.progress = torch.zeros((), device=self.device)
+        self._captured = CapturedSteps(self) if resolve_mode(settings.mode, self.device) == "captured" else None
 
     def fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
         """Train for the settings' epochs on a client's images; the optimizer starts afresh."""
@@ -108,19 +121,23 @@ class Trainer:
         self.progress.fill_(task.progress)
         self.loss.zero_()
         self.method.train()
+        # A client with fewer images than a batch is rare and quick: not worth a graph of its own.
+        step = self._captured.step if self._captured and size == self.settings.batch else self.step
         steps = 0
         for _ in range(self.settings.epochs):
             for index in _batches(len(task.pixels), size, task.generator):
                 if task.stop.is_set():
                     raise Stopped
-                out = self.step(self._batch(task, index), objective, given)
+                out = step(self._inputs(task, index), objective, given)
                 steps += 1
             if not math.isfinite(loss := self.loss.item() / steps):
                 raise ClientError("its loss is not finite any more")
         std, rank = spread(out.z), effective_rank(out.h)
         return Metrics(loss, steps, steps * size, time.perf_counter() - started, std, rank)
 
-    def step(self, batch: Batch, objective: Objective, given: Given) -> Output:
+    def step(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+        """Views → forward → objective → backward → optimizer → after-step."""
+        batch = self._batch(inputs)
         out: Output = self.method(batch)
         loss = objective(self.method, batch, out, given)
         grads = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
@@ -132,18 +149,27 @@ class Trainer:
             self.loss.add_(loss.detach())
         return out
 
-    def _batch(self, task: Task, index: Tensor) -> Batch:
-        images, method = task.pixels[index], self.method
-        made = tuple(
-            views.make_views(group, images, self._uniforms(group, len(index), task), method.mean, method.std)
-            for group in method.views
+    def _inputs(self, task: Task, index: Tensor) -> Inputs:
+        stream, n = task.generator, len(index)
+        return Inputs(
+            index,
+            task.pixels[index],
+            tuple(views.draw(g.augment, g.count * n, stream, self.device) for g in self.method.views),
+            None if task.labels is None else task.labels[index],
+            self.method.draw(n, stream),
         )
-        labels = task.labels[index] if task.labels is not None else None
-        draws = method.draw(len(index), task.generator)
-        return Batch(index, images, made, labels, None, draws, self.progress)
 
-    def _uniforms(self, group: views.ViewGroup, n: int, task: Task) -> Tensor:
-        return views.draw(group.augment, group.count * n, task.generator, self.device)
+    def _batch(self, inputs: Inputs) -> Batch:
+        method = self.method
+        made = tuple(
+            views.make_views(group, inputs.images, uniforms, method.mean, method.std)
+            for group, uniforms in zip(method.views, inputs.uniforms, strict=True)
+        )
+        return Batch(inputs.rows, inputs.images, made, inputs.labels, None, inputs.draws, self.progress)
+
+    def moving(self) -> list[Tensor]:
+        """Every tensor a step changes and the next one reads."""
+        return [self.method.state.floats, self.method.state.counts, self.loss, *self.optimizer.tensors()]
 
 
 def _batches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -165,6 +191,12 @@ def make_optimizer(settings: TrainSettings, method: Method, row: Tensor) -> Opti
     if settings.optimizer == "sgd":
         return SGD(row, decay, settings.momentum)
     return Adam(row, decay, decoupled=settings.optimizer == "adamw")
+
+
+def resolve_mode(mode: str, device: torch.device) -> str:
+    if mode == "captured" and device.type != "cuda":
+        raise ConfigError('train.mode = "captured" needs a CUDA device')
+    return ("captured" if device.type == "cuda" else "eager") if mode == "auto" else mode
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:

@@ -69,7 +69,10 @@ class State:
 
     def pick(self, parts: Collection[str] | None = None, roles: Collection[Role] | None = None) -> State:
         """A copy of some parts, or of the entries in some roles."""
-        layout = self.layout.pick(parts, roles)
+        return self._restricted(self.layout.pick(parts, roles))
+
+    def _restricted(self, layout: Layout) -> State:
+        """A copy of the entries in `layout`, laid out as it says."""
         picked = State(layout, self.floats.new_empty(layout.floats), self.counts.new_empty(layout.counts))
         for integer, mine, theirs, length in runs(self.layout, layout):
             source, to = (self.counts, picked.counts) if integer else (self.floats, picked.floats)
@@ -92,16 +95,15 @@ class State:
 
     def lerp(self, other: State, share: float | Tensor) -> State:
         """(1 − share)·self + share·other; counters stay as they are."""
+        if self.layout != other.layout:
+            raise ValueError(self.layout.first_difference(other.layout))
         return State(self.layout, torch.lerp(self.floats, other.floats, share), self.counts.clone())
 
     def distance(self, other: State, parts: Collection[str] | None = None) -> Tensor:
         """L2 distance over parameters, as a 0-d tensor on the rows' device."""
         layout = self.layout.pick(parts, PARAMETERS)
-        squares = [
-            (self.floats[a : a + n] - other.floats[b : b + n]).square().sum()
-            for (_, a, _, n), (_, b, _, _) in zip(runs(self.layout, layout), runs(other.layout, layout), strict=True)
-        ]
-        return torch.stack(squares).sum().sqrt() if squares else self.floats.new_zeros(())
+        mine, theirs = self._restricted(layout).floats, other._restricted(layout).floats
+        return (mine - theirs).square().sum().sqrt()
 
     @property
     def nbytes(self) -> int:
@@ -145,22 +147,25 @@ def to_device(tree: Tree, device: torch.device | str) -> dict[str, Value]:
 
 
 def dumps(tree: Tree) -> bytes:
-    """A tree as safetensors bytes: tensors as they are, the rest as JSON in the header. No pickle."""
+    """A tree as safetensors bytes: tensors as they are, the rest as JSON in the header. No pickle.
+
+    A tensor's name begins with its key's number, so that no two keys can claim the same name.
+    """
     tensors: dict[str, Tensor] = {}
     rest: dict[str, Any] = {}
-    for key, value in tree.items():
+    for i, (key, value) in enumerate(tree.items()):
         if isinstance(value, State):
-            tensors[f"{key}/floats"], tensors[f"{key}/counts"] = value.floats, value.counts
+            tensors[f"{i}:{key}/floats"], tensors[f"{i}:{key}/counts"] = value.floats, value.counts
             rest[key] = {"layout": [[e.name, list(e.shape), e.role] for e in value.layout.entries]}
         elif isinstance(value, Tensor):
-            tensors[key] = value
+            tensors[f"{i}:{key}"] = value
         else:
             rest[key] = value
-    seen: set[int] = set()  # the format has no way to say that two tensors are one
-    for key, tensor in tensors.items():
-        shared = tensor.data_ptr() in seen
-        seen.add(tensor.data_ptr())
-        tensors[key] = (tensor.clone() if shared else tensor.detach()).cpu().contiguous()
+    seen: set[int] = set()  # the format has no way to say that two tensors lie in the same memory
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        tensors[name] = (tensor.detach().clone() if memory in seen else tensor.detach()).cpu().contiguous()
+        seen.add(memory)
     return bytes(_save(tensors, {"tree": json.dumps(rest, allow_nan=True), "keys": json.dumps(list(tree))}))
 
 
@@ -168,13 +173,13 @@ def loads(data: bytes) -> dict[str, Value]:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     rest, tensors = json.loads(header["tree"]), _load(data)
     tree: dict[str, Value] = {}
-    for key in json.loads(header["keys"]):
+    for i, key in enumerate(json.loads(header["keys"])):
         value = rest.get(key)
         if isinstance(value, dict):
             layout = Layout(tuple(Entry(name, tuple(shape), role) for name, shape, role in value["layout"]))
-            tree[key] = State(layout, tensors[f"{key}/floats"], tensors[f"{key}/counts"])
+            tree[key] = State(layout, tensors[f"{i}:{key}/floats"], tensors[f"{i}:{key}/counts"])
         else:
-            tree[key] = tensors[key] if key in tensors else rest[key]
+            tree[key] = rest[key] if key in rest else tensors[f"{i}:{key}"]
     return tree
 
 

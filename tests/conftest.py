@@ -1,14 +1,20 @@
-"""Which tests run, and how torchvision is imported beside a CPU build of torch."""
+"""Which tests run, how torchvision is imported beside a CPU build of torch, and a tiny method in its trainer."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
+
+from fedssl.method import METHODS
+from fedssl.nets import CNN
+from fedssl.train import Trainer, TrainSettings
 
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
@@ -54,3 +60,35 @@ def _import_torchvision() -> None:
                 library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             _shim.append(library)
             importlib.import_module("torchvision")
+
+
+class Tiny(CNN):
+    """A backbone of 6 features and three hundred weights."""
+
+    widths = (4, 6)
+
+
+@pytest.fixture
+def make_trainer() -> Callable[..., Trainer]:
+    """make_trainer("byol", train={"batch": 4}, momentum=0.5): small widths, always the same weights, 8x8 images."""
+
+    def make(name: str = "byol", train: dict[str, Any] | None = None, **settings: Any) -> Trainer:
+        cls = METHODS[name].Settings
+        small = {k: v for k, v in {"hidden": 6, "dim": 5, "queue": 7}.items() if k in cls.model_fields}
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            method = cls(**{**small, **settings}).build(Tiny(), 8)
+        return Trainer(method, TrainSettings(**{"batch": 8, "lr": 0.05, **(train or {})}))
+
+    return make
+
+
+@pytest.fixture
+def pixels() -> Callable[..., torch.Tensor]:
+    """pixels(n, seed): uint8 images (n, 3, 8, 8)."""
+
+    def make(n: int, seed: int = 0) -> torch.Tensor:
+        stream = torch.Generator().manual_seed(seed)
+        return torch.randint(256, (n, 3, 8, 8), dtype=torch.uint8, generator=stream)
+
+    return make

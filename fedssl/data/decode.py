@@ -62,14 +62,18 @@ def decode_all(names: Sequence[str], source: Open, size: int, channels: int, say
         warnings.simplefilter("ignore")
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             done = 0
-            for results in pool.map(work, chunks):
-                for result in results:
-                    if isinstance(result, str):
-                        bad[done] = result
-                    else:
-                        pixels[done - len(bad)] = result
-                    done += 1
-                advance(len(results))
+            try:
+                for results in pool.map(work, chunks):
+                    for result in results:
+                        if isinstance(result, str):
+                            bad[done] = result
+                        else:
+                            pixels[done - len(bad)] = result
+                        done += 1
+                    advance(len(results))
+            except BaseException:  # Ctrl-C must not wait for the rest
+                pool.shutdown(cancel_futures=True)
+                raise
     return pixels[: len(names) - len(bad)], bad
 
 

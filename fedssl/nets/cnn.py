@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedssl.errors import ConfigError
 from fedssl.nets.backbone import BACKBONES, Backbone, Stem
 from fedssl.nets.norm import BatchNorm2d
 
@@ -52,7 +53,7 @@ class CNN5(Backbone):
             x = F.max_pool2d(x, 2) if i in self.pooled else x
         height, width = x.shape[2:]
         if min(height, width) < 2:
-            raise ValueError(f"cnn5 needs images of 16 pixels a side or more (got {tuple(images.shape[2:])})")
+            raise ConfigError(f"cnn5 needs images of 16 pixels a side or more (got {tuple(images.shape[2:])})")
         # Not adaptive_avg_pool2d: its backward pass on CUDA has no deterministic version.
         fields = (height + 1) // 2, (width + 1) // 2
         return F.avg_pool2d(x, fields, ceil_mode=True).flatten(1)

@@ -1,8 +1,12 @@
 """ResNet-18, -34 and -50 without their last layer.
 
-He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. Keys of the state_dict and
-initialisation are torchvision's, whose weights load as they are. The CIFAR stem is a 3x3 convolution of
-stride 1, no max-pooling.
+He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. Keys of the state_dict are torchvision's,
+whose weights load as they are. The CIFAR stem is a 3x3 convolution of stride 1, no max-pooling.
+
+The first weights depend on the stem. With the ImageNet stem they are torchvision's. With the CIFAR stem they are
+torch's own for a convolution, 2.4 times smaller, as in the networks FedU and FedEMA were measured with: BatchNorm
+makes the effective learning rate grow as the weights shrink, and thresholds on distances between models mean
+something on that scale only.
 """
 
 from __future__ import annotations
@@ -80,7 +84,7 @@ class ResNet(Backbone):
         self.dim = self.width
         self.layer1, self.layer2, self.layer3, self.layer4 = (self._stage(i) for i in range(4))
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if self.pool and isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def _stage(self, index: int) -> nn.Sequential:

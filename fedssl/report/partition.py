@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from fedssl import assemble
 from fedssl.data import Dataset, draw, earth_movers_distance, histogram
 from fedssl.data.progress import say_on_stderr
+from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
 from fedssl.store import write_atomic
 
@@ -36,8 +38,17 @@ def show_partition(
         _print(parts, data, counts)
     if save is not None:
         write_atomic(save, json.dumps({client: index.tolist() for client, index in parts.items()}).encode())
+    if picture is not None and counts is None:
+        raise ConfigError("there is no picture to draw: the images have no labels")
     if picture is not None and counts is not None:
-        draw(counts, data.train.classes, picture)
+        _draw(counts, data.train.classes, picture)
+
+
+def _draw(counts: Tensor, classes: tuple[str, ...], path: Path) -> None:
+    try:
+        draw(counts, classes, path)
+    except ImportError:
+        raise ConfigError('a picture needs matplotlib: pip install "fedssl[viz]"') from None
 
 
 def _counts(parts: dict[str, Tensor], data: Dataset) -> Tensor | None:
@@ -54,10 +65,10 @@ def _print(parts: dict[str, Tensor], data: Dataset, counts: Tensor | None) -> No
     table.add_column("images", justify="right")
     names = data.train.classes if counts is not None else ()
     for name in names[:20]:
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     for row, (client, index) in enumerate(parts.items()):
         cells = [] if counts is None else [str(n or "·") for n in counts[row, :20].int().tolist()]
-        table.add_row(client, str(len(index)), *cells)
+        table.add_row(escape(client), str(len(index)), *cells)
     console.print(table)
     if counts is not None:
         distance = earth_movers_distance(counts)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedssl.errors import ConfigError
 
+FEWEST = 5  # images on a map
 MAPPED = 1000  # images on the map: enough to see clusters, few enough to tell points apart
 
 
@@ -26,6 +27,7 @@ def draw_run(
     """`before` and `after` are features (n, d) of the same n test images with `labels` (n,)."""
     try:
         import matplotlib
+        import sklearn  # noqa: F401
 
         matplotlib.use("Agg")
         from matplotlib import pyplot as plt
@@ -36,7 +38,8 @@ def draw_run(
     for axes, features, title in ((first, before, "before: random backbone"), (last, after, "after")):
         _map(axes, features, labels, classes, title)
     handles, names = last.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right center", frameon=False, markerscale=2)
+    if handles:
+        figure.legend(handles, names, loc="outside right center", frameon=False, markerscale=2)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -45,7 +48,10 @@ def _curve(axes: Any, rounds: Sequence[Mapping[str, Any]], table: Mapping[str, M
     points = [(line["round"], line["knn"]) for line in rounds if line["knn"] is not None]
     if "random" in table:
         points.insert(0, (0, table["random"]["knn"]["mean"]))
-    axes.plot(*zip(*points, strict=True), marker="o", color="C0", label="this run")
+    if "this run" in table and points[-1:] != [(len(rounds), table["this run"]["knn"]["mean"])]:
+        points.append((len(rounds), table["this run"]["knn"]["mean"]))
+    if points:
+        axes.plot(*zip(*points, strict=True), marker="o", color="C0", label="this run")
     for color, name, words in (
         ("C7", "random", "random backbone"),
         ("C1", "isolated", "each client alone, mean"),
@@ -55,7 +61,8 @@ def _curve(axes: Any, rounds: Sequence[Mapping[str, Any]], table: Mapping[str, M
             axes.axhline(table[name]["knn"]["mean"], color=color, linestyle="--", label=words)
     axes.set(xlabel="round", ylabel="kNN accuracy on test images (%)", title="what the backbone is worth")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    if points:
+        axes.legend(frameon=False)
 
 
 def _map(
@@ -64,6 +71,10 @@ def _map(
     from sklearn.manifold import TSNE
 
     unit = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
+    if len(unit) < FEWEST:
+        axes.text(0.5, 0.5, f"a map needs {FEWEST} test images", ha="center")
+        axes.set_axis_off()
+        return
     xy = TSNE(2, init="pca", random_state=0, perplexity=min(30, (len(unit) - 1) / 3)).fit_transform(unit)
     for label in np.unique(labels):
         mine = labels == label

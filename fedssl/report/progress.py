@@ -76,7 +76,7 @@ class Bars:
         if line["knn"] is not None:
             self._knn = f"kNN {line['knn']:.1f}%  "
         if any(c["dropped"] for c in line["clients"]):
-            self._bar.console.print(f"{self._title}: {summary(line, self._rounds)}")
+            self._bar.console.print(f"{self._title}: {summary(line, self._rounds)}", markup=False)
         loss = f"loss {line['loss']:.4f}  " if line["loss"] is not None else ""
         self._bar.update(
             self._task,
@@ -96,7 +96,7 @@ def telling(title: str, rounds: int, done: int, per_round: int, quiet: bool) -> 
     from rich.console import Console
 
     columns = (
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.TextColumn("{task.fields[note]}"),
         progress.TimeElapsedColumn(),

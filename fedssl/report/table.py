@@ -24,11 +24,11 @@ def print_results(run: Run) -> None:
         console.print(_table(run, rows))
     else:
         console.print("No labelled test images, so no accuracy was measured.")
-    console.print(f"run directory  {run.dir}", highlight=False)
+    print(f"run directory  {run.dir}")  # not through rich, which breaks long paths and reads brackets as colours
     for file in sorted(run.dir.glob("backbone*.safetensors")):
-        console.print(f"backbone       {file}", highlight=False)
+        print(f"backbone       {file}")
     if (run.dir / "picture.png").is_file():
-        console.print(f"picture        {run.dir / 'picture.png'}", highlight=False)
+        print(f"picture        {run.dir / 'picture.png'}")
 
 
 def _table(run: Run, rows: dict[str, dict[str, Any]]) -> Table:

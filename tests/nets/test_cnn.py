@@ -28,7 +28,7 @@ def test_cnn5_has_five_convolutions() -> None:
 def test_cnn5_refuses_smaller_images() -> None:
     with torch.device("meta"):
         net = build("cnn5")
-        with pytest.raises(ValueError, match="16 pixels a side or more"):
+        with pytest.raises(ConfigError, match="16 pixels a side or more"):
             net(torch.empty(2, 3, 15, 15))
 
 

@@ -68,12 +68,16 @@ def test_resolution_of_each_stage(tiny: type[ResNet], stem: str, size: int) -> N
     assert features.shape == (3, 32 * net.block.expansion) == (3, net.dim)
 
 
-def test_initialisation() -> None:
-    net = build("resnet18")
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+def test_initialisation(stem: str) -> None:
+    """CIFAR stem: uniform within 1/√fan_in, torch's own. ImageNet stem: normal with variance 2/fan_out, torchvision's."""
+    net = build("resnet18", stem=stem)
     for module in net.modules():
         if isinstance(module, nn.Conv2d) and module.weight.numel() > 30_000:
-            fan_out = module.out_channels * module.kernel_size[0] ** 2
-            assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=0.02)
+            area = module.kernel_size[0] ** 2
+            fan_in, fan_out = module.in_channels * area, module.out_channels * area
+            std = math.sqrt(2 / fan_out) if stem == "imagenet" else math.sqrt(1 / (3 * fan_in))
+            assert module.weight.std().item() == pytest.approx(std, rel=0.02)
         if isinstance(module, nn.BatchNorm2d):
             assert (module.weight == 1).all()
             assert (module.bias == 0).all()

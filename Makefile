@@ -1,0 +1,36 @@
+# Each target sets up its own environment from nothing. torch comes first and alone: any other order may pull CUDA.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: setup demo test test-all check clean
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) --editable ".[dev]"
+	touch $@
+
+.venv/oracles: .venv/ready
+	$(PIP) --editable ".[dev,oracles]"
+	touch $@
+
+demo: setup
+	$(BIN)/fedssl run demo
+
+test: setup
+	$(BIN)/pytest
+
+test-all: setup .venv/oracles
+	$(BIN)/pytest --all
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/test_layering.py
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf .venv site

@@ -1,0 +1,89 @@
+"""A training step as one CUDA graph, recorded once and replayed for every client and round.
+
+Launching a few hundred small kernels from Python takes longer than running them. A graph is launched as a whole; it
+reads its inputs from, and writes its results to, the addresses it was recorded with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedssl.method import Given, Output
+    from fedssl.train import Inputs, Objective, Trainer
+
+WARM_UP = 3  # steps before recording: libraries choose their kernels and allocate their workspaces in the first
+
+
+class Graph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    given: dict[str, Tensor]
+    out: Output
+
+
+class CapturedSteps:
+    """A trainer's recorded steps, by objective and shapes."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._graphs: dict[Hashable, Graph] = {}
+        self._last: Given | None = None
+
+    def step(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+        """The same as `Trainer.step`; what it returns is overwritten by the next step."""
+        tensors = _tensors(inputs)
+        key = (objective, *(_shape(t) for t in tensors), *((name, _shape(t)) for name, t in given.items()))
+        if key not in self._graphs:
+            self._graphs[key] = self._record(inputs, objective, given)
+        recorded = self._graphs[key]
+        for to, new in zip(recorded.inputs, tensors, strict=True):
+            to.copy_(new)
+        if given is not self._last:  # the same for all steps of a client's round
+            self._last = given
+            for name, to in recorded.given.items():
+                to.copy_(given[name])
+        recorded.graph.replay()
+        return recorded.out
+
+    def _record(self, inputs: Inputs, objective: Objective, given: Given) -> Graph:
+        trainer, held = self._trainer, [t.clone() for t in self._trainer.moving()]
+        own_inputs = _map(inputs, Tensor.clone)
+        own_given = {name: tensor.clone() for name, tensor in given.items()}
+        stream, graph = torch.cuda.Stream(trainer.device), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream(trainer.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                trainer.step(own_inputs, objective, own_given)
+        torch.cuda.synchronize(trainer.device)
+        # thread_local: a checkpoint being copied to the host by another thread must not spoil the recording.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            out = trainer.step(own_inputs, objective, own_given)
+        torch.cuda.synchronize(trainer.device)
+        for tensor, value in zip(trainer.moving(), held, strict=True):  # the warm-up has not happened
+            tensor.copy_(value)
+        return Graph(graph, _tensors(own_inputs), own_given, out)
+
+
+def _shape(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    labels = [] if inputs.labels is None else [inputs.labels]
+    return [inputs.rows, inputs.images, *inputs.uniforms, *labels, *inputs.draws.values()]
+
+
+def _map(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    draws: Mapping[str, Tensor] = {name: function(tensor) for name, tensor in inputs.draws.items()}
+    return inputs._replace(
+        rows=function(inputs.rows),
+        images=function(inputs.images),
+        uniforms=tuple(map(function, inputs.uniforms)),
+        labels=None if inputs.labels is None else function(inputs.labels),
+        draws=draws,
+    )

@@ -1,0 +1,295 @@
+"""FedAvg's switches on a method of three numbers, all worked out by hand.
+
+The encoder is one weight w, the predictor one weight q, the target a copy of w. Training is scripted: it adds fixed
+amounts. The global model starts with w = 10, q = 1.
+
+    client   images   online   target   predictor   statistic   counter
+    A        1        +4       +2       +1          +1          +1
+    B        3        +8       +6       +3          +5          +2
+
+Round 1: everybody starts with online 10, target 10, predictor 1.
+    A ends with 14, 12, 2; B ends with 18, 16, 4.
+    by size:   online (14 + 3·18)/4 = 17, target (12 + 3·16)/4 = 15, predictor (2 + 3·4)/4 = 3.5
+    uniform:   online (14 + 18)/2 = 16, target (12 + 16)/2 = 14, predictor (2 + 4)/2 = 3
+The server's encoder G is the online mean (aggregate = online, both) or the target mean T (aggregate = target); with
+both it holds T beside G.
+
+Round 2: what A starts from (B alike, with 18, 16, 4)
+    update = online: online G, target its own 12
+    update = target: online its own 14, target G (aggregate = both: T)
+    update = both:   online G, target G (aggregate = both: T)
+    predictor = global: the mean; local: its own 2
+A newcomer C has nothing of its own: online G, target G (both: T), and the mean predictor, or, where predictors stay
+local, the very first, 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedssl.algorithm import Upload
+from fedssl.algorithms import FedAvg
+from fedssl.client import Client
+from fedssl.guard import Guard, Reply
+from fedssl.method import Batch, Given, Method, MethodSettings, Output
+from fedssl.nets import BatchNorm1d
+from fedssl.train import Trainer
+from fedssl.tree import Mean, State, Tree, model
+
+
+class Number(nn.Module):
+    dim = 1
+
+    def __init__(self, value: float, norm: bool = False) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([value]))
+        if norm:
+            self.norm = BatchNorm1d(1)
+
+
+class Toy(Method):
+    def __init__(self, settings: MethodSettings, backbone: nn.Module, size: int) -> None:
+        super().__init__(settings, backbone, size)
+        self.projector, self.predictor = Number(10.0), Number(1.0)
+        self.target = self.mirror()
+
+    def forward(self, batch: Batch) -> Output:
+        raise NotImplementedError
+
+    def loss(self, out: Output, given: Given) -> Tensor:
+        raise NotImplementedError
+
+
+class Numbers(NamedTuple):
+    online: float
+    target: float
+    predictor: float
+
+
+class Extra(NamedTuple):
+    statistic: float
+    counter: int
+
+
+ADDED = {"A": Numbers(4, 2, 1), "B": Numbers(8, 6, 3), "C": Numbers(0, 0, 0)}
+EXTRA = {"A": Extra(1, 1), "B": Extra(5, 2), "C": Extra(0, 0)}
+IMAGES = {"A": 1, "B": 3}
+
+
+@dataclass
+class Scripted:
+    """What FedAvg needs of a client; training writes down where it starts and adds what the table says."""
+
+    id: str
+    memory: Tree
+    method: Method
+    started: list[Numbers] = field(default_factory=list)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(0)
+
+    def train(self, objective: Any, given: Given) -> None:
+        self.started.append(numbers(self.method))
+        added, extra, t = ADDED[self.id], EXTRA[self.id], self.method.state.tensors()
+        for part in ("backbone", "projector"):
+            t[f"{part}.w"] += added.online
+            t[f"target.{part}.w"] += added.target
+        t["predictor.w"] += added.predictor
+        t["backbone.norm.running_mean"] += extra.statistic
+        t["backbone.norm.num_batches_tracked"] += extra.counter
+
+
+def numbers(method: Method) -> Numbers:
+    t = method.state.tensors()
+    assert t["backbone.w"] == t["projector.w"]
+    assert t["target.backbone.w"] == t["target.projector.w"]
+    return Numbers(t["backbone.w"].item(), t["target.backbone.w"].item(), t["predictor.w"].item())
+
+
+def toy() -> Method:
+    return Toy(MethodSettings(), Number(10.0, norm=True), 1).reside()
+
+
+class Federation:
+    """One resident method lent to one client after another, as a trainer would lend it."""
+
+    def __init__(self, **settings: str) -> None:
+        self.algorithm, self.method = FedAvg(**settings), toy()
+        self.site = self.algorithm.init(Scripted("home", {}, self.method))  # type: ignore[arg-type]
+        self.memory: dict[str, Tree] = {}
+        self.uploads: dict[str, Tree] = {}
+
+    def start_of(self, client_id: str) -> Numbers:
+        client = Scripted(client_id, self.memory.get(client_id, {}), self.method)
+        message = self.algorithm.broadcast(self.site, client_id)
+        upload, memory = self.algorithm.client(client, message)  # type: ignore[arg-type]
+        assert list(Guard(self.algorithm.wire(self.method), lambda c: message)([Reply(client_id, 1, upload, None)]))
+        self.uploads[client_id], self.memory[client_id] = upload, memory
+        return client.started[0]
+
+    def round(self, *clients: str) -> dict[str, Numbers]:
+        self.uploads = {}
+        starts = {client: self.start_of(client) for client in clients}
+        weights = {c: float(IMAGES[c]) if self.algorithm.weights == "size" else 1.0 for c in clients}
+        self.site = self.algorithm.merge(
+            self.site, (Upload(c, weights[c], upload) for c, upload in self.uploads.items()), Mean
+        )
+        return starts
+
+    def held(self) -> dict[str, float]:
+        t = model(self.site, "model").tensors()
+        held = {"encoder": t["backbone.w"].item(), "predictor": t["predictor.w"].item()}
+        if "target" in self.site:
+            held["target"] = model(self.site, "target").tensors()["target.backbone.w"].item()
+        return held
+
+
+def every(test: Callable[..., None]) -> Callable[..., None]:
+    for key, values in {
+        "weights": ["size", "uniform"],
+        "predictor": ["global", "local"],
+        "update": ["online", "target", "both"],
+        "aggregate": ["online", "target", "both"],
+    }.items():
+        test = pytest.mark.parametrize(key, values)(test)
+    return test
+
+
+@every
+def test_two_rounds_by_hand(aggregate: str, update: str, predictor: str, weights: str) -> None:
+    federation = Federation(aggregate=aggregate, update=update, predictor=predictor, weights=weights)
+    assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
+
+    online, target, q = (17, 15, 3.5) if weights == "size" else (16, 14, 3)
+    G = target if aggregate == "target" else online
+    T = target if aggregate == "both" else G  # what a client's target is given
+    expected = {"encoder": G, "predictor": q if predictor == "global" else 1}
+    assert federation.held() == (expected | {"target": target} if aggregate == "both" else expected)
+    exported = federation.algorithm.export(federation.site)
+    assert exported.keys() == {"global"}
+    assert exported["global"].tensors()["backbone.w"] == G
+
+    newcomer = federation.start_of("C")
+    assert newcomer == Numbers(G, T, q if predictor == "global" else 1)
+
+    own = {"A": Numbers(14, 12, 2), "B": Numbers(18, 16, 4)}
+    starts = {
+        c: Numbers(
+            mine.online if update == "target" else G,
+            mine.target if update == "online" else T,
+            mine.predictor if predictor == "local" else q,
+        )
+        for c, mine in own.items()
+    }
+    assert federation.round("A", "B") == starts
+
+    ends = {c: Numbers(*(x + y for x, y in zip(starts[c], ADDED[c], strict=True))) for c in starts}
+    share = (0.25, 0.75) if weights == "size" else (0.5, 0.5)
+    mean = Numbers(*(share[0] * a + share[1] * b for a, b in zip(ends["A"], ends["B"], strict=True)))
+    held = federation.held()
+    assert held["encoder"] == (mean.target if aggregate == "target" else mean.online)
+    assert held["predictor"] == (mean.predictor if predictor == "global" else 1)
+    assert held.get("target") == (mean.target if aggregate == "both" else None)
+
+
+def test_statistics_are_averaged_and_counters_keep_the_largest() -> None:
+    """Running mean 0: A ends with 1, B with 5: (1 + 3·5)/4 = 4. Counters 1 and 2: 2."""
+    federation = Federation()
+    federation.round("A", "B")
+    t = model(federation.site, "model").tensors()
+    assert t["backbone.norm.running_mean"] == 4
+    assert t["backbone.norm.num_batches_tracked"] == 2
+    federation.round("A")
+    t = model(federation.site, "model").tensors()
+    assert t["backbone.norm.running_mean"] == 5
+    assert t["backbone.norm.num_batches_tracked"] == 3
+
+
+@pytest.mark.parametrize("predictor", ["global", "local"])
+def test_only_what_must_travels_and_only_what_must_is_kept(predictor: str) -> None:
+    parts = {"backbone", "projector"} | ({"predictor"} if predictor == "global" else set())
+    local = set() if predictor == "global" else {"predictor"}
+    kept = {"online": {"target"}, "target": {"backbone", "projector"}, "both": set()}
+    for update, expected in kept.items():
+        federation = Federation(update=update, predictor=predictor)
+        federation.round("A", "B")
+        assert set(model(federation.uploads["A"], "model").layout.parts) == parts
+        assert set(model(federation.memory["A"], "kept").layout.parts) == expected | local
+
+
+def test_a_client_that_skips_a_round_takes_up_where_it_stopped() -> None:
+    federation = Federation(predictor="local")
+    federation.round("A", "B")
+    federation.round("B")
+    G = federation.held()["encoder"]
+    assert federation.round("A", "B")["A"] == Numbers(G, 12, 2)
+
+
+def test_sites_messages_and_uploads_are_never_changed_in_place() -> None:
+    federation = Federation(aggregate="both", predictor="local")
+    first = federation.site
+    before = {key: model(first, key).clone() for key in first}
+    federation.round("A", "B")
+    uploads = {c: model(u, "model").clone() for c, u in federation.uploads.items()}
+    kept = federation.uploads
+    federation.round("A", "B")
+    assert all(torch.equal(model(first, key).floats, state.floats) for key, state in before.items())
+    assert all(torch.equal(model(kept[c], "model").floats, state.floats) for c, state in uploads.items())
+
+
+def test_what_is_required() -> None:
+    assert FedAvg().requires == frozenset()
+    for settings in ({"aggregate": "both"}, {"aggregate": "target"}, {"update": "target"}, {"update": "both"}):
+        assert FedAvg(**settings).requires == {"target"}
+
+
+# -- on a real method --
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "kept"),
+    [
+        ("simclr", {}, ()),
+        ("byol", {}, ("target",)),
+        ("mocov2", {}, ("target", "queue")),
+        ("mocov2", {"key": "reset"}, ("queue",)),
+    ],
+)
+def test_a_real_client_keeps_what_its_method_says(
+    name: str, settings: dict[str, Any], kept: tuple[str, ...], make_trainer: Callable[..., Trainer], pixels: Any
+) -> None:
+    """In the next round the kept parts go on from what they were, the others from the global model."""
+    algorithm, trainer = FedAvg(), make_trainer(name, **settings)
+    method = trainer.method
+    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    first = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1)
+    upload, memory = algorithm.client(first, algorithm.broadcast(site, "a"))
+    assert model(memory, "kept").layout.parts == kept
+    assert model(upload, "model").layout == algorithm.wire(method)["model"]
+
+    started: list[State] = []
+
+    class Looking(FedAvg):
+        def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+            if not started:
+                started.append(method.state.pick(roles=("weight", "buffer")))
+            return super().objective(method, batch, out, given)
+
+    second = Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1)
+    Looking().client(second, algorithm.broadcast(site, "a"))
+    now = started[0]
+    for part in now.layout.parts:
+        mine = now.pick((part,))
+        if part in kept:
+            expected = model(memory, "kept").pick((part,), ("weight", "buffer"))
+        elif part == "target":
+            expected = model(site, "model").pick(method.mirrored, ("weight",)).with_prefix("target")
+        else:
+            expected = model(site, "model").pick((part,), ("weight",))
+        assert torch.equal(mine.floats, expected.floats), part

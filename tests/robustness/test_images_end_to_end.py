@@ -1,0 +1,157 @@
+"""D1, D2, D7, D8, D9: what images, or too few of them, may do to a whole run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import fedssl
+from fedssl.data import Dataset, Images
+from fedssl.errors import DataError, RunError
+from fedssl.experiment import METHODS
+
+SMALL = {"hidden": 32, "dim": 16}
+QUICK = {"train.batch": 4, "train.checkpoint_every": 0, "probe.every": 0, "probe.linear": False}
+
+
+def _settings(method: str = "simclr", **more: Any) -> dict[str, Any]:
+    heads = {f"method.{k}": v for k, v in SMALL.items() if k in METHODS[method].Settings.model_fields}
+    queue = {"method.queue": 32} if method.startswith("moco") else {}
+    base = {"data": {"name": "given"}, "method": {"name": method, "backbone": "cnn"}}
+    return {"base": base, "set": heads | queue | QUICK | more}
+
+
+def _run(folder: Path, dataset: Any, method: str = "simclr", quiet: bool = True, **more: Any) -> fedssl.Run:
+    settings = _settings(method, **more)
+    experiment = fedssl.Experiment.from_dict(settings["base"])
+    return fedssl.run(experiment, folder, dataset=dataset, quiet=quiet, set=settings["set"])
+
+
+def _pixels(n: int, channels: int = 3, seed: int = 0) -> Tensor:
+    stream = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (n, channels, 10, 10), dtype=torch.uint8, generator=stream)
+
+
+def _lists(path: Path, sizes: list[int]) -> dict[str, Any]:
+    ends = np.cumsum([0, *sizes]).tolist()
+    path.write_text(json.dumps({str(k): list(range(ends[k], ends[k + 1])) for k in range(len(sizes))}))
+    return {"clients": len(sizes), "partition.name": "listed", "partition.path": str(path)}
+
+
+def _save_all_modes(folder: Path) -> int:
+    """One image of every mode a camera, a scanner or an office may leave; the number of files."""
+    folder.mkdir(parents=True)
+    colour = Image.effect_noise((16, 12), 60).convert("RGB")
+    for mode, suffix in (("L", "png"), ("LA", "png"), ("P", "png"), ("1", "png"), ("RGBA", "png"), ("RGB", "jpg")):
+        colour.convert(mode).save(folder / f"{mode}.{suffix}")
+    colour.convert("CMYK").save(folder / "CMYK.jpg")
+    colour.save(folder / "anim.gif", save_all=True, append_images=[colour.rotate(90)])
+    colour.convert("I").save(folder / "deep.tif")
+    return len(list(folder.iterdir()))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_kind_of_image_is_trained_on(channels: int, tmp_path: Path) -> None:
+    counts = [_save_all_modes(tmp_path / "data/photos" / hospital) for hospital in ("a", "b")]
+    data = {"name": "folder", "path": "photos", "layout": "clients", "size": 12, "channels": channels}
+    settings = _settings("byol", clients=2, rounds=2, **{"partition.name": "natural"})
+    experiment = fedssl.Experiment.from_dict(settings["base"] | {"data": data})
+    run = fedssl.run(experiment, tmp_path / "run", data_dir=tmp_path / "data", quiet=True, set=settings["set"])
+    assert [c["client"] for c in run.rounds[-1]["clients"]] == ["a", "b"]
+    assert all(c["dropped"] is None and c["steps"] == counts[0] // 4 for c in run.rounds[-1]["clients"])
+    assert run.results["table"] == {}
+
+
+def _folder_with_bad_files(folder: Path, good: int) -> None:
+    folder.mkdir(parents=True)
+    Image.effect_noise((8, 8), 90).convert("RGB").save(folder / "good0.png")
+    for n in range(1, good):
+        os.link(folder / "good0.png", folder / f"good{n}.png")
+    (folder / "empty.png").touch()
+    (folder / "truncated.png").write_bytes((folder / "good0.png").read_bytes()[:60])
+    (folder / "notes.txt").write_text("Patients of March")
+
+
+def test_bad_files_are_left_out_counted_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _folder_with_bad_files(tmp_path / "data/ward", good=297)
+    data = {"name": "folder", "path": "ward", "layout": "flat", "size": 8}
+    settings = _settings(clients=3, rounds=1, **{"train.batch": 33})
+    experiment = fedssl.Experiment.from_dict(settings["base"] | {"data": data})
+    run = fedssl.run(experiment, tmp_path / "run", data_dir=tmp_path / "data", set=settings["set"])
+    err = capsys.readouterr().err
+    assert "left out 3 files:" in err
+    for line in ("empty file: empty.png", "truncated or damaged: truncated.png", "not an image: notes.txt"):
+        assert line in err
+    assert [c["images"] for c in run.rounds[0]["clients"]] == [99, 99, 99]
+    (tmp_path / "data/ward/one-more.png").write_text("no image")
+    with pytest.raises(DataError, match="4 of 301 files cannot be read as images, more than bad_share = 0.01"):
+        fedssl.run(experiment, tmp_path / "other", data_dir=tmp_path / "data", quiet=True, set=settings["set"])
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("topology", ["star", "isolated"])
+def test_an_empty_client_is_said_once_and_never_asked(
+    topology: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists = _lists(tmp_path / "lists.json", [8, 8, 0, 8, 8])
+    run = _run(tmp_path / "run", _pixels(32), quiet=False, rounds=3, **lists, **{"topology.name": topology})
+    assert capsys.readouterr().err.count("without images, so never asked to train: 2") == 1
+    for line in run.rounds:
+        assert [c["client"] for c in line["clients"]] == ["0", "1", "3", "4"]
+        assert not any(c["dropped"] for c in line["clients"])
+    assert len(run.models()) == (1 if topology == "star" else 4)  # nobody is measured who never trained
+
+
+def test_nobody_has_images(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no client has any images"):
+        _run(tmp_path / "run", _pixels(8), **_lists(tmp_path / "lists.json", [0, 0]))
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_few_images(method: str, tmp_path: Path) -> None:
+    """Clients of 0, 1, 2, 3, 5, 15 and kB + 1 = 9 images with a batch of B = 4."""
+    sizes = [0, 1, 2, 3, 5, 15, 9]
+    run = _run(tmp_path / "run", _pixels(sum(sizes)), method, rounds=2, **_lists(tmp_path / "lists.json", sizes))
+    for line in run.rounds:
+        clients = {c["client"]: c for c in line["clients"]}
+        assert list(clients) == ["1", "2", "3", "4", "5", "6"]
+        assert clients.pop("1") == {
+            "client": "1",
+            "dropped": "too few images: 1, at least 2 are needed to train",
+            "bytes_down": line["clients"][1]["bytes_down"],
+        }
+        assert [c["steps"] for c in clients.values()] == [1, 1, 1, 3, 2]  # the batch shrinks; an incomplete one is left
+        assert [c["images"] for c in clients.values()] == [2, 3, 4, 12, 8]
+        assert all(np.isfinite(c["loss"]) and c["dropped"] is None for c in clients.values())
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_nobody_has_enough_images(method: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing was learned"):
+        _run(tmp_path / "run", _pixels(2), method, rounds=1, clients=2)
+    assert not list((tmp_path / "run").glob("backbone*"))
+
+
+def _raising() -> NoReturn:
+    raise AssertionError("somebody looked at a label")
+
+
+def test_labels_never_reach_training(tmp_path: Path, sha256: Callable[[Path], dict[str, str]]) -> None:
+    labels = torch.arange(30) % 5
+    hashes = []
+    for name, given in (("true", labels), ("permuted", labels.flip(0)), ("raising", _raising)):
+        dataset = Dataset(Images(_pixels(30), given))
+        lists = _lists(tmp_path / "lists.json", [12, 10, 8])
+        _run(tmp_path / name, dataset, rounds=3, **lists)
+        hashes.append(sha256(tmp_path / name))
+    assert hashes[0] == hashes[1] == hashes[2]
+    assert len(hashes[0]) > 10

@@ -1,0 +1,187 @@
+"""P1, P7, P8: a run ended at any moment goes on to the bits it would have had anyway."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedssl.errors import RunError
+from fedssl.experiment import METHODS
+from fedssl.lock import locked
+
+EVERY = METHODS.names()
+Hashes = Callable[..., dict[str, str]]
+Kill = Callable[[subprocess.Popen[str]], int]
+
+
+def _killed_and_resumed(federation: Any, kill: Kill, folder: str, method: str, after: int, delay: float) -> int:
+    process = federation.start(folder, method)
+    federation.wait_for_round(folder, after, process)
+    time.sleep(delay)
+    status = kill(process)
+    federation.here(folder, method)
+    return status
+
+
+def test_killed_run_goes_on_to_the_same_bits(federation: Any, uninterrupted: Hashes, kill: Kill) -> None:
+    _killed_and_resumed(federation, kill, "run", "mocov2", after=2, delay=0.01)  # it has memory beside its model
+    assert federation.hashes("run") == uninterrupted("mocov2")
+    assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", EVERY)
+def test_every_method_killed_at_random_moments(
+    method: str, federation: Any, uninterrupted: Hashes, kill: Kill
+) -> None:
+    moments = random.Random(method)
+    statuses = []
+    for turn in range(3):
+        after, delay = moments.choice((0, 1, 2, 2, 3)), moments.uniform(0, 0.15)
+        statuses.append(_killed_and_resumed(federation, kill, f"run{turn}", method, after, delay))
+        assert federation.hashes(f"run{turn}") == uninterrupted(method), (after, delay)
+    assert -signal.SIGKILL in statuses  # or nothing was tested
+
+
+class PowerCut(BaseException):
+    """From one moment on nothing reaches the disk."""
+
+
+def _cut(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
+    """Let `after` calls that make a write last go through, then none; returns the calls made."""
+    calls: list[str] = []
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            if len(calls) > after:
+                raise PowerCut
+            return real(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", counted("fsync", os.fsync))
+    for name in ("replace", "unlink", "rename"):
+        monkeypatch.setattr(Path, name, counted(name, getattr(Path, name)))
+    return calls
+
+
+def _cuts(federation: Any, monkeypatch: pytest.MonkeyPatch, method: str, moments: Callable[[int], list[int]]) -> None:
+    with monkeypatch.context() as patch:
+        calls = _cut(patch, after=10**9)
+        federation.here("whole", method)
+    whole = federation.hashes("whole")
+    for moment in moments(len(calls)):
+        with monkeypatch.context() as patch:
+            _cut(patch, after=moment)
+            with pytest.raises(PowerCut):
+                federation.here(f"cut{moment}", method)
+        federation.here(f"cut{moment}", method)
+        assert federation.hashes(f"cut{moment}") == whole, f"cut after {moment} of {len(calls)} calls"
+        assert [line["round"] for line in federation.rounds(f"cut{moment}")] == [1, 2, 3, 4]
+
+
+def test_power_cut_in_the_middle_of_writes(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two of sync, rename and delete; here twelve moments spread over the run."""
+    _cuts(federation, monkeypatch, "byol", lambda count: list(range(1, count - 20, (count - 20) // 12)))
+
+
+@pytest.mark.slow
+def test_power_cut_at_every_write(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A run may skip a checkpoint while the last one is still being written, so the number of calls varies a little.
+    _cuts(federation, monkeypatch, "mocov1", lambda count: list(range(count - 20)))
+
+
+LONG = ("train.epochs=12", "rounds=3", "train.checkpoint_every=60")  # nothing but the end saves
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop(
+    number: int, federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = federation.start("run", "simclr", *LONG)
+    federation.wait_for_round("run", 1, process)
+    asked = time.monotonic()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 10
+    assert process.returncode == 130
+    said = re.fullmatch(r"fedssl: stopped after round (\d) of 3; the same command goes on", err.splitlines()[-1])
+    assert said is not None, err
+    assert "Traceback" not in err
+    federation.here("run", "simclr", *LONG, quiet=False)
+    assert f"going on after round {said[1]} of 3" in capsys.readouterr().err
+    assert federation.hashes("run") == uninterrupted("simclr", *LONG)
+
+
+def test_an_impatient_hand(federation: Any, uninterrupted: Hashes) -> None:
+    process = federation.start("run", "simclr", *LONG)
+    federation.wait_for_round("run", 1, process)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.003)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    federation.here("run", "simclr", *LONG)
+    assert federation.hashes("run") == uninterrupted("simclr", *LONG)
+
+
+def test_killed_while_its_company_trains(federation: Any, kill: Kill) -> None:
+    sets = ("probe.beside=['isolated']", "rounds=3")
+    federation.here("whole", "simclr", *sets)
+    process = federation.start("run", "simclr", *sets)
+    federation.wait_for_round("run/isolated", 1, process)
+    kill(process)
+    assert not (federation.root / "run/results.json").exists()
+    before = federation.rounds("run")
+    federation.here("run", "simclr", *sets)
+    assert federation.rounds("run") == before  # the run itself was finished, and was not run again
+    results = [(federation.root / f"{name}/results.json").read_text() for name in ("run", "whole")]
+    assert results[0] == results[1]
+
+
+def test_two_processes_on_one_directory(federation: Any, kill: Kill) -> None:
+    first = federation.start("run", "simclr", "train.epochs=2000")
+    while not (federation.root / "run/checkpoints/00000.json").exists():
+        assert first.poll() is None
+        time.sleep(0.01)
+    code, _, err = federation.run("run", "simclr", "train.epochs=2000")
+    assert code == 4
+    assert err.splitlines()[-1] == f"fedssl: {federation.root}/run is in use by process {first.pid}; nothing was changed"
+    with pytest.raises(RunError, match=f"in use by process {first.pid}; nothing was changed"):
+        federation.here("run", "simclr", "train.epochs=2000")
+    assert kill(first) == -signal.SIGKILL
+    with locked(federation.root / "run"):  # a dead one's lock is taken over
+        assert (federation.root / "run/run.lock").read_text() == str(os.getpid())
+
+
+def test_interrupted_while_images_are_read(federation: Any, kill: Kill) -> None:
+    from PIL import Image
+
+    folder = federation.root / "data/many"
+    folder.mkdir()
+    Image.effect_noise((3000, 3000), 90).save(folder / "0.png")
+    for n in range(1, 60):
+        os.link(folder / "0.png", folder / f"{n}.png")
+    sets = ("data.name=folder", "data.path=many", "data.layout=flat", "data.size=8")
+    process = federation.start("run", "simclr", *sets)
+    while "decoding" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(0.2)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 10
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not (federation.root / "run").exists()

@@ -1,0 +1,161 @@
+"""U1, U2, U4, U5, U6: what one client sends or says must not decide what the others get."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedssl
+from fedssl.algorithm import ALGORITHMS
+from fedssl.algorithms import FedAvg
+from fedssl.client import Client
+from fedssl.errors import RunError
+from fedssl.guard import Reply
+from fedssl.layout import Entry, Layout
+from fedssl.runtimes.local import LocalRuntime
+from fedssl.tree import State, Tree, model
+
+Corrupt = Callable[[dict[str, Any]], Tree]
+
+
+def _poison(value: float) -> Corrupt:
+    def corrupt(upload: dict[str, Any]) -> Tree:
+        model(upload, "model").floats[7] = value
+        return upload
+
+    return corrupt
+
+
+def _relaid(change: Callable[[tuple[Entry, ...]], tuple[Entry, ...]]) -> Corrupt:
+    def corrupt(upload: dict[str, Any]) -> Tree:
+        return {"model": State.empty(Layout(change(model(upload, "model").layout.entries)))}
+
+    return corrupt
+
+
+def _half(upload: dict[str, Any]) -> Tree:
+    sent = model(upload, "model")
+    return {"model": State(sent.layout, sent.floats.half(), sent.counts)}
+
+
+def _short(upload: dict[str, Any]) -> Tree:
+    sent = model(upload, "model")
+    return {"model": State(sent.layout, sent.floats[:1], sent.counts)}  # of shape (1,), which would broadcast
+
+
+CORRUPTIONS: dict[str, tuple[Corrupt, str]] = {
+    "nan": (_poison(math.nan), "model: is not finite"),
+    "infinity": (_poison(math.inf), "model: is not finite"),
+    "minus infinity": (_poison(-math.inf), "model: is not finite"),
+    "extra key": (lambda upload: upload | {"more": torch.zeros(1)}, 'key "more" is not expected'),
+    "missing key": (lambda upload: {}, 'key "model" is missing'),
+    "not a model": (lambda upload: {"model": torch.zeros(3)}, "model: is not a model"),
+    "missing entry": (_relaid(lambda entries: entries[1:]), "is missing"),
+    "extra entry": (_relaid(lambda e: (*e, Entry("backbone.more", (1,), "weight"))), "backbone.more is not expected"),
+    "wrong shape": (_relaid(lambda e: (e[0]._replace(shape=(1,)), *e[1:])), "has shape (1,), expected"),
+    "wrong dtype": (_half, "its float row is not what its layout says"),
+    "short row": (_short, "its float row is not what its layout says"),
+}
+
+
+class OneBadClient(FedAvg):
+    """FedAvg, in which client 1 sends something else."""
+
+    kind: str
+    whom: tuple[str, ...] = ("1",)
+
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client(client, message)
+        return (CORRUPTIONS[self.kind][0](dict(upload)) if client.id in self.whom else upload), memory
+
+
+if "one-bad-client" not in ALGORITHMS.names():
+    ALGORITHMS.register("one-bad-client")(OneBadClient)
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """Settings for the clients named, each with the images it always has."""
+
+    def settings(clients: str) -> dict[str, Any]:
+        path = tmp_path / f"{clients}.json"
+        path.write_text(json.dumps({c: list(range(int(c) * 16, int(c) * 16 + 10 + int(c))) for c in clients}))
+        return {"clients": len(clients), "partition.name": "listed", "partition.path": str(path)}
+
+    return settings
+
+
+def _run(federation: Any, folder: str, settings: dict[str, Any]) -> fedssl.Run:
+    root, common = federation.root, {"rounds": 3, "train.batch": 4}
+    toml = federation.toml("byol")
+    return fedssl.run(toml, root / folder, data_dir=root / "data", quiet=True, set=common | settings)
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
+    kind: str, federation: Any, listed: Callable[[str], dict[str, Any]]
+) -> None:
+    """With client 1 dropped every round, clients 0 and 2 get what they would have had by themselves."""
+    run = _run(federation, "bad", listed("012") | {"algorithm.name": "one-bad-client", "algorithm.kind": kind})
+    _run(federation, "without", listed("02"))
+    assert federation.hashes("bad") == federation.hashes("without")
+    for line in run.rounds:
+        dropped = {c["client"]: c["dropped"] for c in line["clients"]}
+        assert CORRUPTIONS[kind][1] in dropped["1"]
+        assert dropped["0"] is dropped["2"] is None
+        assert not line["failed"]
+
+
+@pytest.mark.parametrize("images", [-5, 0, math.nan, 10**9, 1e9, "many", True, 1.5])
+def test_a_wrong_number_of_images_is_dropped(
+    images: Any, federation: Any, listed: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = LocalRuntime.exchange
+
+    def lying(self: LocalRuntime, *args: Any) -> Iterator[Reply]:
+        for reply in exchange(self, *args):
+            yield reply._replace(images=images) if reply.client == "1" else reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalRuntime, "exchange", lying)
+        run = _run(federation, "lying", listed("012"))
+    _run(federation, "without", listed("02"))
+    assert federation.hashes("lying") == federation.hashes("without")
+    assert {c["dropped"] for line in run.rounds for c in line["clients"]} == {None, f"claims {images!r} images"}
+
+
+def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> None:
+    """A learning rate of 1e30 makes weights infinite in one step and the loss NaN in the next."""
+    with pytest.raises(RunError, match="no sound upload in 3 rounds; the last: its loss is not finite any more"):
+        federation.here("run", "simclr", "train.lr=1e30", "train.epochs=3")
+    for line in federation.rounds("run"):
+        assert line["failed"]
+        assert line["loss"] is None
+        assert {c["dropped"] for c in line["clients"]} == {"its loss is not finite any more"}
+        assert not any("steps" in c or "bytes_up" in c for c in line["clients"])
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 6])
+def test_every_upload_invalid(rounds: int, federation: Any, listed: Callable[[str], dict[str, Any]]) -> None:
+    """The first model is kept, no backbone is passed off as trained, and asking again changes nothing of that."""
+    bad = {"algorithm.name": "one-bad-client", "algorithm.kind": "nan", "algorithm.whom": ("0", "1", "2")}
+    settings = listed("012") | bad | {"rounds": rounds}
+    for turn in (1, 2):
+        with pytest.raises(RunError, match=r"no sound upload in 3 rounds|nothing was learned"):
+            _run(federation, "run", settings)
+        assert len(federation.rounds("run")) == min(rounds, 3 * turn)
+    assert all(line["failed"] for line in federation.rounds("run"))
+    assert not (federation.root / "run/results.json").exists()
+    assert federation.hashes("run") == {}
+    kept = fedssl.Run(federation.root / "run").models()["global"]
+    fresh = _run(federation, "one", listed("012") | {"rounds": 1, "train.lr": 1e-30, "train.weight_decay": 0.0})
+    # Parameters only: a step of length zero still moves running statistics.
+    assert float(kept.distance(fresh.models()["global"])) == pytest.approx(0, abs=1e-6)
+    assert np.isfinite(kept.floats.numpy()).all()

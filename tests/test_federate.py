@@ -1,0 +1,210 @@
+"""The round loop over a runtime made of plain functions, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import pytest
+import torch
+
+from fedssl.algorithm import Algorithm, Averaging, Spec, Upload
+from fedssl.client import Client
+from fedssl.errors import RunError
+from fedssl.federate import GIVE_UP_AFTER, Round, federate
+from fedssl.guard import Reply
+from fedssl.layout import Entry, Layout
+from fedssl.method import Method
+from fedssl.topology import SERVER, TOPOLOGIES, Isolated, Plan, Star, Topology
+from fedssl.tree import Mean, State, Tree, model
+
+LAYOUT = Layout.of([Entry("backbone.w", (1,), "weight")])
+IMAGES = {"a": 1, "b": 2, "c": 5}
+
+
+def state(value: float) -> State:
+    return State(LAYOUT, torch.tensor([float(value)]), torch.zeros(0, dtype=torch.int64))
+
+
+def value(tree: Tree) -> float:
+    return model(tree, "model").floats.item()
+
+
+class Averaged(Algorithm):
+    """The mean of what clients send; every client is told who it is."""
+
+    def wire(self, method: Method) -> Mapping[str, Spec]:
+        return {"model": LAYOUT}
+
+    def init(self, home: Client) -> Tree:
+        return {"model": state(0)}
+
+    def broadcast(self, site: Tree, client_id: str) -> Tree:
+        return {**site, "to": client_id}
+
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        raise NotImplementedError
+
+    def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
+        total = mean()
+        for upload in uploads:
+            total.add(model(upload.tree, "model"), upload.weight)
+        return {"model": total.result()}
+
+    def export(self, site: Tree) -> dict[str, State]:
+        return {"global": model(site, "model")}
+
+
+class Fake:
+    """Client a adds 1 to what it is sent, b adds 2, c adds 5; or what `answers` says in a round."""
+
+    def __init__(
+        self, clients: str = "abc", answers: Callable[[int, str, float], float | str | None] | None = None
+    ) -> None:
+        self.clients, self.asked = list(clients), []
+        self._answer = answers or (lambda round, client, x: x + IMAGES[client])
+
+    def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
+        for client in home:
+            sent = message(client)
+            assert sent["to"] == client
+            self.asked.append((round, client, value(sent)))
+            answer = self._answer(round, client, value(sent))
+            if isinstance(answer, float):
+                yield Reply(client, IMAGES[client], {"model": state(answer)}, None)
+            else:
+                yield Reply(client, 0, None, None, answer)
+
+
+def rounds(runtime: Fake, topology: Topology, count: int = 2, start: int = 0, weights: str = "size") -> Iterator[Round]:
+    algorithm = Averaged(weights=weights)  # type: ignore[arg-type]
+    first = {site: {"model": state(0)} for site in topology.sites(runtime.clients)}
+    return federate(algorithm, topology, runtime, {"model": LAYOUT}, first, Mean, 0, start, count)
+
+
+@pytest.mark.parametrize(("weights", "expected"), [("size", [30 / 8, 60 / 8]), ("uniform", [8 / 3, 16 / 3])])
+def test_two_rounds_of_a_star(weights: str, expected: list[float]) -> None:
+    """By size: (1·1 + 2·2 + 5·5)/8 = 30/8 more each round; uniform: (1 + 2 + 5)/3."""
+    runtime = Fake()
+    done = list(rounds(runtime, Star(), weights=weights))
+    assert [value(r.sites[SERVER]) for r in done] == pytest.approx(expected)
+    assert [(r.number, r.failed) for r in done] == [(0, False), (1, False)]
+    assert [[report.client for report in r.reports] for r in done] == [["a", "b", "c"]] * 2
+    assert [(r, c) for r, c, _ in runtime.asked] == [(r, c) for r in range(2) for c in "abc"]
+
+
+def test_alone_each_site_hears_only_itself() -> None:
+    done = list(rounds(Fake(), Isolated(), count=3))
+    assert [{s: value(t) for s, t in r.sites.items()} for r in done] == [
+        {"a": n, "b": 2 * n, "c": 5 * n} for n in (1.0, 2.0, 3.0)
+    ]
+
+
+def test_alone_a_failing_client_keeps_its_model_and_the_others_go_on() -> None:
+    def answer(round: int, client: str, x: float) -> float | str:
+        return "ill" if client == "b" and round == 1 else x + 1
+
+    done = list(rounds(Fake(answers=answer), Isolated(), count=3))
+    assert [value(r.sites["b"]) for r in done] == [1, 1, 2]
+    assert [value(r.sites["a"]) for r in done] == [1, 2, 3]
+    assert not any(r.failed for r in done)
+
+
+def test_rounds_are_made_one_at_a_time() -> None:
+    runtime = Fake()
+    going = rounds(runtime, Star(), count=5)
+    assert runtime.asked == []
+    next(going)
+    assert {round for round, _, _ in runtime.asked} == {0}
+    next(going)
+    assert {round for round, _, _ in runtime.asked} == {0, 1}
+
+
+def test_earlier_rounds_are_not_changed_by_later_ones() -> None:
+    done = list(rounds(Fake(), Star(), count=3))
+    assert len({value(r.sites[SERVER]) for r in done}) == 3
+
+
+def test_going_on_is_like_never_having_stopped() -> None:
+    topology = Star(participation=0.5)
+    through, first, rest = Fake(), Fake(), Fake()
+    whole = list(rounds(through, topology, count=6))
+    half = list(rounds(first, topology, count=3))[-1]
+    algorithm = Averaged()
+    resumed = list(federate(algorithm, topology, rest, {"model": LAYOUT}, half.sites, Mean, 0, 3, 6))
+    assert first.asked + rest.asked == through.asked
+    assert [r.number for r in resumed] == [3, 4, 5]
+    assert value(resumed[-1].sites[SERVER]) == value(whole[-1].sites[SERVER])
+
+
+def test_nothing_left_to_do() -> None:
+    assert list(rounds(Fake(), Star(), count=2, start=2)) == []
+
+
+def test_one_dropped_client_is_left_out_of_the_mean_with_a_reason() -> None:
+    """Without b: (1·1 + 5·5)/6."""
+
+    def answer(round: int, client: str, x: float) -> float | str:
+        return math.nan if client == "b" else x + IMAGES[client]
+
+    (done,) = rounds(Fake(answers=answer), Star(), count=1)
+    assert value(done.sites[SERVER]) == pytest.approx(26 / 6)
+    assert [report.dropped for report in done.reports] == [None, "model: is not finite", None]
+    assert not done.failed
+
+
+def test_a_failed_round_keeps_the_model() -> None:
+    def answer(round: int, client: str, x: float) -> float | str:
+        return "ill" if round in (1, 2) else x + 1
+
+    done = list(rounds(Fake(answers=answer), Star(), count=5))
+    assert [value(r.sites[SERVER]) for r in done] == [1, 1, 1, 2, 3]
+    assert [r.failed for r in done] == [False, True, True, False, False]
+
+
+def test_three_failed_rounds_in_a_row_are_the_end() -> None:
+    going, done = rounds(Fake(answers=lambda round, client, x: x + 1 if round < 2 else "ill"), Star(), count=9), []
+    with pytest.raises(RunError, match="no sound upload in 3 rounds; the last: ill"):
+        done.extend(going)
+    assert [r.failed for r in done] == [False, False, *[True] * GIVE_UP_AFTER]
+    assert value(done[-1].sites[SERVER]) == 2
+
+
+def test_failures_are_counted_in_a_row() -> None:
+    answers = [math.nan, math.nan, 1.0, math.nan, math.nan, 1.0]
+    done = list(rounds(Fake(answers=lambda round, client, x: answers[round]), Star(), count=6))
+    assert [r.failed for r in done] == [True, True, False, True, True, False]
+
+
+def test_only_those_sampled_are_asked() -> None:
+    topology = Star(participation=0.34)
+    runtime = Fake()
+    done = list(rounds(runtime, topology, count=8))
+    for number, finished in enumerate(done):
+        expected = list(topology.plan(runtime.clients, number, 0).home)
+        assert [report.client for report in finished.reports] == expected
+        assert [c for r, c, _ in runtime.asked if r == number] == expected
+        assert len(expected) == 1
+
+
+class Pair(Topology):
+    """Two sites: x hears a and b with fixed weights, y hears c and b."""
+
+    def sites(self, clients: object) -> list[str]:
+        return ["x", "y"]
+
+    def plan(self, clients: object, round: int, seed: int) -> Plan:
+        return Plan({"a": "x", "b": "x", "c": "y"}, {"x": {"a": 0.25, "b": 0.75}, "y": {"b": 0.5, "c": 0.5}})
+
+
+def test_sites_that_share_a_client() -> None:
+    """x: 0.25·1 + 0.75·2 = 1.75; y: 0.5·2 + 0.5·5 = 3.5. In round 2 a and b start from x, c from y:
+    x: 1.75 + 1.75 = 3.5; y: 0.5·(1.75 + 2) + 0.5·(3.5 + 5) = 6.125."""
+    done = list(rounds(Fake(), Pair(), weights="uniform"))
+    assert [(value(r.sites["x"]), value(r.sites["y"])) for r in done] == [(1.75, 3.5), (3.5, 6.125)]
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES.names())
+def test_one_client_gives_the_same_in_every_topology(name: str) -> None:
+    done = list(rounds(Fake("b"), TOPOLOGIES[name](), count=3))
+    assert [value(next(iter(r.sites.values()))) for r in done] == [2, 4, 6]

@@ -1,0 +1,236 @@
+"""Twelve kinds of broken uploads, and the exact mean of those that are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedssl.algorithm import Rows, Spec, Upload
+from fedssl.algorithms import FedAvg
+from fedssl.guard import Guard, Reply, divergence
+from fedssl.layout import Entry, Layout
+from fedssl.train import Metrics
+from fedssl.tree import Mean, State, Tree, model, nbytes
+
+LAYOUT = Layout.of(
+    [
+        Entry("backbone.weight", (3, 2), "weight"),
+        Entry("backbone.mean", (2,), "statistic"),
+        Entry("projector.weight", (4,), "weight"),
+        Entry("backbone.count", (), "counter"),
+    ]
+)
+METRICS = Metrics(1.0, 2, 3, 4.0, 0.5, 6.0)
+
+
+def sound(seed: int) -> State:
+    return State(
+        LAYOUT, torch.randn(LAYOUT.floats, generator=torch.Generator().manual_seed(seed)), torch.tensor([seed])
+    )
+
+
+SENT: Tree = {"model": sound(99)}
+
+
+def guard(wire: dict[str, Spec] | None = None) -> Guard:
+    return Guard(wire or {"model": LAYOUT}, lambda client: SENT)
+
+
+def _with(state: State, position: int, value: float) -> State:
+    floats = state.floats.clone()
+    floats[position] = value
+    return replace(state, floats=floats)
+
+
+def _relaid(*entries: Entry) -> State:
+    return State.empty(Layout.of(entries))
+
+
+Mutation = Callable[[State], Tree]
+MUTATIONS: dict[str, tuple[Mutation, str]] = {
+    "NaN in a weight": (lambda s: {"model": _with(s, 0, math.nan)}, "model: is not finite"),
+    "NaN in a statistic": (lambda s: {"model": _with(s, -1, math.nan)}, "model: is not finite"),
+    "Inf": (lambda s: {"model": _with(s, 3, math.inf)}, "model: is not finite"),
+    "-Inf": (lambda s: {"model": _with(s, 3, -math.inf)}, "model: is not finite"),
+    "Inf and -Inf": (lambda s: {"model": _with(_with(s, 3, math.inf), 4, -math.inf)}, "model: is not finite"),
+    "extra key": (lambda s: {"model": s, "more": 1}, 'key "more" is not expected'),
+    "missing key": (lambda s: {}, 'key "model" is missing'),
+    "other key": (lambda s: {"modle": s}, 'key "model" is missing'),
+    "a tensor": (lambda s: {"model": s.floats}, "model: is not a model"),
+    "text": (lambda s: {"model": "weights"}, "model: is not a model"),
+    "other layout": (
+        lambda s: {"model": s.pick(("backbone",))},
+        "model: projector.weight is missing",
+    ),
+    "other architecture": (
+        lambda s: {"model": _relaid(*LAYOUT.entries[:-1], Entry("backbone.extra", (1,), "weight"), LAYOUT.entries[-1])},
+        "model: backbone.extra is not expected",
+    ),
+    "other shape": (
+        lambda s: {"model": _relaid(Entry("backbone.weight", (2, 3), "weight"), *LAYOUT.entries[1:])},
+        "model: backbone.weight has shape (2, 3), expected (3, 2)",
+    ),
+    "other role": (
+        lambda s: {"model": _relaid(Entry("backbone.weight", (3, 2), "norm"), *LAYOUT.entries[1:])},
+        "model: backbone.weight is a norm, expected a weight",
+    ),
+    "a row of one that would broadcast": (
+        lambda s: {"model": replace(s, floats=torch.ones(1))},
+        "model: its float row is not what its layout says",
+    ),
+    "a row of two dimensions": (
+        lambda s: {"model": replace(s, floats=s.floats[None])},
+        "model: its float row is not what its layout says",
+    ),
+    "double": (
+        lambda s: {"model": replace(s, floats=s.floats.double())},
+        "model: its float row is not what its layout says",
+    ),
+    "half": (
+        lambda s: {"model": replace(s, floats=s.floats.half())},
+        "model: its float row is not what its layout says",
+    ),
+    "short counters": (
+        lambda s: {"model": replace(s, counts=s.counts[:0])},
+        "model: its counter row is not what its layout says",
+    ),
+    "counters that are floats": (
+        lambda s: {"model": replace(s, counts=s.counts.float())},
+        "model: its counter row is not what its layout says",
+    ),
+}
+COUNTS: list[Any] = [-5, 0, math.nan, math.inf, 1e9, 10**9, 3.0, "12", "many", True, None]
+
+
+def _mean(uploads: list[tuple[str, int, Tree]]) -> State:
+    mean = Mean()
+    for _, images, tree in uploads:
+        mean.add(model(tree, "model"), images)
+    return mean.result()
+
+
+def _replies(bad: Reply) -> list[Reply]:
+    good = [Reply(f"c{i}", 10 + i, {"model": sound(i)}, METRICS) for i in range(4)]
+    return [*good[:2], bad, *good[2:]]
+
+
+def _check(bad: Reply, reason: str) -> None:
+    g = guard()
+    passed = list(g(_replies(bad)))
+    assert [client for client, _, _ in passed] == ["c0", "c1", "c2", "c3"]
+    others = _mean([(f"c{i}", 10 + i, {"model": sound(i)}) for i in range(4)])
+    assert torch.equal(_mean(passed).floats, others.floats)
+    assert torch.equal(_mean(passed).counts, others.counts)
+    report = g.reports[2]
+    assert (report.client, report.dropped, report.metrics) == ("bad", reason, None)
+    assert (report.bytes_down, report.bytes_up) == (nbytes(SENT), 0)
+    assert [r.dropped for r in g.reports if r.client != "bad"] == [None] * 4
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_upload_is_dropped_and_the_mean_of_the_others_exact(name: str) -> None:
+    mutate, reason = MUTATIONS[name]
+    _check(Reply("bad", 12, mutate(sound(7)), METRICS), reason)
+
+
+@pytest.mark.parametrize("images", COUNTS)
+def test_a_number_of_images_that_is_none(images: Any) -> None:
+    _check(Reply("bad", images, {"model": sound(7)}, METRICS), f"claims {images!r} images")
+
+
+def test_a_client_that_failed_says_why() -> None:
+    _check(Reply("bad", 0, None, None, "too few images: 1"), "too few images: 1")
+    _check(Reply("bad", 12, None, None), 'key "model" is missing')
+
+
+@given(st.integers(0, LAYOUT.floats - 1), st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_one_bad_number_anywhere_is_found(position: int, value: float) -> None:
+    assert guard().fault(Reply("a", 1, {"model": _with(sound(0), position, value)}, None)) == "model: is not finite"
+
+
+@given(st.integers(1, 10**8), st.floats(-(2.0**100), 2.0**100, width=32))
+def test_whatever_is_finite_passes(images: int, value: float) -> None:
+    assert guard().fault(Reply("a", images, {"model": _with(sound(0), 2, value)}, None)) is None
+
+
+ROWS = Rows((None, 3), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "reason"),
+    [
+        (ROWS, torch.zeros(5, 3), None),
+        (ROWS, torch.zeros(0, 3), None),
+        (ROWS, torch.zeros(5, 4), "x: has shape (5, 4), expected (None, 3)"),
+        (ROWS, torch.zeros(3), "x: is not torch.float32 of 2 dimensions"),
+        (ROWS, torch.zeros(5, 3).double(), "x: is not torch.float32 of 2 dimensions"),
+        (ROWS, torch.full((5, 3), math.nan), "x: is not finite"),
+        (ROWS, 3.0, "x: is not torch.float32 of 2 dimensions"),
+        (Rows((2,), torch.int64), torch.tensor([1, 2]), None),
+        (float, 0.5, None),
+        (float, math.nan, "x: is not finite"),
+        (float, -math.inf, "x: is not finite"),
+        (float, "0.5", "x: is not float"),
+        (float, True, "x: is not float"),
+        (int, 3, None),
+        (int, True, "x: is not int"),
+        (int, 3.0, "x: is not int"),
+    ],
+)
+def test_tensors_and_scalars_on_the_wire(spec: Spec, value: Any, reason: str | None) -> None:
+    assert guard({"x": spec}).fault(Reply("a", 1, {"x": value}, None)) == reason
+
+
+def test_a_sound_upload_is_measured() -> None:
+    """From 0 to (3, 4) in two weights is a way of 5; statistics do not count."""
+    sent, back = State.empty(LAYOUT), State.empty(LAYOUT)
+    back.floats[0], back.floats[1] = 3, 4
+    back.view(LAYOUT.entries[2]).fill_(100)
+    assert LAYOUT.entries[2].role == "statistic"
+    g = Guard({"model": LAYOUT}, lambda client: {"model": sent})
+    ((client, images, _),) = g([Reply("a", 5, {"model": back}, METRICS)])
+    assert (client, images) == ("a", 5)
+    (report,) = g.reports
+    assert report.divergence == pytest.approx(5)
+    assert report.metrics == METRICS
+    assert (report.bytes_down, report.bytes_up) == (nbytes({"m": sent}), nbytes({"m": back}))
+
+
+def test_divergence_of_what_came_back() -> None:
+    """A predictor that stayed at home does not count, nor do keys that went one way only."""
+    whole, part = sound(0), sound(1).pick(("projector",))
+    expected = part.distance(whole).item()
+    assert divergence({"model": whole, "x": 1}, {"model": part, "y": whole}) == pytest.approx(expected)
+    assert divergence({}, {"model": part}) is None
+
+
+def test_uploads_pass_one_by_one() -> None:
+    drawn = []
+
+    def replies():
+        for i in range(3):
+            drawn.append(i)
+            yield Reply(f"c{i}", 1, {"model": sound(i)}, METRICS)
+
+    passing = guard()(replies())
+    next(passing)
+    assert drawn == [0]
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_what_passes_can_be_merged(name: str) -> None:
+    """The algorithm never meets a broken upload: its result is the mean over the others."""
+    bad = Reply("bad", 12, MUTATIONS[name][0](sound(7)), METRICS)
+    feed = (Upload(client, float(images), tree) for client, images, tree in guard()(_replies(bad)))
+    merged = FedAvg().merge(SENT, feed, Mean)
+    assert torch.equal(
+        model(merged, "model").floats,
+        _mean([(r.client, r.images, r.upload) for r in _replies(bad) if r is not bad]).floats,
+    )  # type: ignore[misc]
