@@ -63,7 +63,7 @@ MEANINGS = {
     "partition.skew.beta": "0: sorted by class, 1: all clients alike",
     "method.backbone": "the network that is kept; see below",
     "method.stem": "how a ResNet meets its images: `cifar` keeps their resolution (3x3 convolution of stride 1, no "
-    "max-pooling), `imagenet` quarters it",
+    "max-pooling), `imagenet` quarters it and draws the first weights as torchvision does",
     "method.view_size": "side of the views, in pixels; none: the images' own",
     "method.init": "a safetensors file, from the current directory, to start the backbone from; torchvision's and "
     "timm's names for ResNets are known",

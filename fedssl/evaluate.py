@@ -57,7 +57,8 @@ class Evaluation:
         return self.data.test is not None and self.data.test.labelled and self.data.train.labelled
 
     def features(self, state: State, pixels: Tensor) -> Tensor:
-        backbone = backbone_of(state, build_backbone(self.experiment, self._channels)).to(self.device)
+        with torch.random.fork_rng(devices=[]):  # a new backbone draws weights, here only to be overwritten
+            backbone = backbone_of(state, build_backbone(self.experiment, self._channels)).to(self.device)
         return embed(backbone, pixels, self._normalisation, self.device)
 
     def measure(self, models: Mapping[str, State], probes: tuple[str, ...]) -> dict[str, Score]:

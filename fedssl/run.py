@@ -66,6 +66,8 @@ class Run:
         models = self.models()
         if model is None and len(models) > 1:
             raise ConfigError(f"this run has several models, name one of: {', '.join(models)}")
+        if model is not None and model not in models:
+            raise ConfigError(f'this run has no model "{model}"; known: {", ".join(models)}')
         state = models[model or next(iter(models))]
         first = next(e for e in state.layout.entries if e.part == "backbone" and len(e.shape) == 4)
         return backbone_of(state, assemble.build_backbone(self.experiment, first.shape[1]))

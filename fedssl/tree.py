@@ -166,14 +166,16 @@ def dumps(tree: Tree) -> bytes:
         memory = tensor.untyped_storage().data_ptr()
         tensors[name] = (tensor.detach().clone() if memory in seen else tensor.detach()).cpu().contiguous()
         seen.add(memory)
-    return bytes(_save(tensors, {"tree": json.dumps(rest, allow_nan=True), "keys": json.dumps(list(tree))}))
+    # One entry of metadata: of several, safetensors writes the order at random, and equal trees get unequal bytes.
+    return bytes(_save(tensors, {"tree": json.dumps({"keys": list(tree), "rest": rest}, allow_nan=True)}))
 
 
 def loads(data: bytes) -> dict[str, Value]:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    rest, tensors = json.loads(header["tree"]), _load(data)
+    described, tensors = json.loads(header["tree"]), _load(data)
+    keys, rest = described["keys"], described["rest"]
     tree: dict[str, Value] = {}
-    for i, key in enumerate(json.loads(header["keys"])):
+    for i, key in enumerate(keys):
         value = rest.get(key)
         if isinstance(value, dict):
             layout = Layout(tuple(Entry(name, tuple(shape), role) for name, shape, role in value["layout"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from fedssl.train import Trainer, TrainSettings
 
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
+
+torch.set_num_threads(1)  # on tensors as small as these, more threads only wait for each other
+torch.set_num_threads(1)  # tensors here are tiny: a second thread only waits, and on a busy machine for long
 
 _shim: list[torch.library.Library] = []  # a library's definitions live as long as the object
 
@@ -92,3 +96,25 @@ def pixels() -> Callable[..., torch.Tensor]:
         return torch.randint(256, (n, 3, 8, 8), dtype=torch.uint8, generator=stream)
 
     return make
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """cli("run", "demo"): exit code, standard output and standard error of the command, in this process."""
+    from fedssl.cli import main
+
+    def call(*args: str) -> tuple[int, str, str]:
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        monkeypatch.setattr(sys, "argv", ["fedssl", *args])
+        capfd.readouterr()
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return code or 0, *capfd.readouterr()
+
+    return call

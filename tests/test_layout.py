@@ -55,9 +55,14 @@ def test_an_optimizer_sees_one_slice(layout: Layout) -> None:
     assert parameters == sorted(parameters, reverse=True)
 
 
-@given(layouts(), st.sets(st.sampled_from("abc")), st.sets(st.sampled_from(ROLES)))
-def test_runs_copy_what_a_loop_copies(layout: Layout, parts: set[str], roles: set[str]) -> None:
+@given(layouts(), st.sets(st.sampled_from("abc")), st.sets(st.sampled_from(ROLES)), st.booleans(), st.data())
+def test_runs_copy_what_a_loop_copies(
+    layout: Layout, parts: set[str], roles: set[str], shuffled: bool, data: st.DataObject
+) -> None:
+    """Also where the same entries lie in another order."""
     inner = layout.pick(parts, roles)
+    if shuffled:
+        inner = Layout(tuple(data.draw(st.permutations(inner.entries))))
     rows = {False: torch.arange(layout.floats), True: torch.arange(layout.counts)}
     got = {False: torch.full((inner.floats,), -1), True: torch.full((inner.counts,), -1)}
     for integer, a, b, length in runs(layout, inner):

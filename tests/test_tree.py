@@ -199,14 +199,13 @@ def test_a_mean_leaves_its_terms_alone() -> None:
     assert all(map(same, states, before))
 
 
-def test_a_mean_of_equals_is_exact() -> None:
-    """In single precision 0.1 summed a thousand times drifts; the running sum is double."""
-    state = State.empty(LAYOUT)
-    state.floats.fill_(0.1)
-    mean = Mean()
-    for weight in range(1, 1001):
-        mean.add(state, weight / 7)
-    assert torch.equal(mean.result().floats, state.floats)
+def test_a_mean_is_summed_in_double_precision() -> None:
+    """10⁹ and −10⁹ cancel: of a thousand ones between them, single precision would keep none."""
+    mean, state = Mean(), State.empty(LAYOUT)
+    for value in (1e9, *[1.0] * 1000, -1e9):
+        state.floats.fill_(value)
+        mean.add(state, 1)
+    assert torch.equal(mean.result().floats, torch.full_like(state.floats, 1000 / 1002))
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=6))
@@ -301,9 +300,9 @@ def test_tensors_that_share_memory() -> None:
         assert _equal(value.detach() if isinstance(value, Tensor) else value, back[key]), key
 
 
-def test_dumping_is_a_function_of_the_tree() -> None:
+def test_equal_trees_have_equal_bytes() -> None:
     tree = {"model": random_state(), "n": 3, "x": torch.ones(2)}
-    assert dumps(tree) == dumps(loads(dumps(tree)))
+    assert len({dumps(tree) for _ in range(20)} | {dumps(loads(dumps(tree))) for _ in range(20)}) == 1
     assert dumps(tree) != dumps(tree | {"n": 4})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,10 +57,20 @@ def save_backbone(state_dict: Mapping[str, Tensor], path: Path | str, metadata: 
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
-        file.write(save(tensors, dict(metadata)))
+        file.write(_in_order(save(tensors, dict(metadata))))
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same safetensors file with its metadata sorted: safetensors writes them in an order drawn at random."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def _misfit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedssl.errors import ConfigError
 from fedssl.nets import CNN5, BatchNorm1d, build, linear, mlp
 
 

@@ -151,3 +151,14 @@ def test_loads_timm_resnet18(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 64, 64)
     expected = theirs.forward_head(theirs.forward_features(x), pre_logits=True)
     torch.testing.assert_close(mine(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_weights_make_equal_files(tmp_path: Path) -> None:
+    header = {key: f"{key} ü" for key in "hgfedcba"}
+    files = [tmp_path / str(i) for i in range(10)]
+    for file in files:
+        save_backbone({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(())}, file, header)
+    assert len({file.read_bytes() for file in files}) == 1
+    with safe_open(files[0], "pt") as opened:
+        assert opened.metadata() == header
+        assert torch.equal(opened.get_tensor("a"), torch.arange(6.0).view(2, 3))

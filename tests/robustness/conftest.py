@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,11 @@ def sha256() -> Callable[[Path], dict[str, str]]:
     return _sha256
 
 
+@pytest.fixture(scope="session")
+def make_federation() -> type[Federation]:
+    return Federation
+
+
 @pytest.fixture
 def federation(tmp_path: Path) -> Federation:
     return Federation(tmp_path)
@@ -135,7 +140,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dic
 
 
 @pytest.fixture
-def kill() -> Iterator[Callable[[subprocess.Popen[str]], int]]:
+def kill() -> Callable[[subprocess.Popen[str]], int]:
     """SIGKILL a whole session and wait for it; the exit status."""
 
     def end(process: subprocess.Popen[str]) -> int:
@@ -144,4 +149,4 @@ def kill() -> Iterator[Callable[[subprocess.Popen[str]], int]]:
         process.communicate()
         return process.returncode
 
-    yield end
+    return end

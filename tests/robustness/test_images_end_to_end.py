@@ -93,7 +93,7 @@ def test_bad_files_are_left_out_counted_and_listed(tmp_path: Path, capsys: pytes
         assert line in err
     assert [c["images"] for c in run.rounds[0]["clients"]] == [99, 99, 99]
     (tmp_path / "data/ward/one-more.png").write_text("no image")
-    with pytest.raises(DataError, match="4 of 301 files cannot be read as images, more than bad_share = 0.01"):
+    with pytest.raises(DataError, match=r"4 of 301 files cannot be read as images, more than bad_share = 0.01"):
         fedssl.run(experiment, tmp_path / "other", data_dir=tmp_path / "data", quiet=True, set=settings["set"])
     assert not (tmp_path / "other").exists()
 

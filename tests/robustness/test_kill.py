@@ -23,33 +23,37 @@ Hashes = Callable[..., dict[str, str]]
 Kill = Callable[[subprocess.Popen[str]], int]
 
 
-def _killed_and_resumed(federation: Any, kill: Kill, folder: str, method: str, after: int, delay: float) -> int:
-    process = federation.start(folder, method)
+SLOWER = "train.epochs=6"  # rounds long enough to be hit in their middle
+
+
+def _killed_and_resumed(federation: Any, kill: Kill, folder: str, method: str, after: int, delay: float) -> bool:
+    """Kill a run `delay` seconds after a round, and go on with it; whether it was still running."""
+    process = federation.start(folder, method, SLOWER)
+    while not (federation.root / folder / "checkpoints/00000.json").exists() and process.poll() is None:
+        time.sleep(0.002)
     federation.wait_for_round(folder, after, process)
     time.sleep(delay)
-    status = kill(process)
-    federation.here(folder, method)
-    return status
+    killed = kill(process) == -signal.SIGKILL
+    federation.here(folder, method, SLOWER)
+    return killed
 
 
 def test_killed_run_goes_on_to_the_same_bits(federation: Any, uninterrupted: Hashes, kill: Kill) -> None:
-    _killed_and_resumed(federation, kill, "run", "mocov2", after=2, delay=0.01)  # it has memory beside its model
-    assert federation.hashes("run") == uninterrupted("mocov2")
+    # A method with a memory beside its model, killed when two of four rounds are done.
+    assert _killed_and_resumed(federation, kill, "run", "mocov2", after=2, delay=random.uniform(0, 0.05))
+    assert federation.hashes("run") == uninterrupted("mocov2", SLOWER)
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", EVERY)
-def test_every_method_killed_at_random_moments(
-    method: str, federation: Any, uninterrupted: Hashes, kill: Kill
-) -> None:
-    moments = random.Random(method)
-    statuses = []
-    for turn in range(3):
-        after, delay = moments.choice((0, 1, 2, 2, 3)), moments.uniform(0, 0.15)
-        statuses.append(_killed_and_resumed(federation, kill, f"run{turn}", method, after, delay))
-        assert federation.hashes(f"run{turn}") == uninterrupted(method), (after, delay)
-    assert -signal.SIGKILL in statuses  # or nothing was tested
+def test_every_method_killed_at_random_moments(method: str, federation: Any, uninterrupted: Hashes, kill: Kill) -> None:
+    killed = 0
+    for turn, after in enumerate((0, 1, 2, 2, 3)):
+        delay = random.uniform(0, 0.2)
+        killed += _killed_and_resumed(federation, kill, f"run{turn}", method, after, delay)
+        assert federation.hashes(f"run{turn}") == uninterrupted(method, SLOWER), (after, delay)
+    assert killed >= 3  # or nothing was tested
 
 
 class PowerCut(BaseException):
@@ -91,8 +95,8 @@ def _cuts(federation: Any, monkeypatch: pytest.MonkeyPatch, method: str, moments
 
 
 def test_power_cut_in_the_middle_of_writes(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between any two of sync, rename and delete; here twelve moments spread over the run."""
-    _cuts(federation, monkeypatch, "byol", lambda count: list(range(1, count - 20, (count - 20) // 12)))
+    """Between any two of sync, rename and delete; here six moments spread over the run."""
+    _cuts(federation, monkeypatch, "byol", lambda count: list(range(1, count - 20, (count - 20) // 6)))
 
 
 @pytest.mark.slow
@@ -104,10 +108,8 @@ def test_power_cut_at_every_write(federation: Any, monkeypatch: pytest.MonkeyPat
 LONG = ("train.epochs=12", "rounds=3", "train.checkpoint_every=60")  # nothing but the end saves
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_asked_to_stop(
-    number: int, federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def test_asked_to_stop(number: int, federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]) -> None:
     process = federation.start("run", "simclr", *LONG)
     federation.wait_for_round("run", 1, process)
     asked = time.monotonic()
@@ -155,9 +157,6 @@ def test_two_processes_on_one_directory(federation: Any, kill: Kill) -> None:
     while not (federation.root / "run/checkpoints/00000.json").exists():
         assert first.poll() is None
         time.sleep(0.01)
-    code, _, err = federation.run("run", "simclr", "train.epochs=2000")
-    assert code == 4
-    assert err.splitlines()[-1] == f"fedssl: {federation.root}/run is in use by process {first.pid}; nothing was changed"
     with pytest.raises(RunError, match=f"in use by process {first.pid}; nothing was changed"):
         federation.here("run", "simclr", "train.epochs=2000")
     assert kill(first) == -signal.SIGKILL
@@ -170,8 +169,8 @@ def test_interrupted_while_images_are_read(federation: Any, kill: Kill) -> None:
 
     folder = federation.root / "data/many"
     folder.mkdir()
-    Image.effect_noise((3000, 3000), 90).save(folder / "0.png")
-    for n in range(1, 60):
+    Image.effect_noise((2000, 2000), 90).save(folder / "0.png")
+    for n in range(1, 100):
         os.link(folder / "0.png", folder / f"{n}.png")
     sets = ("data.name=folder", "data.path=many", "data.layout=flat", "data.size=8")
     process = federation.start("run", "simclr", *sets)

@@ -1,0 +1,239 @@
+"""P4, P5, P6: a disk that is full or lies, and a run directory that is not what was asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedssl
+from fedssl.errors import ConfigError, RunError
+from fedssl.store import Store
+
+
+def _small_files_only() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))  # a checkpoint of the tiny model is larger
+
+
+def test_disk_full_while_a_run_goes_on(federation: Any) -> None:
+    federation.here("run", "simclr", "rounds=2")
+    code, _, err = federation.run("run", "simclr", "rounds=6", preexec_fn=_small_files_only)
+    assert code == 4
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("fedssl: a checkpoint could not be written: [Errno 27] File too large")
+    snapshot = Store(federation.root / "run").load(print)
+    assert snapshot is not None
+    assert snapshot.rounds == 2
+    federation.here("run", "simclr", "rounds=6")  # and once there is room, it goes on
+    assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "file", ["run.lock", "experiment.toml", "images.sha256", "rounds.jsonl", "backbone.safetensors", "results.json"]
+)
+def test_each_file_that_cannot_be_written(file: str, federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.open
+
+    def full(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if path.name.startswith(file) and set(mode) & set("wa"):
+            raise OSError(28, os.strerror(28), str(path))
+        return real(path, mode, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(RunError, match="No space left on device") as failure:
+            federation.here("run", "simclr", "rounds=2")
+    assert failure.value.exit_code == 4
+    assert "\n" not in str(failure.value)
+    federation.here("run", "simclr", "rounds=2")
+    federation.here("whole", "simclr", "rounds=2")
+    assert federation.hashes("run") == federation.hashes("whole")
+
+
+def _newest(folder: Path) -> tuple[Path, Path]:
+    manifest = max((folder / "checkpoints").glob("*.json"))
+    return manifest, manifest.with_suffix(".safetensors")
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path, place: float = 0.6) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [_truncate, _flip, Path.unlink], ids=["truncated", "one bit", "gone"])
+@pytest.mark.parametrize("what", ["manifest", "model", "memory"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    damage: Any, what: str, federation: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.here("run", "byol")
+    whole, folder = federation.hashes("run"), federation.root / "run"
+    manifest, model = _newest(folder)
+    damage({"manifest": manifest, "model": model, "memory": max((folder / "memory").iterdir())}[what])
+    (folder / "backbone.safetensors").unlink()
+    federation.here("run", "byol", quiet=False)
+    err = capsys.readouterr().err
+    if (what, damage) != ("manifest", Path.unlink):  # a checkpoint without manifest never was one
+        assert "checkpoint 00004 is damaged" in err
+    assert "going on after round" in err
+    assert federation.hashes("run") == whole
+    assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
+
+
+def test_no_checkpoint_is_whole(federation: Any, cli: Any) -> None:
+    federation.here("run", "simclr")
+    folder = federation.root / "run"
+    for model in (folder / "checkpoints").glob("*.safetensors"):
+        _flip(model)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"}
+    code, _, err = cli(*federation.command("run", "simclr", "rounds=8")[3:])
+    assert code == 4
+    assert "no checkpoint in" in err
+    assert "nothing was changed" in err
+    assert {p: p.read_bytes() for p in before} == before
+
+
+@pytest.mark.slow
+def test_a_hundred_flips(federation: Any) -> None:
+    """Wherever the bit lies, the checkpoint is either refused or loads as it was."""
+    federation.here("run", "mocov2")
+    manifest, model = _newest(federation.root / "run")
+    whole = [path.read_bytes() for path in (manifest, model)]
+    for turn in range(100):
+        path = (manifest, model)[turn % 2]
+        _flip(path, place=turn / 100)
+        said: list[str] = []
+        snapshot = Store(federation.root / "run").load(said.append)
+        assert snapshot is not None
+        assert snapshot.rounds < 4, f"{path.name} with bit {turn} flipped passed for whole"
+        assert len(said) == 1
+        manifest.with_suffix(".damaged").unlink()
+        for file, data in zip((manifest, model), whole, strict=True):
+            file.write_bytes(data)
+
+
+REFUSED = {
+    "seed": "1",
+    "clients": "4",
+    "data.holdout": "8",
+    "partition.name": "quantity",
+    "method.name": "byol",
+    "method.backbone": "cnn5",
+    "method.dim": "8",
+    "method.temperature": "0.5",
+    "method.augment.flip": "0.0",
+    "algorithm.weights": "uniform",
+    "algorithm.predictor": "local",
+    "topology.name": "isolated",
+    "topology.participation": "0.5",
+    "train.epochs": "2",
+    "train.batch": "4",
+    "train.lr": "0.1",
+    "train.optimizer": "adam",
+    "train.schedule": "constant",
+    "train.threads": "2",
+    "rounds": "1",
+}
+ALLOWED = ("rounds=3", "probe.every=1", "probe.k=5", "train.workers=1", "train.checkpoint_every=9", "probe.labels=6")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory, make_federation: Any) -> Any:
+    federation = make_federation(tmp_path_factory.mktemp("begun"))
+    federation.here("run", "simclr", "rounds=2")
+    return federation
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_another_experiment_is_refused_with_the_difference(key: str, begun: Any, cli: Any) -> None:
+    sets = [f"{key}={REFUSED[key]}"] + (["partition.alpha=1.0"] if REFUSED[key] == "quantity" else [])
+    sets += [] if key == "rounds" else ["rounds=2"]
+    before = (begun.root / "run/experiment.toml").read_text()
+    (begun.root / "data").rename(begun.root / "away")  # refused before any image is read
+    try:
+        code, _, err = cli(*begun.command("run", "simclr", *sets)[3:])
+    finally:
+        (begun.root / "away").rename(begun.root / "data")
+    assert code == 2
+    assert f"{begun.root}/run holds a run of another experiment" in err
+    assert f"{key}: " in err
+    assert "Choose another --dir" in err
+    assert (begun.root / "run/experiment.toml").read_text() == before
+
+
+def test_harmless_changes_are_allowed(federation: Any) -> None:
+    federation.here("run", "simclr", "rounds=2")
+    first = federation.rounds("run")
+    run = federation.here("run", "simclr", *ALLOWED)
+    assert federation.rounds("run")[:2] == first
+    assert len(federation.rounds("run")) == 3
+    assert run.experiment.rounds == 3
+    assert run.results["rounds"] == 3
+
+
+def test_more_rounds_with_a_constant_rate_are_the_same_as_at_once(federation: Any) -> None:
+    for rounds in (1, 3):
+        federation.here("run", "mocov1", "train.schedule=constant", f"rounds={rounds}")
+    federation.here("whole", "mocov1", "train.schedule=constant", "rounds=3")
+    assert federation.hashes("run") == federation.hashes("whole")
+
+
+def test_a_longer_schedule_is_said(federation: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    federation.here("run", "simclr", "rounds=1")
+    federation.here("run", "simclr", "rounds=2", quiet=False)
+    assert "1 rounds become 2: the learning rate follows the longer schedule from here" in capsys.readouterr().err
+
+
+def test_results_of_a_shorter_run_are_not_those_of_a_longer_one(federation: Any) -> None:
+    federation.here("run", "simclr", "rounds=1")
+    path = federation.root / "run/experiment.toml"
+    path.write_text(path.read_text().replace("rounds = 1", "rounds = 2"))  # as a run that was prolonged and killed
+    assert fedssl.Run(federation.root / "run").results == {}
+
+
+def test_other_images_in_the_same_directory(federation: Any) -> None:
+    federation.here("run", "simclr", "rounds=1")
+    path = federation.root / "data/tiny.npz"
+    arrays = dict(np.load(path))
+    arrays["x_train"][7, 0, 0, 0] ^= 1
+    np.savez(path, **arrays)
+    for rounds in (1, 2):
+        with pytest.raises(ConfigError, match="holds a run on other images, or on these dealt otherwise"):
+            federation.here("run", "simclr", f"rounds={rounds}")
+
+
+def test_the_same_images_dealt_otherwise(federation: Any) -> None:
+    lists = federation.root / "lists.json"
+    settings = ("partition.name=listed", f"partition.path={lists}", "clients=2", "rounds=1")
+    lists.write_text(json.dumps({"a": list(range(20)), "b": list(range(20, 40))}))
+    federation.here("run", "simclr", *settings)
+    lists.write_text(json.dumps({"a": list(range(21)), "b": list(range(21, 40))}))
+    with pytest.raises(ConfigError, match="dealt otherwise"):
+        federation.here("run", "simclr", *settings)
+
+
+@pytest.mark.parametrize("lost", ["experiment.toml", "checkpoints"])
+def test_parts_of_a_run_directory_are_lost(lost: str, federation: Any) -> None:
+    federation.here("run", "simclr", "rounds=1")
+    path = federation.root / "run" / lost
+    path.rename(federation.root / "lost")
+    with pytest.raises(RunError, match="nothing was changed"):
+        federation.here("run", "simclr", "rounds=1")
+    assert not path.exists()
+
+
+def test_experiment_toml_is_garbage(federation: Any) -> None:
+    federation.here("run", "simclr", "rounds=1")
+    for garbage in (b"\xff\xfe", b"rounds = ", b""):
+        (federation.root / "run/experiment.toml").write_bytes(garbage)
+        with pytest.raises(ConfigError):
+            federation.here("run", "simclr", "rounds=1")

@@ -1,0 +1,256 @@
+"""The command line, as a newcomer meets it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedssl.experiment import Experiment, recipes
+
+Cli = Callable[..., tuple[int, str, str]]
+MINE = """
+rounds = 2
+clients = 3
+[data]
+name = "npz"
+path = "mine.npz"
+[method]
+name = "simclr"
+backbone = "cnn"
+hidden = 32
+dim = 16
+[train]
+batch = 4
+[probe]
+every = 1
+epochs = 5
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder but for mine.toml and its images, and the current one."""
+    monkeypatch.chdir(tmp_path)
+    labels = np.arange(36) % 3
+    noise = np.random.default_rng(0).integers(0, 80, (36, 10, 10, 3))
+    images = (noise + 80 * labels[:, None, None, None]).astype(np.uint8)
+    Path("data").mkdir()
+    np.savez("data/mine.npz", x_train=images, y_train=labels, x_test=images[:12], y_test=labels[:12])
+    Path("mine.toml").write_text(MINE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["", "run", "recipes", "evaluate", "partition", "views", "doctor"])
+def test_help(command: str, cli: Cli) -> None:
+    code, out, err = cli(*filter(None, [command]), "--help")
+    assert (code, err) == (0, "")
+    assert f"Usage: fedssl {command}".strip() in out
+
+
+def test_help_loses_no_words(cli: Cli) -> None:
+    """What stands in brackets is taken for colours."""
+    assert "--set labels=100 changes a setting under probe." in " ".join(cli("evaluate", "--help")[1].split())
+
+
+def test_no_command_shows_the_help(cli: Cli) -> None:
+    code, out, err = cli()
+    assert code in (0, 2)
+    assert "Usage: fedssl" in out + err
+
+
+@pytest.mark.parametrize("args", [("rum",), ("run",), ("run", "demo", "--nonsense"), ("evaluate",)])
+def test_wrong_usage(args: tuple[str, ...], cli: Cli) -> None:
+    code, _, err = cli(*args)
+    assert code == 2
+    assert "Traceback" not in err
+
+
+def test_recipes(cli: Cli) -> None:
+    code, out, _ = cli("recipes")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(recipes())
+    assert json.loads(cli("recipes", "--json")[1]).keys() == recipes().keys()
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_is_shown_whole_and_can_be_run_from_a_file(name: str, cli: Cli, tmp_path: Path) -> None:
+    code, out, _ = cli("recipes", name)
+    assert code == 0
+    values = tomllib.loads(out)
+    assert Experiment.from_dict(values).to_dict() == values
+    assert json.loads(cli("recipes", name, "--json")[1]) == values
+    (tmp_path / "copy.toml").write_text(out)
+    assert tomllib.loads(cli("recipes", str(tmp_path / "copy.toml"))[1]) == values
+
+
+def test_run(here: Path, cli: Cli) -> None:
+    code, out, err = cli("run", "mine.toml")
+    assert code == 0
+    assert "simclr × fedavg × star, accuracy in %" in out
+    assert "run directory  runs/mine\n" in out
+    assert "backbone       runs/mine/backbone.safetensors\n" in out
+    assert re.search(r"^mine: round 2/2  3/3 clients  loss [\d.]+  [\d,]+ images/s  kNN [\d.]+%$", err, re.M)
+    rounds = Path("runs/mine/rounds.jsonl").read_text()
+    code, out, err = cli("run", "mine.toml", "--json", "--quiet")  # again: nothing but the results
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"dir": "runs/mine"} | json.loads(Path("runs/mine/results.json").read_text())
+    assert Path("runs/mine/rounds.jsonl").read_text() == rounds
+
+
+def test_a_changed_recipe_gets_a_directory_of_its_own(here: Path, cli: Cli) -> None:
+    folders = set()
+    for sets in ([], ["--set", "seed=1"], ["-s", "seed=1", "-s", "train.lr=0.01"], ["--set", "method=byol"]):
+        code, out, _ = cli("run", "mine.toml", *sets, "--set", "rounds=1", "--quiet", "--json")
+        assert code == 0
+        folders.add(json.loads(out)["dir"])
+    assert len(folders) == 4
+    assert all(re.fullmatch(r"runs/mine-[0-9a-f]{8}", folder) for folder in folders)
+    methods = [Experiment.from_file(Path(f) / "experiment.toml").to_dict()["method"] for f in folders]
+    assert [m["hidden"] for m in methods if m["name"] == "byol"] == [32]  # the rest of the table is kept
+
+
+def test_a_long_path_is_printed_in_one_piece(here: Path, cli: Cli) -> None:
+    folder = "a folder [bold]" + 90 * "x"
+    code, out, _ = cli("run", "mine.toml", "--set", "rounds=1", "--quiet", "--dir", folder)
+    assert code == 0
+    assert f"backbone       {folder}/backbone.safetensors\n" in out
+
+
+def test_evaluate(here: Path, cli: Cli) -> None:
+    assert cli("run", "mine.toml", "--quiet")[0] == 0
+    code, out, _ = cli("evaluate", "runs/mine", "--probe", "knn", "--set", "k=3")
+    assert code == 0
+    assert re.fullmatch(r"global: [\d.]+%\n", out)
+    code, out, _ = cli("evaluate", "runs/mine", "--set", "labels=6", "--set", "probe.epochs=2", "--json")
+    assert code == 0
+    assert json.loads(out).keys() == {"probe", "mean"}
+    assert cli("run", "mine.toml", "--quiet", "--set", "topology.name=isolated", "--dir", "alone")[0] == 0
+    code, out, _ = cli("evaluate", "alone", "--probe", "knn")
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "mean"]
+    for args, sentence in (
+        (["nowhere"], "nowhere is not a run directory"),
+        (["runs/mine", "--probe", "knnn"], 'unknown probe "knnn", did you mean "knn"?'),
+        (["runs/mine", "--set", "label=3"], 'unknown key "probe.label", did you mean "labels"?'),
+    ):
+        code, _, err = cli("evaluate", *args)
+        assert (code, err.count("\n")) == (2, 1)
+        assert sentence in err
+
+
+def test_partition_saved_and_run_from(here: Path, cli: Cli) -> None:
+    dealt = ["--set", "partition.name=dirichlet", "--set", "partition.alpha=1.0"]
+    dealt += ["--set", "partition.balanced=true"]
+    code, out, _ = cli("partition", "mine.toml", *dealt, "--picture", "who.png", "--save", "lists.json")
+    assert code == 0
+    assert "earth mover's distance of clients from the whole" in out
+    assert Path("who.png").read_bytes().startswith(b"\x89PNG")
+    lists = json.loads(Path("lists.json").read_text())
+    assert sorted(k for index in lists.values() for k in index) == list(range(36))
+    code, out, _ = cli("partition", "mine.toml", *dealt, "--json")
+    assert json.loads(out)["images"] == {client: len(index) for client, index in lists.items()}
+    listed = ["--set", "partition.name=listed", "--set", "partition.path=lists.json"]
+    for name, sets in (("dealt", dealt), ("listed", listed)):
+        assert cli("run", "mine.toml", *sets, "--dir", name, "--quiet")[0] == 0
+    both = [Path(name, "backbone.safetensors").read_bytes()[-4096:] for name in ("dealt", "listed")]
+    assert both[0] == both[1]
+
+
+def test_views(here: Path, cli: Cli) -> None:
+    code, out, _ = cli("views", "mine.toml", "--out", "sheet.png")
+    assert (code, out) == (0, "wrote sheet.png\n")
+    with Image.open("sheet.png") as sheet:
+        assert sheet.size[0] > 8 * 96
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["views", "mine.toml", "--out", "no/where.png"], "no/where.png cannot be written: there is no"),
+        (["views", "mine.toml", "--out", "sheet.doc"], "the name must end in .png"),
+        (["views", "mine.toml", "--out", "data"], "data cannot be written: it is a folder"),
+        (["partition", "mine.toml", "--save", "no/where.json"], "no/where.json cannot be written: there is no"),
+        (["partition", "mine.toml", "--picture", "who.doc"], "the name must end in .png"),
+    ],
+)
+def test_places_that_cannot_be_written(args: list[str], sentence: str, here: Path, cli: Cli) -> None:
+    code, out, err = cli(*args)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert sentence in err
+
+
+def test_doctor(cli: Cli) -> None:
+    code, out, _ = cli("doctor", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["packages"]["torch"]
+    assert found.keys() == {"python", "packages", "extras", "cpu_threads", "cuda", "problems"}
+    code, out, _ = cli("doctor")
+    assert code == 0
+    assert f"torch {found['packages']['torch']}" in out
+
+
+@pytest.fixture
+def ward(here: Path) -> list[str]:
+    """A folder of two clients without classes; the settings to read it."""
+    for client in ("north [a]", "[red] south"):
+        folder = here / "data/ward" / client
+        folder.mkdir(parents=True)
+        for n in range(6):
+            Image.effect_noise((12, 12), 40 + n).save(folder / f"{n}.png")
+    sets = ["data.name=folder", "data.path=ward", "data.layout=clients", "data.size=10", "partition.name=natural"]
+    return [word for text in [*sets, "clients=2"] for word in ("--set", text)]
+
+
+def test_a_folder_without_labels(ward: list[str], cli: Cli) -> None:
+    code, out, _ = cli("run", "mine.toml", *ward, "--dir", "run", "--set", "data.channels=1")
+    assert code == 0
+    assert "No labelled test images, so no accuracy was measured." in out
+    assert json.loads(Path("run/results.json").read_text())["table"] == {}
+    code, _, err = cli("evaluate", "run")
+    assert (code, err.splitlines()[-1]) == (2, "fedssl: probes need labelled training and test images; these have none")
+    code, out, _ = cli("partition", "mine.toml", *ward)
+    assert code == 0
+    assert "The images have no labels, so only their number is known." in out
+    assert "north [a]" in out  # not taken for colours
+    assert "[red] south" in out
+    code, _, err = cli("partition", "mine.toml", *ward, "--picture", "who.png")
+    assert code == 2
+    assert "the images have no labels" in err.splitlines()[-1]
+    classes = ["--set", "partition.name=classes", "--set", "partition.per_client=1"]
+    code, _, err = cli("run", "mine.toml", *ward, *classes, "--dir", "other")
+    assert code in (2, 3)
+    assert "label" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_on_a_terminal(here: Path) -> None:
+    """Bars instead of lines; a client named like a colour and dropped every round must not end the run."""
+    Path("lists.json").write_text(json.dumps({"[/b]": [0], "other": list(range(1, 36))}))
+    sets = ["partition.name=listed", "partition.path=lists.json", "clients=2"]
+    command = [sys.executable, "-m", "fedssl.cli", "run", "mine.toml", "--dir", "run"]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*command, *(word for text in sets for word in ("--set", text))], stdout=subprocess.DEVNULL, stderr=theirs
+    )
+    os.close(theirs)
+    told = b""
+    with contextlib.suppress(OSError):  # how a terminal says that nobody writes any more
+        while block := os.read(ours, 65536):
+            told += block
+    os.close(ours)
+    assert process.wait() == 0, told.decode()
+    plain = " ".join(re.sub(r"\x1b\[[\d;?]*\w", "", told.decode()).split())
+    assert "mine: round 1/2 1/2 clients" in plain
+    assert "client [/b] dropped: too few images" in plain

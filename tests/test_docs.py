@@ -1,0 +1,293 @@
+"""The documentation is true: its Python runs, its TOML loads, its commands exist, its tables are complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import pytest
+import torch
+import typer
+
+import fedssl
+from fedssl import errors, nets
+from fedssl.algorithm import ALGORITHMS
+from fedssl.cli import app
+from fedssl.data import PARTITIONS, SOURCES
+from fedssl.drive import Interrupted
+from fedssl.evaluate import PROBES
+from fedssl.experiment import Experiment, ProbeSettings, load, recipes
+from fedssl.method import METHODS
+from fedssl.nets import BACKBONES
+from fedssl.topology import TOPOLOGIES
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+REGISTRIES = {
+    "methods": METHODS,
+    "algorithms": ALGORITHMS,
+    "topologies": TOPOLOGIES,
+    "partitions": PARTITIONS,
+    "data sets": SOURCES,
+    "backbones": BACKBONES,
+}
+# One step per client of the demo, and a probe that hardly learns: enough to see that a line runs.
+TINY = {
+    "rounds": 1,
+    "train.epochs": 1,
+    "probe.epochs": 1,
+    "probe.every": 0,
+    "probe.picture": False,
+    "probe.beside": [],
+}
+TINY_DEMO = TINY | {"data.holdout": 4000}
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    info: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def read_blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text("utf-8")
+    for found in re.finditer(r"^```(\w+)([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield Block(page, text[: found.start()].count("\n") + 2, found[1], found[2].strip(), found[3])
+
+
+BLOCKS = [block for page in PAGES for block in read_blocks(page)]
+PYTHON = [b for b in BLOCKS if b.language == "python" and not b.info]
+WITH_TORCHVISION = [b for b in PYTHON if "torchvision" in b.text]
+
+
+def parametrized(blocks: list[Block]) -> Any:
+    return pytest.mark.parametrize("block", blocks, ids=str)
+
+
+def execute(block: Block, names: dict[str, Any]) -> None:
+    # Padded, so that a traceback shows the line of the page.
+    exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), names)
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny run of the demo."""
+    folder = tmp_path_factory.mktemp("docs") / "demo"
+    return fedssl.run("demo", folder, "cpu", quiet=True, set=TINY_DEMO).dir
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory where every run is tiny, nothing is reached over a network and no name is kept."""
+    real = fedssl.run
+
+    def run(experiment: Any, *args: Any, set: Any = None, **changes: Any) -> fedssl.Run:
+        tiny = TINY_DEMO if experiment == "demo" else TINY
+        flat = {key: changes.pop(key) for key in list(changes) if key in tiny}
+        return real(experiment, *args, quiet=True, set={**flat, **(set or {}), **tiny}, **changes)
+
+    def refuse(*args: object) -> NoReturn:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fedssl, "run", run)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    for registry in REGISTRIES.values():
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", sorted({b.page for b in PYTHON}), ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_runs(page: Path, sandbox: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All blocks of a page, one after the other, in one namespace as a reader's notebook would have it."""
+    blocks = [b for b in PYTHON if b.page == page and b not in WITH_TORCHVISION]
+    if any('"runs/demo' in b.text for b in blocks):
+        shutil.copytree(demo, sandbox / "runs" / "demo")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks:
+        execute(block, names)
+    if page == README:
+        printed = capsys.readouterr().out
+        assert "torch.Size([8, 128])" in printed
+        assert re.search(r"\{'global': \d+\.\d+\}", printed)
+
+
+def test_readme_opens_with_ten_lines_of_python() -> None:
+    first = next(b for b in PYTHON if b.page == README)
+    assert len([line for line in first.text.splitlines() if line]) <= 10
+    assert first.line < 10
+
+
+@parametrized(WITH_TORCHVISION)
+def test_torchvision_blocks_compile(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@pytest.mark.oracle
+@parametrized(WITH_TORCHVISION)
+def test_torchvision_loads_the_backbone(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features of torchvision's model, filled as the page says, equal those of the backbone."""
+    pytest.importorskip("torchvision")
+    monkeypatch.chdir(tmp_path)
+    stem = "cifar" if "maxpool" in block.text else "imagenet"
+    backbone = nets.build("resnet18", 3, stem).eval()
+    nets.save_backbone(backbone.state_dict(), "backbone.safetensors", {})
+    names: dict[str, Any] = {}
+    execute(block, names)
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(names["model"].eval()(images), backbone(images))
+
+
+@parametrized([b for b in BLOCKS if b.language == "toml"])
+def test_toml_loads(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = tomllib.loads(block.text)
+    if "project" in values:  # how a plugin announces itself
+        assert {registry.group for registry in REGISTRIES.values()} >= set(values["project"]["entry-points"])
+        return
+    experiment = Experiment.from_toml(block.text)
+    if experiment.method.init is not None:
+        experiment.method.init.touch()
+    experiment.check()
+
+
+def commands() -> Iterator[tuple[Block, list[str]]]:
+    for block in BLOCKS:
+        if block.language == "sh":
+            for line in block.text.splitlines():
+                if words := shlex.split(line, comments=True):
+                    yield block, words
+
+
+@pytest.mark.parametrize(
+    ("block", "words"), list(commands()), ids=lambda value: shlex.join(value) if isinstance(value, list) else str(value)
+)
+def test_command_exists(block: Block, words: list[str], tmp_path: Path) -> None:
+    program, *rest = words
+    checks: dict[str, Callable[[list[str], Block, Path], None]] = {
+        "fedssl": check_fedssl,
+        "make": check_make,
+        "pip": check_pip,
+    }
+    checks[program](rest, block, tmp_path)
+
+
+def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
+    """The subcommand takes these options, the experiment exists, and its settings can be changed so."""
+    group: Any = typer.main.get_command(app)
+    command = group.commands[words[0]]
+    with command.make_context(words[0], words[1:]) as context:
+        given = context.params
+    changes = given.get("set") or []
+    if words[0] == "evaluate":
+        assert given["probe"] in PROBES
+        assert {text.partition("=")[0] for text in changes} <= set(ProbeSettings.model_fields)
+        return
+    name = given.get("name")
+    if name is not None and name not in recipes():  # a file: the page's first experiment
+        (folder / name).write_text(next(b.text for b in BLOCKS if b.page == block.page and b.language == "toml"))
+        name = str(folder / name)
+    if name is not None:
+        load(name, changes)
+
+
+def check_make(words: list[str], block: Block, folder: Path) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert set(words) <= set(targets)
+
+
+def check_pip(words: list[str], block: Block, folder: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = re.findall(r"\[(\w+)\]", " ".join(words))
+    assert words[0] == "install"
+    assert set(named) <= set(extras)
+
+
+@parametrized([b for b in BLOCKS if b.language == "python" and b.info])
+def test_quoted_code_is_where_the_page_says(block: Block) -> None:
+    place = re.fullmatch(r'title="(.+):(\d+)-(\d+)"', block.info)
+    assert place
+    lines = (ROOT / place[1]).read_text("utf-8").splitlines(keepends=True)
+    assert "".join(lines[int(place[2]) - 1 : int(place[3])]) == block.text, f"{block} quotes {place[0]} wrongly"
+
+
+def own_names(registry: Any) -> set[str]:
+    return {name for name, cls in registry._classes.items() if cls.__module__.startswith("fedssl.")}
+
+
+def test_readme_lists_what_is_in_the_box() -> None:
+    box = README.read_text("utf-8").partition("## What is in the box")[2].partition("\n## ")[0]
+    listed = {
+        row[1]: set(re.findall(r"`([^`]+)`", row[2])) for row in re.finditer(r"^\| (\S.*?) \| (.*) \|$", box, re.M)
+    }
+    del listed["kind"]
+    assert listed == {kind: own_names(registry) for kind, registry in REGISTRIES.items()} | {"probes": set(PROBES)}
+
+
+def test_reference_is_what_the_script_writes() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))
+    page = (ROOT / "docs" / "reference" / "experiment.md").read_text("utf-8")
+    assert page == script["page"](), "run: python docs/make_reference.py"
+
+
+def section(title: str) -> str:
+    text = (ROOT / "docs" / "reference" / "run-directory.md").read_text("utf-8")
+    return text.partition(f"# {title}\n")[2].partition("\n## ")[0]
+
+
+def first_cells(text: str) -> set[str]:
+    """Everything in backquotes in the first column of a page's tables."""
+    cells = re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_rounds_log_is_documented(demo: Path) -> None:
+    line = json.loads((demo / "rounds.jsonl").read_text("utf-8").splitlines()[0])
+    assert first_cells(section("rounds.jsonl")) == {*line, *line["clients"][0]}
+
+
+def test_run_directory_is_documented(demo: Path) -> None:
+    documented = {name.partition("/")[0] for name in first_cells(section("A run directory"))}
+    assert {path.name for path in demo.iterdir()} <= documented
+
+
+def test_exit_codes_are_documented() -> None:
+    kinds = [errors.FedsslError, *errors.FedsslError.__subclasses__()]
+    codes = {kind.exit_code for kind in kinds if kind.__module__.startswith("fedssl.")}
+    assert Interrupted in kinds
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", section("Exit codes"), re.M)} == codes | {0}
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8"))
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+def test_site_builds_quietly_and_needs_no_other_host(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for page in tmp_path.rglob("*.html"):
+        assert re.findall(r'(?:src|href)="(?:https?:)?//[^"]+"', page.read_text("utf-8")) == [], page

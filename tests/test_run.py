@@ -1,0 +1,354 @@
+"""fedssl.run and the run directory it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+import fedssl
+from fedssl.data import Dataset, Images, from_python
+from fedssl.errors import ConfigError
+from fedssl.experiment import Experiment
+
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "clients": 3,
+    "data": {"name": "given"},
+    "method": {"name": "byol", "backbone": "cnn", "hidden": 32, "dim": 16},
+    "train": {"batch": 8, "checkpoint_every": 0},
+    "probe": {"every": 1, "epochs": 5, "k": 5},
+}
+
+
+@pytest.fixture
+def small() -> Experiment:
+    return Experiment.from_dict(SMALL)
+
+
+def _images(n: int, channels: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Images of three classes that anybody can tell apart by their brightness."""
+    labels = torch.arange(n) % 3
+    noise = torch.randint(80, (n, channels, 10, 10), generator=torch.Generator().manual_seed(seed))
+    return (noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels
+
+
+@pytest.fixture
+def labelled() -> Dataset:
+    return from_python(_images(48), _images(24, seed=1))
+
+
+def _tensors(run: fedssl.Run) -> dict[str, str]:
+    return {
+        f"{file.name}/{name}": hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        for file in sorted(run.dir.glob("backbone*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def test_what_a_run_leaves(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    assert repr(run) == f"Run({str(tmp_path / 'run')!r}, 2/2 rounds)"
+    names = {path.name for path in run.dir.iterdir()}
+    assert {"experiment.toml", "rounds.jsonl", "results.json", "backbone.safetensors", "checkpoints"} <= names
+    assert run.results["rounds"] == 2
+    assert run.results["experiment"] == run.experiment.hash()
+    assert run.results["environment"].keys() == {"fedssl", "torch", "python", "device"}
+    assert run.results["table"].keys() == {"this run"}
+    assert 0 <= run.results["table"]["this run"]["linear"]["mean"] <= 100
+    assert not list(run.dir.rglob("*.tmp"))
+
+
+def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set={"probe.every": 2})
+    assert [line["round"] for line in run.rounds] == [1, 2]
+    assert [line["knn"] is None for line in run.rounds] == [True, False]
+    model = load_file(run.dir / "backbone.safetensors")
+    for line in run.rounds:
+        assert line.keys() == {"round", "failed", "loss", "knn", "seconds", "images_per_s", "clients"}
+        assert line["failed"] is False
+        assert line["images_per_s"] == pytest.approx(48 / line["seconds"])
+        shares = [c["images"] * c["loss"] for c in line["clients"]]
+        assert line["loss"] == pytest.approx(sum(shares) / 48)
+        for client in line["clients"]:
+            assert client["dropped"] is None
+            assert (client["steps"], client["images"]) == (2, 16)
+            assert client["bytes_up"] == client["bytes_down"] > sum(t.nbytes for t in model.values())
+            assert client["divergence"] > 0
+            assert 0 < client["embedding_std"] < 2
+            assert 1 <= client["effective_rank"] <= 16  # two views of eight images
+            assert client["images_per_s"] > 0
+    assert run.rounds[-1]["knn"] == run.results["table"]["this run"]["knn"]["mean"]
+    for text in (run.dir / "rounds.jsonl").read_text().splitlines():
+        json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def test_experiment_toml_is_complete_and_loads(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    again = Experiment.from_toml((run.dir / "experiment.toml").read_text())
+    assert again == run.experiment
+    assert again == small.with_changes({"train.precision": "fp32"})  # what `auto` came to
+    text = (run.dir / "experiment.toml").read_text()
+    for key in ("momentum", "weight_decay", "jitter", "temperature", "participation", "update", "seed"):
+        assert f"{key} = " in text
+    other = fedssl.run(run.dir / "experiment.toml", tmp_path / "again", dataset=labelled, quiet=True)
+    assert _tensors(other) == _tensors(run)
+
+
+def test_backbone_and_evaluate(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    backbone = run.backbone()
+    assert not backbone.training
+    features = backbone(labelled.train.pixels[:4].float() / 255)
+    assert features.shape == (4, 128)
+    saved = load_file(run.dir / "backbone.safetensors")
+    assert saved.keys() == backbone.state_dict().keys()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in backbone.state_dict().items())
+    assert run.evaluate("knn").mean == run.results["table"]["this run"]["knn"]["mean"]
+    assert run.evaluate("linear").mean == run.results["table"]["this run"]["linear"]["mean"]
+    assert run.evaluate("linear", labels=3, epochs=1) != {}
+    with pytest.raises(ConfigError, match=r'unknown probe "lineer", did you mean "linear"?'):
+        run.evaluate("lineer")
+    with pytest.raises(ConfigError, match=r'unknown key "probe.label", did you mean "labels"?'):
+        run.evaluate("linear", label=3)
+
+
+def test_the_header_says_how_to_use_the_backbone(small: Experiment, tmp_path: Path) -> None:
+    changes = {"data.mean": (0.5,), "data.std": (0.25,)}
+    run = fedssl.run(small, tmp_path / "run", dataset=_images(24, 1)[0], quiet=True, set=changes)
+    with safe_open(run.dir / "backbone.safetensors", "pt") as file:
+        header = file.metadata()
+    assert (header["method"], header["backbone"], header["model"]) == ("byol", "cnn", "global")
+    assert json.loads(header["image"]) == [1, 10, 10]
+    assert (json.loads(header["mean"]), json.loads(header["std"])) == ([0.5], [0.25])
+    assert header["experiment"] == run.experiment.hash()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_channels(channels: int, small: Experiment, tmp_path: Path) -> None:
+    train, test = (Images(*_images(n, channels)) for n in (30, 12))
+    run = fedssl.run(small, tmp_path / "run", dataset=Dataset(train, test), quiet=True)
+    assert run.backbone()(torch.zeros(2, channels, 10, 10)).shape == (2, 128)
+    assert math.isfinite(run.evaluate("knn").mean)
+
+
+class Plain(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
+        self.pixels, self.labels = pixels, labels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, k: int) -> tuple[Tensor, int]:
+        return self.pixels[k], int(self.labels[k])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x, y: x,
+        lambda x, y: (x, y),
+        lambda x, y: x.float() / 255,
+        lambda x, y: x.permute(0, 2, 3, 1).numpy(),
+        lambda x, y: (x.permute(0, 2, 3, 1).numpy(), y.numpy()),
+        lambda x, y: (x, y.tolist()),
+        Plain,
+        lambda x, y: list(x),
+    ],
+    ids=["tensor", "tensors", "floats", "array", "arrays", "labels as a list", "torch data set", "list"],
+)
+def test_images_from_python_in_many_forms(
+    wrap: Callable[[Tensor, Tensor], Any], small: Experiment, tmp_path: Path
+) -> None:
+    """The same images give the same model, whatever they come in."""
+    pixels, labels = _images(30)
+    hashes = []
+    for name, given in (("a", pixels), ("b", wrap(pixels, labels))):
+        hashes.append(_tensors(fedssl.run(small, tmp_path / name, dataset=given, quiet=True, rounds=1)))
+    assert hashes[0] == hashes[1]
+
+
+def test_holdout_gives_test_images(small: Experiment, tmp_path: Path) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=_images(60), quiet=True, set={"data.holdout": 12})
+    assert run.rounds[-1]["knn"] is not None
+    assert sum(c["images"] for c in run.rounds[0]["clients"]) == 48
+
+
+def test_starts_from_an_earlier_backbone(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    first = fedssl.run(small, tmp_path / "first", dataset=labelled, quiet=True)
+    path = first.dir / "backbone.safetensors"
+    second = fedssl.run(
+        small, tmp_path / "second", dataset=labelled, quiet=True, method={"init": path}, train={"lr": 1e-12}
+    )
+    before, after = load_file(path), load_file(second.dir / "backbone.safetensors")
+    name = "layers.0.0.weight"
+    assert torch.allclose(before[name], after[name], atol=1e-6)
+    assert _tensors(second) != _tensors(first)
+    grey = fedssl.run(small, tmp_path / "grey", dataset=_images(24, 1)[0], quiet=True, method={"init": path})
+    assert load_file(grey.dir / "backbone.safetensors")[name].shape[1] == 1
+
+
+def test_init_that_does_not_fit(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    first = fedssl.run(small, tmp_path / "first", dataset=labelled, quiet=True)
+    changes = {"method.init": first.dir / "backbone.safetensors", "method.backbone": "resnet18"}
+    with pytest.raises(ConfigError, match=r"does not fit this backbone: it lacks conv1.weight"):
+        fedssl.run(small, tmp_path / "second", dataset=labelled, quiet=True, set=changes)
+
+
+def test_a_finished_run_is_not_run_again(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set = {"probe.beside": ["random", "isolated"]}
+    first = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=set)
+    before, results = (first.dir / "rounds.jsonl").read_text(), first.results
+    monkeypatch.setattr("fedssl.train.Trainer.fit", lambda *args: pytest.fail("it trained"))
+    again = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=set)
+    assert (again.dir / "rounds.jsonl").read_text() == before
+    assert again.results == results
+    # Another measurement of the same run needs no training either.
+    fewer = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=set | {"probe.labels": 3})
+    assert fewer.results["table"].keys() == results["table"].keys()
+    assert fewer.results["experiment"] != results["experiment"]
+
+
+def test_unlabelled_images_are_trained_on_but_not_measured(small: Experiment, tmp_path: Path) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=_images(30)[0], quiet=True)
+    assert run.results["table"] == {}
+    assert [line["knn"] for line in run.rounds] == [None, None]
+    with pytest.raises(ConfigError, match="probes need labelled training and test images; these have none"):
+        run.evaluate("knn")
+
+
+def test_topologies(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    runs = {
+        name: fedssl.run(small, tmp_path / name, dataset=labelled, quiet=True, topology={"name": name})
+        for name in ("isolated", "centralized")
+    }
+    alone, pooled = runs["isolated"], runs["centralized"]
+    assert sorted(alone.models()) == ["0", "1", "2"]
+    assert sorted(path.name for path in alone.dir.glob("backbone*")) == [f"backbone-{k}.safetensors" for k in range(3)]
+    score = alone.results["table"]["this run"]["knn"]
+    assert score["mean"] == pytest.approx(np.mean(list(score["models"].values())))
+    with pytest.raises(ConfigError, match="this run has several models, name one of: 0, 1, 2"):
+        alone.backbone()
+    assert alone.backbone("1")(torch.zeros(2, 3, 10, 10)).shape == (2, 128)
+    with pytest.raises(ConfigError, match="no model"):
+        alone.backbone("7")
+    assert [(c["client"], c["images"]) for c in pooled.rounds[0]["clients"]] == [("all", 48)]
+
+
+def test_one_isolated_client_is_centralized_training(small: Experiment, tmp_path: Path) -> None:
+    """One client that merges with nobody and one client with everything differ in nothing but a name."""
+    federated = fedssl.run(small, tmp_path / "one", dataset=_images(24)[0], quiet=True, clients=1)
+    alone = fedssl.run(
+        small, tmp_path / "alone", dataset=_images(24)[0], quiet=True, clients=1, topology={"name": "isolated"}
+    )
+    assert list(_tensors(federated).values()) == list(_tensors(alone).values())
+
+
+def test_participation(small: Experiment, tmp_path: Path) -> None:
+    changes = {"clients": 4, "topology.participation": 0.5, "rounds": 4, "probe.beside": ["centralized", "isolated"]}
+    data = from_python(_images(40), _images(12))
+    run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=changes)
+    asked = [tuple(c["client"] for c in line["clients"]) for line in run.rounds]
+    assert {len(clients) for clients in asked} == {2}
+    assert len(set(asked)) > 1
+    assert list(run.results["table"]) == ["this run", "centralized", "isolated"]
+
+
+def test_workers_do_not_change_a_bit(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    hashes = [
+        _tensors(fedssl.run(small, tmp_path / f"{n}", dataset=labelled, quiet=True, set={"train.workers": n}))
+        for n in (1, 2, 3)
+    ]
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+def test_default_directories(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my own.toml").write_text(small.to_toml())
+    plain = fedssl.run(small, dataset=labelled, quiet=True)
+    other = fedssl.run(small, dataset=labelled, quiet=True, seed=1)
+    assert len({plain.dir, other.dir}) == 2
+    assert plain.dir.parent == other.dir.parent == Path("runs")
+    changed = fedssl.run("my own.toml", dataset=labelled, quiet=True, seed=1)
+    assert changed.dir == Path("runs") / f"my own-{small.with_changes({'seed': 1}).hash()[:8]}"
+    assert _tensors(changed) == _tensors(other)
+
+
+def test_odd_directory_names(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    for name in ("with space", "[bold]", "ünï", "-x", "a/b/c"):
+        run = fedssl.run(small, tmp_path / name, dataset=labelled, quiet=True, rounds=1)
+        assert len(run.rounds) == 1
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("tests", [1, 4, 12])
+def test_picture(tests: int, every: int, small: Experiment, tmp_path: Path) -> None:
+    data = from_python(_images(24), _images(tests))
+    set = {"probe.picture": True, "probe.every": every, "rounds": 1}
+    run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=set)
+    assert (run.dir / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_missing_extra_costs_the_picture_only(
+    small: Experiment,
+    labelled: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set={"probe.picture": True})
+    assert run.results["table"]
+    assert not (run.dir / "picture.png").exists()
+    said = capsys.readouterr().err
+    assert said == 'no picture: a picture needs matplotlib and scikit-learn: pip install "fedssl[viz]"\n'
+
+
+def test_quiet_says_nothing(
+    small: Experiment, labelled: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_run_of_no_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a run directory: it has no experiment.toml"):
+        fedssl.Run(tmp_path)
+    (tmp_path / "experiment.toml").write_text(Experiment.from_dict(SMALL).to_toml())
+    run = fedssl.Run(tmp_path)
+    assert (run.rounds, run.results) == ([], {})
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
+        run.backbone()
+
+
+def test_given_needs_a_dataset(small: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pass dataset= to fedssl.run"):
+        fedssl.run(small, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.oracle
+def test_resnet_backbone_loads_into_torchvision(small: Experiment, tmp_path: Path) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    changes = {"method.backbone": "resnet18", "method.stem": "imagenet", "rounds": 1}
+    run = fedssl.run(small, tmp_path / "run", dataset=_images(24)[0], quiet=True, set=changes)
+    theirs = torchvision.models.resnet18()
+    theirs.fc = torch.nn.Identity()
+    theirs.load_state_dict(load_file(run.dir / "backbone.safetensors"), strict=True)
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.allclose(theirs.eval()(x), run.backbone()(x), atol=1e-5)
