@@ -76,8 +76,9 @@ class OneBadClient(FedAvg):
         return (CORRUPTIONS[self.kind][0](dict(upload)) if client.id in self.whom else upload), memory
 
 
-if "one-bad-client" not in ALGORITHMS.names():
-    ALGORITHMS.register("one-bad-client")(OneBadClient)
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS._classes, "one-bad-client", OneBadClient)
 
 
 @pytest.fixture
