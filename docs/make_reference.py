@@ -39,19 +39,20 @@ PAGE = Path(__file__).parent / "reference" / "experiment.md"
 MEANINGS = {
     "seed": "every random stream of the run derives from it",
     "rounds": "rounds of training",
-    "clients": "clients that the partition deals images to",
+    "clients": "clients that the partition deals images to; 0: as many as the data (`natural`) or the file (`listed`) "
+    "brings, other partitions need a number",
     "data.mean": "per channel, of pixels / 255; none: pixels are not normalised",
     "data.holdout": "this many training images, drawn blindly, take the place of the test images; "
     "[choose settings on them](../how-to/choose-settings.md)",
     "data.folder.bad_share": "largest share of a client's files (or of all) that may be unreadable; more is an error",
     "data.std": "per channel, comes with `mean`",
-    "data.folder.path": "the folder, from the data directory (`--data-dir`)",
+    "data.folder.path": "the folder, looked up in the data directory (`--data-dir`), then in the current one",
     "data.folder.size": "side of the square every image is scaled to, in pixels",
     "data.folder.layout": "what the folders directly inside stand for; `clients-classes`: a folder per class in each "
     "client's; `flat`: nothing",
     "data.folder.channels": "1: grey, 3: RGB",
-    "data.folder.test": "another folder, from the data directory, with one folder per class: labelled test images",
-    "data.npz.path": "the archive, from the data directory (`--data-dir`)",
+    "data.folder.test": "another folder, looked up likewise, with one folder per class: labelled test images",
+    "data.npz.path": "the archive, looked up in the data directory (`--data-dir`), then in the current one",
     "data.stl10.part": "which images to train on; only those of `train` have labels",
     "partition.quantity.shares": "each client's share of all images; either this or `alpha`",
     "partition.quantity.alpha": "shares are drawn from Dirichlet(`alpha`); small: very unequal",
@@ -63,7 +64,7 @@ MEANINGS = {
     "partition.skew.beta": "0: sorted by class, 1: all clients alike",
     "method.backbone": "the network that is kept; see below",
     "method.stem": "how a ResNet meets its images: `cifar` keeps their resolution (3x3 convolution of stride 1, no "
-    "max-pooling), `imagenet` quarters it and draws the first weights as torchvision does",
+    "max-pooling) and draws the first weights as torch does, `imagenet` quarters it and draws them as torchvision does",
     "method.view_size": "side of the views, in pixels; none: the images' own",
     "method.init": "a safetensors file, from the current directory, to start the backbone from; torchvision's and "
     "timm's names for ResNets are known",
@@ -113,7 +114,7 @@ MEANINGS = {
 WORDS = {  # in place of a class's docstring
     "data.folder": "Image files in folders; every file counts, except hidden ones. A folder that holds nothing but "
     "`train` and `test` (or `val`) holds the two sets. [How files become pixels](../how-to/own-images.md).",
-    "data.given": "Images passed from Python: `fedssl.run(…, dataset=…)`.",
+    "data.given": "Images passed from Python: `fedssl.run(…, dataset=…, test=…)`.",
     "data.npz": "A NumPy archive with uint8 images `x_train` (N, H, W, C) or (N, H, W) and, where there are any, "
     "`y_train`, `x_test`, `y_test`, and `owner_train` (N,), which names each image's client.",
 }
@@ -126,7 +127,8 @@ INTRO = (
     "by its dotted name, such as `train.lr` or `method.augment.crop`. Unknown keys and values out of range are refused "
     "before any image is read.\n\n"
     "A table that has a `name` has the keys of what it names. `--set method=byol` is short for "
-    "`--set method.name=byol`; of the other keys in the table, those that the new choice knows keep their values. "
+    "`--set method.name=byol`; of the other keys in the table, those that the new choice knows keep their values, "
+    "unless these only repeat the old choice's defaults. "
     "A key whose default is *none* has no value unless you give one, and is then left out of the file."
 )
 

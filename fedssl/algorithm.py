@@ -80,6 +80,10 @@ class Algorithm(Settings, ABC):
     def export(self, site: Tree) -> dict[str, State]:
         """Models worth evaluating, by name."""
 
+    def given(self, client: Client, message: Tree) -> Given:
+        """Tensors the objective needs beside the batch, made anew each round: reference weights, remote features."""
+        return {}
+
     def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
         """The local loss. A bound method of a frozen value, never a closure: a step compiled once serves every
         client and round, and whatever changes between them comes in through `given`."""

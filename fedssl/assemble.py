@@ -107,7 +107,10 @@ def build_trainers(
 ) -> list[Trainer]:
     """One for each client that trains at the same time."""
     settings = experiment.train
-    room = 1 if device.type == "cuda" else max(1, len(os.sched_getaffinity(0)) // settings.threads)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    room = 1 if device.type == "cuda" else max(1, cores // settings.threads)
+    if device.type == "cuda" and settings.workers > 1:
+        raise ConfigError("train.workers above 1 is for CPUs: on one CUDA device clients train one after another")
     workers = max(1, min(settings.workers or room, clients))
     return [Trainer(build_method(experiment, image, device), settings) for _ in range(workers)]
 

@@ -6,7 +6,7 @@ reads its inputs from, and writes its results to, the addresses it was recorded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedssl.train import Inputs, Objective, Trainer
 
 WARM_UP = 3  # steps before recording: libraries choose their kernels and allocate their workspaces in the first
+
+MOST = 8  # graphs; each holds a step's activations for good
 
 
 class Graph(NamedTuple):
@@ -32,19 +34,23 @@ class CapturedSteps:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._graphs: dict[Hashable, Graph] = {}
-        self._last: Given | None = None
+        self._seen: set[Hashable] = set()  # shapes met once are run as they are: most of them never come back
+        self._last: tuple[Graph, Given] | None = None
 
     def step(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
         """The same as `Trainer.step`; what it returns is overwritten by the next step."""
         tensors = _tensors(inputs)
         key = (objective, *(_shape(t) for t in tensors), *((name, _shape(t)) for name, t in given.items()))
         if key not in self._graphs:
+            if key not in self._seen or len(self._graphs) == MOST:
+                self._seen.add(key)
+                return self._trainer.step(inputs, objective, given)
             self._graphs[key] = self._record(inputs, objective, given)
         recorded = self._graphs[key]
         for to, new in zip(recorded.inputs, tensors, strict=True):
             to.copy_(new)
-        if given is not self._last:  # the same for all steps of a client's round
-            self._last = given
+        if self._last is None or recorded is not self._last[0] or given is not self._last[1]:
+            self._last = recorded, given  # the same for all steps of a client's round
             for name, to in recorded.given.items():
                 to.copy_(given[name])
         recorded.graph.replay()
@@ -52,7 +58,7 @@ class CapturedSteps:
 
     def _record(self, inputs: Inputs, objective: Objective, given: Given) -> Graph:
         trainer, held = self._trainer, [t.clone() for t in self._trainer.moving()]
-        own_inputs = _map(inputs, Tensor.clone)
+        own_inputs = _clone(inputs)
         own_given = {name: tensor.clone() for name, tensor in given.items()}
         stream, graph = torch.cuda.Stream(trainer.device), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream(trainer.device))
@@ -78,12 +84,11 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
     return [inputs.rows, inputs.images, *inputs.uniforms, *labels, *inputs.draws.values()]
 
 
-def _map(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
-    draws: Mapping[str, Tensor] = {name: function(tensor) for name, tensor in inputs.draws.items()}
+def _clone(inputs: Inputs) -> Inputs:
     return inputs._replace(
-        rows=function(inputs.rows),
-        images=function(inputs.images),
-        uniforms=tuple(map(function, inputs.uniforms)),
-        labels=None if inputs.labels is None else function(inputs.labels),
-        draws=draws,
+        rows=inputs.rows.clone(),
+        images=inputs.images.clone(),
+        uniforms=tuple(tensor.clone() for tensor in inputs.uniforms),
+        labels=None if inputs.labels is None else inputs.labels.clone(),
+        draws={name: tensor.clone() for name, tensor in inputs.draws.items()},
     )

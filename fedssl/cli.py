@@ -31,6 +31,20 @@ DataDir = Annotated[Path, typer.Option(help="Where data sets lie, or are downloa
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from fedssl import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None: ...
+
+
 @app.command()
 def run(
     name: Name,
@@ -42,7 +56,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment, or go on with one, and measure the backbone it ends with."""
-    from fedssl.experiment import parse_assignment
+    from fedssl.changes import parse_assignment
     from fedssl.report.table import print_results
     from fedssl.run import run as run_experiment
 
@@ -86,16 +100,18 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a run's models with a probe; --set labels=100 changes a setting under probe."""
-    from fedssl.experiment import parse_assignment
+    from fedssl.changes import parse_assignment
     from fedssl.run import Run
 
     settings = {key.removeprefix("probe."): value for key, value in map(parse_assignment, set)}
     score = Run(dir, data_dir, device).evaluate(probe, **settings)
     if as_json:
-        print(json.dumps({"probe": probe} | score.summary()))
+        print(json.dumps({"probe": probe, "note": score.note} | score.summary() | {"models": score}))
         return
     for model, accuracy in score.items():
         print(f"{model}: {accuracy:.2f}%")
+    if score.note:
+        print(score.note)
     if len(score) > 1:
         print(f"mean: {score.mean:.2f}% ± {score.std:.2f}")
 

@@ -53,16 +53,12 @@ class Client:
         self.metrics.append(self.trainer.fit(task, objective, given))
         return self.metrics[-1]
 
-    @torch.no_grad()
-    def embed(self, state: State, what: Literal["h", "z", "p"] = "h", batch: int = 512) -> Tensor:
+    def embed(self, state: State, what: Literal["h", "z", "p"] = "h") -> Tensor:
         """Features (n, d) of the clean images under `state`, in eval mode; the method is left as found."""
-        method = self.method
-        found, training = method.state.clone(), method.training
-        method.state.load(state)
-        method.eval()
+        resident = self.method.state
+        found = resident.clone()
+        resident.load(state)
         try:
-            chunks = [getattr(method.encode(method.clean(x)), what) for x in self.pixels.split(batch)]
+            return self.trainer.embed(self.pixels, what)
         finally:
-            method.state.load(found)
-            method.train(training)
-        return torch.cat(chunks)
+            resident.load(found)

@@ -56,7 +56,9 @@ def show(found: dict[str, Any]) -> None:
         print(f"{name} {number or 'MISSING'}")
     for extra, packages in found["extras"].items():
         missing = [name for name, number in packages.items() if number is None]
-        state = f'needs {", ".join(missing)}: pip install "fedssl[{extra}]"' if missing else "ready"
+        broken = any(name in problem for name in packages for problem in found["problems"])
+        ready = "installed, but see the problem below" if broken else "ready"
+        state = f'needs {", ".join(missing)}: pip install "fedssl[{extra}]"' if missing else ready
         print(f"extra {extra}: {state}")
     print(f"CPU threads: {found['cpu_threads']}")
     print(f"CUDA: {', '.join(found['cuda']) or 'no device'}")

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedssl import assemble
+from fedssl.agree import agree, agree_on_images
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, say_on_stderr
-from fedssl.errors import ConfigError, FedsslError, RunError
+from fedssl.errors import FedsslError, RunError
 from fedssl.evaluate import Evaluation
-from fedssl.experiment import Experiment, differences, harmless
+from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
 from fedssl.lock import locked
 from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.runtimes.local import LocalRuntime, Pace
 from fedssl.store import Memory, Remembered, Snapshot, Store, write_atomic
-from fedssl.train import resolve_precision
 from fedssl.tree import Mean, to_device
 
 
@@ -44,7 +43,7 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
     with locked(folder), _reproducible(experiment, device):
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
-        snapshot = store.load(say)
+        snapshot = store.resume(say)
         if snapshot is None and read_rounds(folder / "rounds.jsonl"):
             raise RunError(f"{folder} has finished rounds but no checkpoint to go on from; nothing was changed")
         if snapshot is not None and not (folder / "experiment.toml").is_file():
@@ -56,41 +55,6 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
             Drive(experiment, folder, data, owners, device, store, say).train(snapshot, title, quiet)
         if all(line["failed"] for line in read_rounds(folder / "rounds.jsonl")):
             raise RunError(f"{folder}: no round had a sound upload, so nothing was learned; rounds.jsonl says why")
-
-
-def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) -> Experiment:
-    """The experiment as it will run in this directory; refused if the one begun there means something else."""
-    precision = resolve_precision(experiment.train.precision, device)
-    wanted = experiment.with_changes({"train.precision": precision})
-    path = folder / "experiment.toml"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file, not a run directory. Choose another --dir")
-    if path.is_file():
-        begun = Experiment.from_file(path)
-        changed = differences(begun, wanted)
-        refused = [key for key in changed if not harmless(key)]
-        if wanted.rounds < begun.rounds:
-            refused.append("rounds")
-        if refused:
-            lines = "; ".join(f"{key}: {changed[key][0]!r} there, {changed[key][1]!r} asked for" for key in refused)
-            raise ConfigError(f"{folder} holds a run of another experiment ({lines}). Choose another --dir")
-        if wanted.rounds > begun.rounds and wanted.train.schedule != "constant":
-            say(
-                f"{begun.rounds} rounds become {wanted.rounds}: the learning rate follows the longer schedule from here"
-            )
-    return wanted
-
-
-def agree_on_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor]) -> None:
-    """Refuse to go on with other images, or the same ones dealt otherwise, than a run began with."""
-    digest = hashlib.sha256()
-    for client, index in owners.items():
-        digest.update(json.dumps([client, len(index), *data.train.image]).encode())
-        digest.update(data.train.pixels[index].numpy().data)
-    path, found = folder / "images.sha256", digest.hexdigest()
-    if path.is_file() and path.read_text("utf-8").strip() != found:
-        raise ConfigError(f"{folder} holds a run on other images, or on these dealt otherwise. Choose another --dir")
-    write_atomic(path, f"{found}\n".encode())
 
 
 class Drive:
@@ -123,6 +87,8 @@ class Drive:
     def train(self, resumed: Snapshot | None, title: str, quiet: bool) -> None:
         last = resumed or self._begin()
         memory = Memory(_memory_on(last, self.device))
+        if self.evaluation.note and self.experiment.probe.every:
+            self.say(self.evaluation.note)
         log = RoundsLog(self.folder / "rounds.jsonl", last.rounds)
         if resumed is not None:
             self.say(f"going on after round {last.rounds} of {self.experiment.rounds}")
@@ -133,7 +99,7 @@ class Drive:
             unsaved = False
             try:
                 for round in self._rounds(runtime, last):
-                    line = record(round, time.perf_counter() - begun, self._knn(round))
+                    line = self._record(round, time.perf_counter() - begun)
                     log.append(line)
                     progress.round(line)
                     last, unsaved = Snapshot(round.number + 1, round.sites, memory.snapshot()), True
@@ -169,6 +135,10 @@ class Drive:
             return Pace(e.train.rate(round, e.rounds), round / e.rounds)
 
         return LocalRuntime(e.algorithm, self.shards, self.trainers, memory, e.seed, pace, self.stop, progress.client)
+
+    def _record(self, round: Round, seconds: float) -> dict[str, Any]:
+        rounds = self.experiment.rounds
+        return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, self._knn(round))
 
     def _knn(self, round: Round) -> float | None:
         every, number = self.experiment.probe.every, round.number + 1

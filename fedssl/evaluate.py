@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedssl import nets
 from fedssl.assemble import build_backbone, normalisation
-from fedssl.data import Dataset
+from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
 from fedssl.probes import Labelled, balanced, embed, knn, linear
@@ -20,6 +20,10 @@ from fedssl.settings import suggest
 from fedssl.tree import State
 
 PROBES = ("knn", "linear")
+HALVED = (
+    "the training images have no labels: probes learn from one half of the labelled test images "
+    "and are measured on the other"
+)
 
 
 def check_probe(name: str) -> None:
@@ -28,7 +32,9 @@ def check_probe(name: str) -> None:
 
 
 class Score(dict[str, float]):
-    """One probe's accuracy in percent for each model."""
+    """One probe's accuracy in percent for each model; `note` says what is unusual about the measurement."""
+
+    note: str | None = None
 
     @property
     def mean(self) -> float:
@@ -50,11 +56,24 @@ class Evaluation:
         self.experiment, self.data, self.device = experiment, data, device
         self._channels = data.train.pixels.shape[1]
         self._normalisation = normalisation(experiment, self._channels)
+        self.note = HALVED if self.possible and not data.train.labelled else None
 
     @property
     def possible(self) -> bool:
-        """Whether there are labelled test images to measure with."""
-        return self.data.test is not None and self.data.test.labelled and self.data.train.labelled
+        """Whether there are labelled test images to measure with, and some to learn from."""
+        test = self.data.test
+        return test is not None and test.labelled and (self.data.train.labelled or len(test) > 1)
+
+    def sets(self) -> tuple[Images, Images]:
+        """Labelled images that probes learn from, and those they are measured on."""
+        if self.data.test is None or not self.possible:
+            raise ConfigError("probes need labelled test images; there are none")
+        if self.data.train.labelled:
+            return self.data.train, self.data.test
+        test = self.data.test
+        order = torch.randperm(len(test), generator=generator("halves"))
+        order = order[test.labels.cpu()[order].argsort(stable=True)]  # class by class: every other one of each
+        return test.select(order[1::2].sort().values), test.select(order[::2].sort().values)
 
     def features(self, state: State, pixels: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]):  # a new backbone draws weights, here only to be overwritten
@@ -65,15 +84,16 @@ class Evaluation:
         """Each probe's accuracy for each model."""
         for probe in probes:
             check_probe(probe)
-        if not self.possible or self.data.test is None:
-            raise ConfigError("probes need labelled training and test images; these have none")
-        train_labels, test_labels = (i.labels.to(self.device) for i in (self.data.train, self.data.test))
+        known, unknown = self.sets()
+        train_labels, test_labels = (images.labels.to(self.device) for images in (known, unknown))
         scores = {probe: Score() for probe in probes}
         for name, state in models.items():
-            train = Labelled(self.features(state, self.data.train.pixels), train_labels)
-            test = Labelled(self.features(state, self.data.test.pixels), test_labels)
+            train = Labelled(self.features(state, known.pixels), train_labels)
+            test = Labelled(self.features(state, unknown.pixels), test_labels)
             for probe in probes:
                 scores[probe][name] = getattr(self, f"_{probe}")(train, test)
+        for score in scores.values():
+            score.note = self.note
         return scores
 
     def _knn(self, train: Labelled, test: Labelled) -> float:

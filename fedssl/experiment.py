@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import tomllib
@@ -13,37 +12,18 @@ from typing import Annotated, Any, Self
 
 import tomli_w
 import torch
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
-import fedssl.algorithms
-import fedssl.methods  # noqa: F401 - both register what they hold
 from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
-from fedssl.data import PARTITIONS, SOURCES, Partition, Source
+from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignment, settings_class
+from fedssl.data import PARTITIONS, Partition, Source
 from fedssl.errors import ConfigError
-from fedssl.method import METHODS, Method, MethodSettings
-from fedssl.settings import Settings, suggest, validate
+from fedssl.method import METHODS, MethodSettings
+from fedssl.settings import Settings, explain, suggest, validate
 from fedssl.topology import TOPOLOGIES, Star, Topology
 from fedssl.train import TrainSettings
-
-_CHOICES: dict[str, Any] = {
-    "data": SOURCES,
-    "partition": PARTITIONS,
-    "method": METHODS,
-    "algorithm": ALGORITHMS,
-    "topology": TOPOLOGIES,
-}
-_USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star"}  # where a table names none
-# What may change when a run goes on: nothing here changes what the model becomes, and more rounds only add to it.
-HARMLESS = ("rounds", "probe", "train.workers", "train.checkpoint_every")
-
-
-def _settings_class(table: str, name: Any) -> type[Settings]:
-    if not isinstance(name, str):
-        raise ConfigError(f"{table}.name is text (got {name!r})")
-    cls: type[Any] = _CHOICES[table][name]
-    return cls.Settings if issubclass(cls, Method) else cls
 
 
 def _chosen(table: str) -> BeforeValidator:
@@ -55,10 +35,10 @@ def _chosen(table: str) -> BeforeValidator:
         if not isinstance(value, Mapping):
             return value
         rest = {key: v for key, v in value.items() if key != "name"}
-        name = value.get("name", _USUAL.get(table))
+        name = value.get("name", USUAL.get(table))
         if name is None:
-            raise ConfigError(f"[{table}] needs a name; known: {', '.join(_CHOICES[table].names())}")
-        return validate(_settings_class(table, name), rest, table)
+            raise ConfigError(f"[{table}] needs a name; known: {', '.join(CHOICES[table].names())}")
+        return validate(settings_class(table, name), rest, table)
 
     return BeforeValidator(choose)
 
@@ -81,7 +61,7 @@ class ProbeSettings(Settings):
 class Experiment(Settings):
     seed: int = Field(0, ge=0)
     rounds: PositiveInt = 100
-    clients: PositiveInt = 5
+    clients: int = Field(0, ge=0)  # 0: as many as a natural or listed partition brings
     data: Annotated[Source, _chosen("data")]
     partition: Annotated[Partition, _chosen("partition")] = Field(default_factory=lambda: PARTITIONS["iid"]())
     method: Annotated[MethodSettings, _chosen("method")]
@@ -91,12 +71,24 @@ class Experiment(Settings):
     probe: ProbeSettings = ProbeSettings()
 
     @model_validator(mode="after")
+    def _enough_clients(self) -> Self:
+        if not self.clients and not self.partition.brings_clients:
+            raise ValueError("clients must be a number above 0: this partition does not bring its own")
+        return self
+
+    @model_validator(mode="after")
     def _known_company(self) -> Self:
         known = ("random", "isolated", "centralized")
         for name in self.probe.beside:
             if name not in known:
                 raise ValueError(f'unknown comparison "{name}"{suggest(name, known)}')
         return self
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as failure:
+            raise ConfigError(explain(type(self), failure)) from None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
@@ -113,11 +105,11 @@ class Experiment(Settings):
     def to_dict(self) -> dict[str, Any]:
         """Plain values, every default filled in; only what has no value is left out."""
         plain = {key: getattr(self, key) for key in ("seed", "rounds", "clients")}
-        for table, registry in _CHOICES.items():
+        for table, registry in CHOICES.items():
             chosen = getattr(self, table)
             owner = chosen.method if isinstance(chosen, MethodSettings) else type(chosen)
-            plain[table] = {"name": registry.name_of(owner)} | _dump(chosen)
-        return plain | {"train": _dump(self.train), "probe": _dump(self.probe)}
+            plain[table] = {"name": registry.name_of(owner)} | dump(chosen)
+        return plain | {"train": dump(self.train), "probe": dump(self.probe)}
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())
@@ -146,12 +138,11 @@ class Experiment(Settings):
                 f'algorithm "{ALGORITHMS.name_of(type(self.algorithm))}" needs a server; '
                 f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none'
             )
+        for name in self.probe.beside:
+            if self.algorithm.needs_server and name in TOPOLOGIES.names() and not TOPOLOGIES[name].has_server:
+                raise ConfigError(f'probe.beside: the algorithm needs a server, "{name}" has none')
         if self.method.init is not None and not self.method.init.is_file():
             raise ConfigError(f"method.init: there is no file {self.method.init}")
-
-
-def _dump(settings: Settings) -> dict[str, Any]:
-    return settings.model_dump(mode="json", exclude_none=True)
 
 
 def _read(path: Path) -> str:
@@ -166,55 +157,6 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"{where} is not valid TOML: {problem}") from None
-
-
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value` with the value in TOML; a bare word is a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f'"{text}" is not key=value')
-    try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-
-
-def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too."""
-    merged: dict[str, Any] = copy.deepcopy(dict(values))
-    # `method=byol` is short for `method.name=byol`, and keeps the rest of the table.
-    changes = {f"{k}.name" if k in _CHOICES and isinstance(v, str) else k: v for k, v in changes.items()}
-    for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
-        *path, leaf = key.split(".")
-        table = merged
-        for part in path:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f'"{key}": "{part}" is not a table')
-        if leaf == "name" and path and path[0] in _CHOICES and len(path) == 1:
-            known = _settings_class(path[0], changes[key]).model_fields
-            for other in [other for other in table if other != "name" and other not in known]:
-                del table[other]
-        table[leaf] = changes[key]
-    return merged
-
-
-def differences(old: Experiment, new: Experiment) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys in which two experiments differ, with both values."""
-    before, after = _flat(old.to_dict()), _flat(new.to_dict())
-    keys = dict.fromkeys([*before, *after])
-    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
-
-
-def harmless(key: str) -> bool:
-    return any(key == allowed or key.startswith(allowed + ".") for allowed in HARMLESS)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
 
 
 def recipes() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Mapping
@@ -36,16 +37,25 @@ def _finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> N
     experiment = Experiment.from_file(folder / "experiment.toml")
     snapshot = Store(folder).load(lambda line: None)
     assert snapshot is not None
+    tested = _hash(data.test)
+    if _finished(folder, experiment, snapshot.rounds, tested):
+        return
     models = assemble.models(experiment, snapshot.sites)
     image = data.train.image
-    export(experiment, folder, models, image)
     evaluation = Evaluation(experiment, data, device)
+    lengths = sorted({line["of"] for line in read_rounds(folder / "rounds.jsonl")})
+    notes = [evaluation.note] if evaluation.note else []
+    if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
+        notes.append(f"begun as a run of {lengths[0]} rounds and prolonged to {lengths[-1]}")
     results: dict[str, Any] = {
         "experiment": experiment.hash(),
         "rounds": snapshot.rounds,
+        "test_images": tested,
         "environment": environment(device),
+        "notes": notes,
         "table": {},
     }
+    export(experiment, folder, models, image, snapshot.rounds, notes)
     if evaluation.possible:
         results["table"] = table(experiment, folder, data, device, evaluation, models, quiet)
     write_atomic(folder / "results.json", (json.dumps(results, indent=2) + "\n").encode())
@@ -54,6 +64,21 @@ def _finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> N
             draw(folder, evaluation, data.test, results["table"], first_models(experiment, image, device), models)
         except ConfigError as problem:  # a missing extra must not hide what was measured
             say_on_stderr(f"no picture: {problem}")
+
+
+def _hash(images: Images | None) -> str | None:
+    return None if images is None else hashlib.sha256(images.pixels.numpy().data).hexdigest()
+
+
+def _finished(folder: Path, experiment: Experiment, rounds: int, tested: str | None) -> bool:
+    """Whether the results there are those of this experiment, probes and test images included."""
+    path = folder / "results.json"
+    if not path.is_file() or not list(folder.glob("backbone*.safetensors")):
+        return False
+    found = json.loads(path.read_text("utf-8"))
+    drawn = not experiment.probe.picture or (folder / "picture.png").is_file()
+    same = {"experiment": experiment.hash(), "rounds": rounds, "test_images": tested}
+    return drawn and all(found.get(key) == value for key, value in same.items())
 
 
 def table(
@@ -111,7 +136,14 @@ def first_models(experiment: Experiment, image: tuple[int, int, int], device: to
     }
 
 
-def export(experiment: Experiment, folder: Path, models: dict[str, State], image: tuple[int, int, int]) -> None:
+def export(
+    experiment: Experiment,
+    folder: Path,
+    models: dict[str, State],
+    image: tuple[int, int, int],
+    rounds: int,
+    notes: list[str],
+) -> None:
     """backbone.safetensors, or backbone-MODEL.safetensors where a run ends with several."""
     method, data = experiment.to_dict()["method"], experiment.data
     header = {
@@ -121,6 +153,8 @@ def export(experiment: Experiment, folder: Path, models: dict[str, State], image
         "method": method["name"],
         "backbone": method["backbone"],
         "stem": method["stem"],
+        "rounds": str(rounds),
+        "notes": "; ".join(notes),
         "image": json.dumps(image),
         "mean": json.dumps(data.mean),
         "std": json.dumps(data.std),

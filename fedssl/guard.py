@@ -35,6 +35,7 @@ class Report(NamedTuple):
     bytes_down: int = 0
     bytes_up: int = 0
     divergence: float | None = None  # L2 between the model sent and the model returned, over parameters
+    moved_on: bool = False  # dropped after training: what the client remembers is a round ahead
 
 
 class Guard:
@@ -49,7 +50,10 @@ class Guard:
             message = self.message(reply.client)
             reason = reply.error or self.fault(reply)
             if reason is not None or reply.upload is None:
-                self.reports.append(Report(reply.client, reason or "no upload", bytes_down=nbytes(message)))
+                moved_on = reply.upload is not None
+                self.reports.append(
+                    Report(reply.client, reason or "no upload", None, nbytes(message), 0, None, moved_on)
+                )
                 continue
             down, up = nbytes(message), nbytes(reply.upload)
             moved = divergence(message, reply.upload)

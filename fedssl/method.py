@@ -116,7 +116,7 @@ class Method(nn.Module, ABC):
         self.backbone = backbone
         self.size = size  # of the images, in pixels
         self.features: int = backbone.dim  # type: ignore[assignment]
-        self._groups = 1
+        self._passed = 0
 
     @property
     def views(self) -> tuple[ViewGroup, ...]:
@@ -139,6 +139,7 @@ class Method(nn.Module, ABC):
         """(n, C, h, w) → h, z, p in float32. BatchNorm statistics are taken per group of n/groups images, as if each
         group had passed alone: two views in one pass must not share their statistics."""
         self._set_groups(groups)
+        self._passed += groups if self.training else 0
         with self._autocast(images):
             h = self.backbone(images)
             z = self.projector(h)
@@ -173,6 +174,8 @@ class Method(nn.Module, ABC):
         """What follows the optimizer: the target's moving average, the queue. Under no_grad."""
 
     def before_epoch(self, embed: Callable[[], Tensor]) -> Mapping[str, Tensor]:
+        """Tensors that enter `given` from this epoch on, such as cluster assignments; `embed()` gives the features
+        (n, d) of all the client's clean images under the model as it is now."""
         return {}
 
     @torch.no_grad()
@@ -188,7 +191,8 @@ class Method(nn.Module, ABC):
 
     def count_batch(self) -> None:
         """Advance every norm layer's batch counter at once, as each of them would have done alone."""
-        self._counters.add_(self._groups)
+        self._counters.add_(self._passed)
+        self._passed = 0
 
     @torch.no_grad()
     def move_target(self, momentum: float) -> None:
@@ -198,7 +202,10 @@ class Method(nn.Module, ABC):
     def reside(self, device: torch.device | str = "cpu") -> Method:
         """Lay all parameters and buffers into one State; modules keep views of its rows."""
         self.state = state = settle(self, device)
-        self._counters = state.counts[: sum(e.name.endswith(".num_batches_tracked") for e in state.layout.entries)]
+        counters = [e.name.endswith(".num_batches_tracked") for e in state.layout.entries if e.role == "counter"]
+        if any(counters[sum(counters) :]):
+            raise TypeError("a part with integers of its own comes before one with norm layers; it must come after")
+        self._counters = state.counts[: sum(counters)]
         self._norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
         if any(not hasattr(norm, "groups") for norm in self._norms):
             raise TypeError("a backbone or head has torch's BatchNorm: fedssl.nets' is the one that knows views")
@@ -208,7 +215,8 @@ class Method(nn.Module, ABC):
         return self
 
     def parameter_row(self, parts: tuple[str, ...]) -> Tensor:
-        """The parameters of neighbouring parts, as one live slice of the row."""
+        """The parameters of neighbouring parts, as one live slice of the row. It carries no gradient: a term of a loss
+        goes through `named_parameters()`."""
         layout = self.state.layout
         entries = [e for e in layout.entries if e.part in parts and e.role in PARAMETERS]
         start = layout.offsets[entries[0].name]
@@ -227,7 +235,6 @@ class Method(nn.Module, ABC):
         return tuple(part for part in ("target", *self.private) if part in self._modules)
 
     def _set_groups(self, groups: int) -> None:
-        self._groups = groups  # set without a look at the old value, on which a compiled step would depend
         for norm in self._norms:
             norm.groups = groups  # type: ignore[assignment]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedssl import assemble, nets
-from fedssl.data import Dataset
+from fedssl.agree import agree
+from fedssl.data import Dataset, from_python
 from fedssl.data.progress import Say, say_on_stderr
-from fedssl.drive import agree, drive
+from fedssl.drive import drive
 from fedssl.errors import ConfigError, RunError
 from fedssl.evaluate import Evaluation, Score, backbone_of, check_probe
 from fedssl.experiment import Experiment, load
@@ -88,6 +89,7 @@ def run(
     device: str = "auto",
     data_dir: str | Path | None = None,
     dataset: Any = None,
+    test: Any = None,
     quiet: bool = False,
     set: Mapping[str, Any] | None = None,
     **changes: Any,
@@ -95,11 +97,15 @@ def run(
     """Run an experiment to its end, going on where the directory stands; returns the finished run.
 
     `experiment` is a recipe's name, a TOML file or an Experiment. Settings change by keyword (`rounds=3`,
-    `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`). `dataset` takes images
-    straight from Python: a pair of arrays, a torch or a Hugging Face data set (with [data] name = "given").
+    `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`). `dataset`, and
+    `test` for labelled images to measure with, take images straight from Python: a pair of arrays, a torch or a
+    Hugging Face data set.
     """
+    if test is not None and (dataset is None or isinstance(dataset, Dataset)):
+        raise ConfigError("test= goes with training images in dataset=; a Dataset brings its own test images")
     changed = _dotted(changes) | dict(set or {})
     if dataset is not None:
+        dataset = from_python(dataset, test) if not isinstance(dataset, Dataset) else dataset
         changed.setdefault("data.name", "given")
     if isinstance(experiment, Experiment):
         title, chosen = "run", experiment.with_changes(changed)

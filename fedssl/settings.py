@@ -27,7 +27,7 @@ class Settings(BaseModel):
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """`, did you mean "x"?` where something known is close to the word, else an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f', did you mean "{close[0]}"?' if close else ""
 
 

@@ -50,7 +50,8 @@ class Memory:
         return self._latest[client].tree if client in self._latest else {}
 
     def write(self, client: str, round: int, tree: Tree) -> None:
-        self._latest[client] = Remembered(round, tree)
+        if tree:  # a client that keeps nothing costs no file
+            self._latest[client] = Remembered(round, tree)
 
     def snapshot(self) -> dict[str, Remembered]:
         return dict(self._latest)
@@ -110,7 +111,7 @@ class Store:
         return known
 
     def _manifests(self) -> list[Path]:
-        return sorted(self.checkpoints.glob("*.json"), reverse=True)
+        return sorted(self.checkpoints.glob("*.json"), key=lambda path: int(path.stem), reverse=True)
 
     def _forget_old(self) -> None:
         for manifest in self._manifests()[KEPT:]:
@@ -122,23 +123,34 @@ class Store:
                 path.unlink()
 
     def load(self, say: Callable[[str], None]) -> Snapshot | None:
-        """The newest checkpoint whose every file is what its manifest says; None if there never was one."""
+        """The newest checkpoint whose every file is what its manifest says; None if there never was one.
+
+        Only reads, so that anybody may look at a run while it goes on.
+        """
         manifests = self._manifests()
-        damaged: list[Path] = []
         for manifest in manifests:
             try:
-                snapshot = self._read(manifest)
-                for bad in damaged:  # or its files would pass for those of the rounds about to be replayed
-                    bad.rename(bad.with_suffix(".damaged"))
-                return snapshot
-            except (ValueError, KeyError, OSError) as problem:
+                return self._read(manifest)
+            except (ValueError, KeyError, FileNotFoundError) as problem:
                 say(f"checkpoint {manifest.stem} is damaged ({problem}); trying the one before")
-                damaged.append(manifest)
+            except OSError as problem:  # the disk's fault, perhaps a passing one: no reason to go back
+                raise RunError(f"{manifest} cannot be read: {problem}; nothing was changed") from problem
         if manifests:
             raise RunError(
                 f"no checkpoint in {self.checkpoints} is whole; nothing was changed. Start again in a new directory"
             )
         return None
+
+    def resume(self, say: Callable[[str], None]) -> Snapshot | None:
+        """`load`, to go on from it: newer checkpoints, all damaged, are set aside for good.
+
+        Or their files would pass for those of the rounds about to be replayed.
+        """
+        snapshot = self.load(say)
+        for manifest in self._manifests():
+            if snapshot is not None and int(manifest.stem) > snapshot.rounds:
+                manifest.rename(manifest.with_suffix(".damaged"))
+        return snapshot
 
     def _read(self, manifest: Path) -> Snapshot:
         body = _unseal(manifest.read_bytes())

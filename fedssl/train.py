@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from fedssl import views
 from fedssl.capture import CapturedSteps
 from fedssl.errors import ClientError, ConfigError
+from fedssl.health import effective_rank, spread
 from fedssl.layout import PARAMETERS
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.optim import SGD, Adam, Optimizer
@@ -99,6 +99,9 @@ class Trainer:
         self.method, self.settings = method, settings
         self.device = method.state.floats.device
         method.precision = resolve_precision(settings.precision, self.device)
+        frozen = [n for n, p in method.named_parameters() if not p.requires_grad and n.split(".")[0] in method.online]
+        if frozen:
+            raise TypeError(f"{frozen[0]} does not train but lies among what does: make it a buffer")
         row = method.parameter_row(method.online)
         self.optimizer = make_optimizer(settings, method, row)
         self.grad = torch.zeros_like(row)
@@ -125,6 +128,8 @@ class Trainer:
         step = self._captured.step if self._captured and size == self.settings.batch else self.step
         steps = 0
         for _ in range(self.settings.epochs):
+            found = self.method.before_epoch(lambda: self.embed(task.pixels))
+            given = {**given, **found} if found else given
             for index in _batches(len(task.pixels), size, task.generator):
                 if task.stop.is_set():
                     raise Stopped
@@ -148,6 +153,16 @@ class Trainer:
             self.method.after_step(out)
             self.loss.add_(loss.detach())
         return out
+
+    @torch.no_grad()
+    def embed(self, pixels: Tensor, what: Literal["h", "z", "p"] = "h", batch: int = 512) -> Tensor:
+        """Features (n, d) of clean images (n, C, H, W) under the resident model, in eval mode."""
+        method, training = self.method, self.method.training
+        method.eval()
+        try:
+            return torch.cat([getattr(method.encode(method.clean(x)), what) for x in pixels.split(batch)])
+        finally:
+            method.train(training)
 
     def _inputs(self, task: Task, index: Tensor) -> Inputs:
         stream, n = task.generator, len(index)
@@ -201,20 +216,3 @@ def resolve_mode(mode: str, device: torch.device) -> str:
 
 def resolve_precision(precision: str, device: torch.device) -> str:
     return ("bf16" if device.type == "cuda" else "fp32") if precision == "auto" else precision
-
-
-@torch.no_grad()
-def spread(z: Tensor) -> float:
-    """√k times the mean standard deviation of unit-length rows of z (…, k)."""
-    unit = F.normalize(z.flatten(0, -2).float(), dim=-1)
-    return float(unit.std(0).mean() * math.sqrt(unit.shape[1]))
-
-
-@torch.no_grad()
-def effective_rank(h: Tensor) -> float:
-    """exp(entropy) of the normalised singular values of h (…, d): RankMe (Garrido et al., 2023)."""
-    rows = h.flatten(0, -2).double()
-    gram = rows @ rows.T if rows.shape[0] <= rows.shape[1] else rows.T @ rows
-    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
-    share = values / values.sum().clamp(min=1e-12)
-    return float(torch.special.entr(share).sum().exp())

@@ -20,7 +20,6 @@ from fedssl.train import Trainer, TrainSettings
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
 
-torch.set_num_threads(1)  # on tensors as small as these, more threads only wait for each other
 torch.set_num_threads(1)  # tensors here are tiny: a second thread only waits, and on a busy machine for long
 
 _shim: list[torch.library.Library] = []  # a library's definitions live as long as the object
@@ -67,7 +66,7 @@ def _import_torchvision() -> None:
 
 
 class Tiny(CNN):
-    """A backbone of 6 features and three hundred weights."""
+    """A backbone of 24 features, 6 for each quarter of the image, and three hundred weights."""
 
     widths = (4, 6)
 

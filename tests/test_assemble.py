@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from fedssl import assemble
+from fedssl.changes import merge_changes
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError, DataError
-from fedssl.experiment import Experiment, merge_changes
+from fedssl.experiment import Experiment
 
 CPU = torch.device("cpu")
 BASE: dict[str, Any] = {

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedssl
 from fedssl.experiment import Experiment, recipes
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -77,6 +78,10 @@ def test_wrong_usage(args: tuple[str, ...], cli: Cli) -> None:
     assert "Traceback" not in err
 
 
+def test_version(cli: Cli) -> None:
+    assert cli("--version") == (0, f"{fedssl.__version__}\n", "")
+
+
 def test_recipes(cli: Cli) -> None:
     code, out, _ = cli("recipes")
     assert code == 0
@@ -98,7 +103,9 @@ def test_a_recipe_is_shown_whole_and_can_be_run_from_a_file(name: str, cli: Cli,
 def test_run(here: Path, cli: Cli) -> None:
     code, out, err = cli("run", "mine.toml")
     assert code == 0
-    assert "simclr × fedavg × star, accuracy in %" in out
+    title, top = out.splitlines()[:2]
+    assert title == "simclr × fedavg × star: accuracy in %"
+    assert set(top) <= set("┏━┳┓")
     assert "run directory  runs/mine\n" in out
     assert "backbone       runs/mine/backbone.safetensors\n" in out
     assert re.search(r"^mine: round 2/2  3/3 clients  loss [\d.]+  [\d,]+ images/s  kNN [\d.]+%$", err, re.M)
@@ -135,7 +142,7 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     assert re.fullmatch(r"global: [\d.]+%\n", out)
     code, out, _ = cli("evaluate", "runs/mine", "--set", "labels=6", "--set", "probe.epochs=2", "--json")
     assert code == 0
-    assert json.loads(out).keys() == {"probe", "mean"}
+    assert json.loads(out).keys() == {"probe", "note", "mean", "models"}
     assert cli("run", "mine.toml", "--quiet", "--set", "topology.name=isolated", "--dir", "alone")[0] == 0
     code, out, _ = cli("evaluate", "alone", "--probe", "knn")
     assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "mean"]
@@ -219,7 +226,7 @@ def test_a_folder_without_labels(ward: list[str], cli: Cli) -> None:
     assert "No labelled test images, so no accuracy was measured." in out
     assert json.loads(Path("run/results.json").read_text())["table"] == {}
     code, _, err = cli("evaluate", "run")
-    assert (code, err.splitlines()[-1]) == (2, "fedssl: probes need labelled training and test images; these have none")
+    assert (code, err.splitlines()[-1]) == (2, "fedssl: probes need labelled test images; there are none")
     code, out, _ = cli("partition", "mine.toml", *ward)
     assert code == 0
     assert "The images have no labels, so only their number is known." in out
@@ -233,6 +240,21 @@ def test_a_folder_without_labels(ward: list[str], cli: Cli) -> None:
     assert code in (2, 3)
     assert "label" in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+def test_a_folder_whose_test_images_alone_have_labels(ward: list[str], here: Path, cli: Cli) -> None:
+    for kind in ("cat", "dog"):
+        folder = here / "elsewhere" / kind
+        folder.mkdir(parents=True)
+        for n in range(4):
+            Image.effect_noise((12, 12), 40 + n).save(folder / f"{n}.png")
+    note = "the training images have no labels: probes learn from one half of the labelled test images"
+    code, out, err = cli("run", "mine.toml", *ward, "--set", "data.test=elsewhere", "--dir", "run")
+    assert code == 0
+    assert (out.count(note), err.count(note)) == (1, 1)
+    results = json.loads(Path("run/results.json").read_text())
+    assert results["notes"][0].startswith(note)
+    assert results["table"]["this run"].keys() == {"knn", "linear"}
 
 
 def test_on_a_terminal(here: Path) -> None:

@@ -86,12 +86,12 @@ def test_embed_leaves_the_method_as_found(name: str, training: bool, make_traine
     method.train(training)
     before, other = method.state.clone(), method.state.clone()
     other.floats.mul_(1.5)
-    features = client.embed(other, batch=8)
+    features = client.embed(other)
     assert torch.equal(method.state.floats, before.floats)
     assert torch.equal(method.state.counts, before.counts)
     assert {module.training for module in method.modules()} == {training}
     assert not features.requires_grad
-    # They are those of the other state, in eval mode, whatever the batch.
+    # They are those of the other state, in eval mode.
     method.state.load(other)
     method.eval()
     with torch.no_grad():

@@ -28,8 +28,11 @@ from fedssl.data import PARTITIONS, SOURCES
 from fedssl.drive import Interrupted
 from fedssl.evaluate import PROBES
 from fedssl.experiment import Experiment, ProbeSettings, load, recipes
+from fedssl.federate import Round
+from fedssl.guard import Report
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
+from fedssl.report.rounds import record
 from fedssl.topology import TOPOLOGIES
 
 ROOT = Path(__file__).parents[1]
@@ -125,7 +128,7 @@ def test_python_runs(page: Path, sandbox: Path, demo: Path, capsys: pytest.Captu
         execute(block, names)
     if page == README:
         printed = capsys.readouterr().out
-        assert "torch.Size([8, 128])" in printed
+        assert "torch.Size([8, 512])" in printed
         assert re.search(r"\{'global': \d+\.\d+\}", printed)
 
 
@@ -261,7 +264,13 @@ def first_cells(text: str) -> set[str]:
 
 def test_rounds_log_is_documented(demo: Path) -> None:
     line = json.loads((demo / "rounds.jsonl").read_text("utf-8").splitlines()[0])
-    assert first_cells(section("rounds.jsonl")) == {*line, *line["clients"][0]}
+    dropped = record(Round(0, {}, [Report("a", "too few images")]), 10, 0.1, 1.0, None)["clients"][0]
+    assert first_cells(section("rounds.jsonl")) == {*line, *line["clients"][0], *dropped}
+
+
+def test_results_are_documented(demo: Path) -> None:
+    found = json.loads((demo / "results.json").read_text("utf-8"))
+    assert set(found) <= set(re.findall(r"`([^`]+)`", section("results.json")))
 
 
 def test_run_directory_is_documented(demo: Path) -> None:

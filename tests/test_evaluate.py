@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedssl import assemble
 from fedssl.data import Dataset, Images
@@ -21,6 +23,7 @@ CPU = torch.device("cpu")
 def experiment(**probe: Any) -> Experiment:
     return Experiment.from_dict(
         {
+            "clients": 5,
             "data": {"name": "given", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]},
             "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
             "probe": {"epochs": 30, "k": 5, **probe},
@@ -89,13 +92,58 @@ def test_few_labels_are_few() -> None:
 def test_without_labels_there_is_nothing_to_measure() -> None:
     for data in (
         Dataset(images(6, 0)),
-        Dataset(images(6, 0, labelled=False), images(6, 1)),
+        Dataset(images(6, 0, labelled=False), images(1, 1)),  # one image has no other half
         Dataset(images(6, 0), images(6, 1, False)),
+        Dataset(images(6, 0, False), images(6, 1, False)),
     ):
         evaluation = Evaluation(experiment(), data, CPU)
         assert not evaluation.possible
-        with pytest.raises(ConfigError, match="probes need labelled"):
+        with pytest.raises(ConfigError, match=r"^probes need labelled test images; there are none$"):
             evaluation.measure({"x": state()}, ("knn",))
+        assert evaluation.note is None
+
+
+def _numbered(labels: list[int]) -> Images:
+    """Images that tell by their pixels which they are."""
+    pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
+    return Images(pixels, torch.tensor(labels))
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=60))
+def test_halves_of_the_test_images_where_training_images_have_no_labels(labels: list[int]) -> None:
+    """No image in both, none in neither; of every class as many in one as in the other, but for an odd one."""
+    data = Dataset(images(6, 0, labelled=False), _numbered(labels))
+    evaluation = Evaluation(experiment(), data, CPU)
+    assert evaluation.possible
+    assert evaluation.note is not None
+    halves = evaluation.sets()
+    numbers = [half.pixels[:, 0, 0, 0].tolist() for half in halves]
+    assert sorted(numbers[0] + numbers[1]) == list(range(len(labels)))
+    assert [len(half) for half in halves] == [len(labels) // 2, (len(labels) + 1) // 2]
+    for half, mine in zip(halves, numbers, strict=True):
+        assert half.labels.tolist() == [labels[k] for k in mine]
+    known, unknown = (torch.bincount(half.labels, minlength=5) for half in halves)
+    assert int((known - unknown).abs().max()) <= 1
+    other = Evaluation(experiment().with_changes({"seed": 1}), data, CPU).sets()
+    assert torch.equal(other[0].pixels, halves[0].pixels)  # runs of different seeds are measured on the same images
+
+
+def test_labelled_training_images_leave_the_test_images_whole() -> None:
+    evaluation = Evaluation(experiment(), DATA, CPU)
+    assert evaluation.sets() == (DATA.train, DATA.test)
+    assert evaluation.note is None
+
+
+def test_one_half_is_learned_from_and_the_other_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluation = Evaluation(experiment(), Dataset(images(6, 0, labelled=False), images(31, 1)), CPU)
+    scores = evaluation.measure({"x": state()}, ("knn", "linear"))
+    assert all(score.mean > 90 for score in scores.values())
+    seen = []
+    monkeypatch.setattr("fedssl.evaluate.knn", lambda train, test, *_: seen.extend((train, test)) or 0.0)
+    evaluation.measure({"x": state()}, ("knn",))
+    for found, half in zip(seen, evaluation.sets(), strict=True):
+        assert torch.equal(found.labels, half.labels)
+        torch.testing.assert_close(found.features, evaluation.features(state(), half.pixels))
 
 
 def test_an_unknown_probe() -> None:

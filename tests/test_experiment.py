@@ -13,23 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedssl.agree import agree
 from fedssl.algorithm import ALGORITHMS
+from fedssl.changes import differences, harmless, merge_changes, parse_assignment
 from fedssl.data import SOURCES
-from fedssl.drive import agree
 from fedssl.errors import ConfigError
-from fedssl.experiment import (
-    Experiment,
-    differences,
-    harmless,
-    load,
-    merge_changes,
-    parse_assignment,
-    recipes,
-)
+from fedssl.experiment import Experiment, load, recipes
 from fedssl.method import METHODS
 from fedssl.topology import Isolated
 
-BASE: dict[str, Any] = {"data": {"name": "fashion-mini"}, "method": {"name": "byol", "backbone": "cnn"}}
+BASE: dict[str, Any] = {"clients": 5, "data": {"name": "fashion-mini"}, "method": {"name": "byol", "backbone": "cnn"}}
 
 
 def base(**changes: Any) -> Experiment:
@@ -75,7 +68,6 @@ common = {
 tables = {
     "seed": st.integers(0, 2**40),
     "rounds": size,
-    "clients": size,
     "partition": st.one_of(
         _table("iid"),
         st.fixed_dictionaries({"name": st.just("dirichlet"), "alpha": positive, "balanced": st.booleans()}),
@@ -107,6 +99,7 @@ tables = {
 }
 experiments = st.fixed_dictionaries(
     {
+        "clients": size,
         "data": st.one_of(_normalised("fashion-mini"), _normalised("cifar10"), _table("stl10")),
         "method": st.one_of(
             _table("simclr", dim=size, temperature=positive, **common),
@@ -126,7 +119,7 @@ def test_toml_and_back(experiment: Experiment) -> None:
     assert again.hash() == experiment.hash()
     assert again.to_toml() == experiment.to_toml()
     assert Experiment.from_dict(json.loads(json.dumps(experiment.to_dict()))) == experiment
-    assert differences(experiment, again) == {}
+    assert differences(experiment.to_dict(), again.to_dict()) == {}
 
 
 def test_the_hash_is_of_the_meaning() -> None:
@@ -196,6 +189,20 @@ def test_another_name_keeps_the_keys_both_know() -> None:
     changed = merge_changes(values, {"method.name": "simclr"})
     assert changed["method"] == {"name": "simclr", "backbone": "cnn", "dim": 64, "hidden": 32}
     assert values["method"]["momentum"] == 0.5  # what was given is left as it was
+
+
+def test_another_name_brings_its_own_defaults() -> None:
+    """SimCLR's temperature is 0.07 by default and MoCo v2's 0.2; what somebody chose stays."""
+    simclr = base(method__name="simclr", method__dim=64)
+    assert simclr.to_dict()["method"]["temperature"] == 0.07
+    moco = simclr.with_changes({"method.name": "mocov2"}).to_dict()["method"]
+    assert (moco["temperature"], moco["dim"], moco["backbone"]) == (0.2, 64, "cnn")
+    warm = simclr.with_changes({"method.temperature": 0.5}).with_changes({"method": "mocov2"}).to_dict()["method"]
+    assert (warm["temperature"], warm["dim"]) == (0.5, 64)
+    weak = base(method__name="mocov1").with_changes({"method.name": "mocov2"})
+    assert weak == base(method__name="mocov2")  # tables of defaults, such as the jitter, go too
+    back = simclr.with_changes({"method.name": "mocov2"}).with_changes({"method.name": "simclr"})
+    assert back == simclr
 
 
 def test_a_name_is_changed_before_its_keys() -> None:
@@ -311,6 +318,9 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"probe.beside": ["randm"]}, 'experiment: unknown comparison "randm", did you mean "random"[?]'),
         ({"method.view_size": 4, "method.augment.blur": 1.0, "method.augment.blur_kernel": 9}, "a blur of 9 taps .*"),
         ({"partition.name": "quantity"}, "partition: give either shares or alpha"),
+        ({"clients": 0}, "experiment: clients must be a number above 0: this partition does not bring its own"),
+        ({"clients": -1}, r"clients: input should be greater than or equal to 0 \(got -1\)"),
+        ({"algorithm.name": "fedema"}, 'unknown algorithm "fedema"; known: .*fedavg.*'),
         ({"data": {"holdout": 3}}, r"\[data\] needs a name; known: .*"),
         ({"train.lr.x": 3}, '"train.lr.x": "lr" is not a table'),
     ],
@@ -318,6 +328,34 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
 def test_impossible_combinations_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=f"^{sentence}$"):
         base().with_changes(changes).check()
+
+
+@pytest.mark.parametrize("partition", [{"name": "natural"}, {"name": "listed", "path": "x.json"}])
+def test_partitions_that_bring_their_clients(partition: dict[str, str]) -> None:
+    values = {key: value for key, value in BASE.items() if key != "clients"} | {"partition": partition}
+    assert Experiment.from_dict(values).clients == 0
+    assert Experiment.from_dict(values | {"clients": 3}).clients == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rouns": 3},
+        {"rounds": 0},
+        {"clients": 0},
+        {"method": {"name": "byol", "momentm": 1}},
+        {"data": {}},
+        {"method": 3},
+    ],
+)
+def test_python_is_refused_in_the_same_sentence(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as by_dict:
+        Experiment.from_dict(BASE | wrong)
+    with pytest.raises(ConfigError) as by_name:
+        Experiment(**BASE | wrong)
+    assert str(by_name.value) == str(by_dict.value)
+    assert "\n" not in str(by_name.value)
+    assert Experiment(**BASE) == base()
 
 
 def test_an_algorithm_that_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,6 +424,7 @@ def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.M
         ("train.precision", "bf16", False),
         ("train.threads", 2, False),
         ("train.deterministic", True, False),
+        ("train.mode", "eager", False),
     ],
 )
 def test_what_may_change_on_resume(key: str, value: Any, allowed: bool, tmp_path: Path) -> None:
@@ -394,7 +433,7 @@ def test_what_may_change_on_resume(key: str, value: Any, allowed: bool, tmp_path
     (tmp_path / "experiment.toml").write_text(first.to_toml())
     assert agree(begun, tmp_path, torch.device("cpu"), said.append) == first
     wanted = begun.with_changes({key: value})
-    assert key in differences(begun, wanted)
+    assert key in differences(begun.to_dict(), wanted.to_dict())
     if allowed:
         assert harmless(key)
         assert agree(wanted, tmp_path, torch.device("cpu"), said.append).to_dict() != first.to_dict()
@@ -404,6 +443,18 @@ def test_what_may_change_on_resume(key: str, value: Any, allowed: bool, tmp_path
         with pytest.raises(ConfigError, match=f"{key}: .* there, .* asked for"):
             agree(wanted, tmp_path, torch.device("cpu"), said.append)
         assert (tmp_path / "experiment.toml").read_bytes() == kept
+
+
+@pytest.mark.parametrize(("changed", "more"), [(3, None), (4, "; and 1 more)"), (6, "; and 3 more)")])
+def test_a_refusal_shows_three_differences_at_most(changed: int, more: str | None, tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(agree(base(), tmp_path, torch.device("cpu"), print).to_toml())
+    keys = {"seed": 1, "clients": 6, "train.epochs": 2, "train.batch": 64, "train.lr": 0.1, "train.threads": 2}
+    wanted = base().with_changes(dict(list(keys.items())[:changed]))
+    with pytest.raises(ConfigError) as refusal:
+        agree(wanted, tmp_path, torch.device("cpu"), print)
+    sentence = str(refusal.value)
+    assert sentence.count(" asked for") == 3
+    assert (more in sentence) if more else (" more" not in sentence)
 
 
 def test_precision_is_settled_when_a_run_begins(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _replies(bad: Reply) -> list[Reply]:
     return [*good[:2], bad, *good[2:]]
 
 
-def _check(bad: Reply, reason: str) -> None:
+def _check(bad: Reply, reason: str, moved_on: bool = True) -> None:
     g = guard()
     passed = list(g(_replies(bad)))
     assert [client for client, _, _ in passed] == ["c0", "c1", "c2", "c3"]
@@ -130,7 +130,8 @@ def _check(bad: Reply, reason: str) -> None:
     assert torch.equal(_mean(passed).counts, others.counts)
     report = g.reports[2]
     assert (report.client, report.dropped, report.metrics) == ("bad", reason, None)
-    assert (report.bytes_down, report.bytes_up) == (nbytes(SENT), 0)
+    assert (report.bytes_down, report.bytes_up, report.moved_on) == (nbytes(SENT), 0, moved_on)
+    assert not any(r.moved_on for r in g.reports if r.client != "bad")
     assert [r.dropped for r in g.reports if r.client != "bad"] == [None] * 4
 
 
@@ -146,8 +147,8 @@ def test_a_number_of_images_that_is_none(images: Any) -> None:
 
 
 def test_a_client_that_failed_says_why() -> None:
-    _check(Reply("bad", 0, None, None, "too few images: 1"), "too few images: 1")
-    _check(Reply("bad", 12, None, None), 'key "model" is missing')
+    _check(Reply("bad", 0, None, None, "too few images: 1"), "too few images: 1", moved_on=False)
+    _check(Reply("bad", 12, None, None), 'key "model" is missing', moved_on=False)
 
 
 @given(st.integers(0, LAYOUT.floats - 1), st.sampled_from([math.nan, math.inf, -math.inf]))

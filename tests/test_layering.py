@@ -29,7 +29,7 @@ MAY_SEE = {
     "nets": {"errors", "settings"},
     "method": {"layout", "tree", "resident", "settings", "views", "seeds", "errors"},
     "methods": {"method", "nets", "views", "settings"},
-    "train": {"capture", "errors", "layout", "method", "optim", "settings", "tree", "views"},
+    "train": {"capture", "errors", "health", "layout", "method", "optim", "settings", "tree", "views"},
     "client": {"method", "seeds", "train", "tree"},
     "algorithm": {"client", "layout", "method", "settings", "tree"},
     "algorithms": {"algorithm", "client", "errors", "layout", "method", "seeds", "settings", "train", "tree"},

@@ -75,7 +75,7 @@ def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Da
     assert [line["knn"] is None for line in run.rounds] == [True, False]
     model = load_file(run.dir / "backbone.safetensors")
     for line in run.rounds:
-        assert line.keys() == {"round", "failed", "loss", "knn", "seconds", "images_per_s", "clients"}
+        assert line.keys() == {"round", "of", "rate", "failed", "loss", "knn", "seconds", "images_per_s", "clients"}
         assert line["failed"] is False
         assert line["images_per_s"] == pytest.approx(48 / line["seconds"])
         shares = [c["images"] * c["loss"] for c in line["clients"]]
@@ -110,7 +110,7 @@ def test_backbone_and_evaluate(small: Experiment, labelled: Dataset, tmp_path: P
     backbone = run.backbone()
     assert not backbone.training
     features = backbone(labelled.train.pixels[:4].float() / 255)
-    assert features.shape == (4, 128)
+    assert features.shape == (4, 512)
     saved = load_file(run.dir / "backbone.safetensors")
     assert saved.keys() == backbone.state_dict().keys()
     assert all(torch.equal(saved[name], tensor) for name, tensor in backbone.state_dict().items())
@@ -138,7 +138,7 @@ def test_the_header_says_how_to_use_the_backbone(small: Experiment, tmp_path: Pa
 def test_channels(channels: int, small: Experiment, tmp_path: Path) -> None:
     train, test = (Images(*_images(n, channels)) for n in (30, 12))
     run = fedssl.run(small, tmp_path / "run", dataset=Dataset(train, test), quiet=True)
-    assert run.backbone()(torch.zeros(2, channels, 10, 10)).shape == (2, 128)
+    assert run.backbone()(torch.zeros(2, channels, 10, 10)).shape == (2, 512)
     assert math.isfinite(run.evaluate("knn").mean)
 
 
@@ -225,8 +225,37 @@ def test_unlabelled_images_are_trained_on_but_not_measured(small: Experiment, tm
     run = fedssl.run(small, tmp_path / "run", dataset=_images(30)[0], quiet=True)
     assert run.results["table"] == {}
     assert [line["knn"] for line in run.rounds] == [None, None]
-    with pytest.raises(ConfigError, match="probes need labelled training and test images; these have none"):
+    with pytest.raises(ConfigError, match="probes need labelled test images; there are none"):
         run.evaluate("knn")
+
+
+def test_labelled_test_images_from_python(small: Experiment, tmp_path: Path) -> None:
+    """With labelled training images all test images are measured on; without, one half of them."""
+    for name, train, measured in (("labels", _images(30), 24), ("none", _images(30)[0], 12)):
+        run = fedssl.run(small, tmp_path / name, dataset=train, test=_images(24, seed=1), quiet=True)
+        assert (run.results["notes"] == []) == (name == "labels")
+        knn = run.results["table"]["this run"]["knn"]["mean"]
+        assert knn * measured / 100 == pytest.approx(round(knn * measured / 100))
+        assert run.evaluate("knn").mean == knn == run.rounds[-1]["knn"]
+    assert len(run.data().test or ()) == 24
+
+
+def test_test_images_that_would_not_be_looked_at_are_refused(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    for dataset in (None, labelled):
+        with pytest.raises(ConfigError, match="test= goes with training images in dataset="):
+            fedssl.run(small, tmp_path / "run", dataset=dataset, test=_images(6), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_natural_clients_need_no_number(tmp_path: Path) -> None:
+    owners = {"north": torch.arange(10), "south": torch.arange(10, 24)}
+    values = {key: value for key, value in SMALL.items() if key != "clients"} | {"partition": "natural", "rounds": 1}
+    data = from_python(_images(24)[0], owners=owners)
+    run = fedssl.run(Experiment.from_dict(values), tmp_path / "run", dataset=data, quiet=True)
+    assert [c["client"] for c in run.rounds[0]["clients"]] == ["north", "south"]
+    assert run.experiment.clients == 0
 
 
 def test_topologies(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
@@ -241,7 +270,7 @@ def test_topologies(small: Experiment, labelled: Dataset, tmp_path: Path) -> Non
     assert score["mean"] == pytest.approx(np.mean(list(score["models"].values())))
     with pytest.raises(ConfigError, match="this run has several models, name one of: 0, 1, 2"):
         alone.backbone()
-    assert alone.backbone("1")(torch.zeros(2, 3, 10, 10)).shape == (2, 128)
+    assert alone.backbone("1")(torch.zeros(2, 3, 10, 10)).shape == (2, 512)
     with pytest.raises(ConfigError, match="no model"):
         alone.backbone("7")
     assert [(c["client"], c["images"]) for c in pooled.rounds[0]["clients"]] == [("all", 48)]

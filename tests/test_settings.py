@@ -36,7 +36,13 @@ class Needy(Settings):
 
 @pytest.mark.parametrize(
     ("word", "expected"),
-    [("rouds", ', did you mean "rounds"?'), ("ROUNDS!", ""), ("momentun", ', did you mean "momentum"?'), ("", "")],
+    [
+        ("rouds", ', did you mean "rounds"?'),
+        ("ROUNDS!", ""),
+        ("moons", ""),
+        ("momentun", ', did you mean "momentum"?'),
+        ("", ""),
+    ],
 )
 def test_suggest(word: str, expected: str) -> None:
     assert suggest(word, ["rounds", "momentum"]) == expected

@@ -196,10 +196,39 @@ def test_after_a_fall_back_the_replayed_round_is_written_anew(whole: Path, tmp_p
     (root / NEWEST[2]).write_bytes(broken)
     store = Store(root)
     _falls_back(root)
+    assert store.resume(lambda line: None) is not None
+    assert [path.name for path in root.glob("checkpoints/*.damaged")] == ["00002.damaged"]
     save(store, snapshot(2, a=1, b=0))
     assert same(Store(root).load(quiet), snapshot(2, a=1, b=0))
     save(store, snapshot(3, a=2, b=0))
     assert same(Store(root).load(quiet), snapshot(3, a=2, b=0))
+
+
+def test_looking_at_a_run_changes_nothing(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged file is passed over; a disk that cannot be read just now is not taken for a damaged file."""
+    root = shutil.copytree(whole, tmp_path / "x")
+    (root / NEWEST[2]).write_bytes(b"no")
+    before = files(root)
+    assert Store(root).load(lambda line: None) is not None
+    assert files(root) == before
+
+    def fail(path: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(RunError, match=r"cannot be read: .*Input/output error; nothing was changed"):
+        Store(root).resume(lambda line: None)
+    monkeypatch.undo()
+    assert files(root) == before
+
+
+def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for rounds in (99_998, 99_999, 100_000):
+        save(store, snapshot(rounds))
+    newest = Store(tmp_path).load(quiet)
+    assert newest is not None
+    assert newest.rounds == 100_000
 
 
 def test_none_whole_is_refused_and_nothing_changed(whole: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedssl.client import Client
 from fedssl.errors import ClientError, ConfigError
+from fedssl.health import effective_rank, spread
 from fedssl.method import METHODS, Batch, Given, Method, Output
 from fedssl.train import (
     Metrics,
@@ -23,10 +24,8 @@ from fedssl.train import (
     Task,
     Trainer,
     TrainSettings,
-    effective_rank,
     resolve_mode,
     resolve_precision,
-    spread,
 )
 from fedssl.tree import Tree
 
@@ -225,14 +224,14 @@ class Ordinary(nn.Module):
         self.backbone = nn.Module()
         self.backbone.layers = nn.ModuleList(layers)
         self.projector, self.predictor = (
-            nn.Sequential(nn.Linear(i, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5)) for i in (6, 5)
+            nn.Sequential(nn.Linear(i, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5)) for i in (24, 5)
         )
         self.target = nn.ModuleDict({k: copy.deepcopy(getattr(self, k)) for k in ("backbone", "projector")})
 
     def project(self, backbone: nn.Module, projector: nn.Module, x: Tensor) -> Tensor:
         for layer in backbone.layers:
             x = layer(x)
-        return projector(x.mean((2, 3)))
+        return projector(F.adaptive_avg_pool2d(x, 2).flatten(1))
 
     def loss(self, one: Tensor, two: Tensor) -> Tensor:
         total = torch.zeros(())
@@ -283,6 +282,67 @@ def test_a_fit_equals_torch_optim_on_an_ordinary_module(
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
     assert not torch.allclose(ours["projector.0.weight"], make_trainer("byol").method.projector[0].weight)
+
+
+# -- before an epoch --
+
+
+class Counting(METHODS["simclr"]):  # type: ignore[misc]
+    """SimCLR that looks at its images before every epoch and is told in every step what it saw."""
+
+    Settings = type("CountingSettings", (METHODS["simclr"].Settings,), {})
+
+    def before_epoch(self, embed: Callable[[], Tensor]) -> dict[str, Tensor]:
+        self.looks = [*getattr(self, "looks", []), embed()]
+        self.training_seen = self.training
+        return {"epoch": torch.tensor(len(self.looks)), "features": self.looks[-1]}
+
+    def loss(self, out: Output, given: Given) -> Tensor:
+        self.told = [*getattr(self, "told", []), given]
+        return super().loss(out, given)
+
+
+def test_what_a_method_finds_before_an_epoch_reaches_its_loss(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    """Two epochs of three steps; features are of the clean images, under the weights the epoch begins with."""
+    settings, images = TrainSettings(batch=8, epochs=2), pixels(24)
+    method = Counting.Settings(hidden=6, dim=5).build(make_trainer("simclr").method.backbone, 8)
+    trainer, watched = Trainer(method, settings), Watched()
+    begun = method.state.clone()
+    trainer.fit(task(images), watched, {"mine": torch.tensor(7)})
+    assert [int(given["epoch"]) for given in method.told] == [1, 1, 1, 2, 2, 2]
+    assert all(int(given["mine"]) == 7 for given in method.told)
+    assert all(given["features"] is method.looks[i // 3] for i, given in enumerate(method.told))
+    assert method.training_seen
+    assert not torch.allclose(*method.looks)
+    method.state.load(begun)
+    method.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(method.looks[0], method.encode(method.clean(images)).h)
+
+
+def test_a_method_that_does_not_look_costs_no_pass_over_the_images(
+    make_trainer: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "embed", lambda *_: pytest.fail("images were embedded"))
+    assert make_trainer("simclr").fit(task(pixels(8)), Watched(), {}).steps == 1
+
+
+@pytest.mark.parametrize("batch", [1, 4, 100])
+@pytest.mark.parametrize("training", [True, False])
+def test_embedding_changes_nothing(training: bool, batch: int, make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    trainer, images = make_trainer("byol"), pixels(9)
+    method = trainer.method.train(training)
+    before = method.state.clone()
+    found = {what: trainer.embed(images, what, batch) for what in ("h", "z", "p")}
+    assert {module.training for module in method.modules()} == {training}
+    assert torch.equal(method.state.floats, before.floats)
+    assert torch.equal(method.state.counts, before.counts)
+    assert not found["h"].requires_grad
+    method.eval()
+    with torch.no_grad():
+        expected = method.encode(method.clean(images))
+    for what, features in found.items():
+        torch.testing.assert_close(features, getattr(expected, what))
 
 
 # -- who trained here before --

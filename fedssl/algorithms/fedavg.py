@@ -26,7 +26,8 @@ class FedAvg(Algorithm):
 
     @property
     def requires(self) -> frozenset[str]:
-        return frozenset() if self.aggregate == self.update == "online" else frozenset({"target"})
+        target = set() if self.aggregate == self.update == "online" else {"target"}
+        return frozenset(target | ({"predictor"} if self.predictor == "local" else set()))
 
     def shared(self, method: Method) -> list[str]:
         """Parts that travel."""
@@ -64,8 +65,9 @@ class FedAvg(Algorithm):
             state.load(model(message, "target"))
         if client.memory:  # … unless the client has its own from an earlier round
             state.load(model(client.memory, "kept"))
-        client.train(self.objective, {})
-        return self.upload(method), {"kept": state.pick(self.kept(method))}
+        client.train(self.objective, self.given(client, message))
+        kept = self.kept(method)
+        return self.upload(method), {"kept": state.pick(kept)} if kept else {}
 
     def upload(self, method: Method) -> Tree:
         mine = method.state.pick(self.shared(method))

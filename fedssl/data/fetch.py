@@ -33,6 +33,12 @@ def find(root: Path, folder: str, names: Iterable[str], also: Iterable[Path] = (
     return next((place / name for name in names for place in places if (place / name).exists()), None)
 
 
+def find_path(path: str, root: Path) -> Path:
+    """A path a user wrote: from `root` if it is there, else from the working directory."""
+    here = Path(path).expanduser()
+    return root / here if (root / here).exists() or not here.exists() else here
+
+
 def fetch(root: Path, folder: str, file: Official, say: Say, also: Iterable[Path] = ()) -> Path:
     """The file on disk, downloaded to `root/folder` if it is nowhere yet.
 

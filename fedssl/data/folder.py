@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedssl.data.decode import decode_all
+from fedssl.data.fetch import find_path
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.progress import Say
 from fedssl.data.walk import index_files, shown, subfolders
@@ -23,7 +24,7 @@ _LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}
 
 @SOURCES.register("folder")
 class Folder(Source):
-    """`path`, from the data root, of a folder of images; every file in it counts, except hidden ones.
+    """`path` of a folder of images (see `find_path`); every file in it counts, except hidden ones.
 
     Where the folder holds no folders but `train` and `test` (or `val`), these are the two sets. Test images,
     also those at the path `test`, lie in one folder per class. How files become pixels: see decode.py.
@@ -37,10 +38,10 @@ class Folder(Source):
     test: str | None = None
 
     def read(self, root: Path, say: Say) -> Dataset:
-        top = root / Path(self.path).expanduser()
+        top = find_path(self.path, root)
         train, test = _halves(top)
         if self.test is not None:
-            test = root / Path(self.test).expanduser()
+            test = find_path(self.test, root)
             if test.resolve().is_relative_to(train.resolve()):
                 raise DataError(f"the test images in {test} would also be training images, of {train}")
         read = self._part(train, top, self.layout, say)

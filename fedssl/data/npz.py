@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedssl.data.fetch import find_path
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.progress import Say
 from fedssl.errors import DataError
@@ -22,12 +23,12 @@ Array = npt.NDArray[Any]
 
 @SOURCES.register("npz")
 class Npz(Source):
-    """`path`, from the data root, of an archive with uint8 images (N, H, W, C) or (N, H, W)."""
+    """`path` (see `find_path`) of an archive with uint8 images (N, H, W, C) or (N, H, W)."""
 
     path: str
 
     def read(self, root: Path, say: Say) -> Dataset:
-        return read_npz(root / Path(self.path).expanduser())
+        return read_npz(find_path(self.path, root))
 
 
 def read_npz(path: Path, classes: tuple[str, ...] = ()) -> Dataset:

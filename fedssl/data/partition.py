@@ -23,6 +23,7 @@ class Partition(Settings, ABC):
     """A rule that deals training images to clients; every draw comes from the generator given."""
 
     needs_labels: ClassVar[bool] = False
+    brings_clients: ClassVar[bool] = False  # the number of clients need not be given (0): the data has it
 
     @abstractmethod
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
@@ -75,6 +76,8 @@ class Quantity(Partition):
 class Natural(Partition):
     """Every image stays with the owner the data gives it."""
 
+    brings_clients: ClassVar[bool] = True
+
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
         if data.owners is None:
             raise ConfigError('partition "natural" needs data with owners, such as a folder of clients')
@@ -84,6 +87,8 @@ class Natural(Partition):
 @PARTITIONS.register("listed")
 class Listed(Partition):
     """Index lists from a JSON file {client id: [indices]}."""
+
+    brings_clients: ClassVar[bool] = True
 
     path: str
 
@@ -104,14 +109,16 @@ def _are_indices(values: object) -> bool:
 
 
 def _checked(parts: Mapping[str, Tensor], clients: int, count: int, where: str) -> dict[str, Tensor]:
-    if len(parts) != clients:
+    if clients and len(parts) != clients:
         raise ConfigError(f"the experiment has {clients} clients but {where} has {len(parts)}")
+    if not parts:
+        raise DataError(f"{where} has no clients")
     every = torch.cat(list(parts.values()))
     if len(every) and not 0 <= int(every.min()) <= int(every.max()) < count:
         raise DataError(f"{where} gives clients images outside the {count} there are")
     if len(every) and int(torch.bincount(every).max()) > 1:
         raise DataError(f"{where} gives some image to a client twice or to two clients")
-    return {name: index.sort().values for name, index in parts.items()}
+    return {str(name): index.sort().values for name, index in parts.items()}
 
 
 def deal(parts: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ def embed(
     for images in pixels.split(batch):
         x = images.to(device).float() / 255
         chunks.append(backbone(x if shift is None else (x - shift) / scale).float())
-    return torch.cat(chunks).clone()
+    return torch.cat(chunks)
 
 
 def balanced(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:

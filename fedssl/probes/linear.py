@@ -37,13 +37,12 @@ def fit_linear(train: Labelled, epochs: int, lr: float, batch: int, seed: int) -
     )
     optimizer = Adam(row, decay=0.0, decoupled=False)
     optimizer.rate.fill_(lr)
-    targets, size = F.one_hot(labels, classes).float(), min(batch, n)
+    targets = F.one_hot(labels, classes).float()
     for _ in range(epochs):
         order = torch.randperm(n, generator=stream, device=device)
-        for start in range(0, n - size + 1, size):
-            index = order[start : start + size]
+        for index in order.split(batch):
             x = features[index]
-            error = (torch.softmax(x @ weight.T + bias, 1) - targets[index]) / size
+            error = (torch.softmax(x @ weight.T + bias, 1) - targets[index]) / len(index)
             torch.mm(error.T, x, out=to_weight)
             torch.sum(error, 0, out=to_bias)
             optimizer.step(grad)

@@ -60,6 +60,7 @@ def _curve(axes: Any, rounds: Sequence[Mapping[str, Any]], table: Mapping[str, M
         if name in table:
             axes.axhline(table[name]["knn"]["mean"], color=color, linestyle="--", label=words)
     axes.set(xlabel="round", ylabel="kNN accuracy on test images (%)", title="what the backbone is worth")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     if points:
         axes.legend(frameon=False)

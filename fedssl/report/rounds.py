@@ -13,13 +13,15 @@ from fedssl.guard import Report
 from fedssl.store import write_atomic
 
 
-def record(round: Round, seconds: float, knn: float | None) -> dict[str, Any]:
-    """A round as plain values; rounds are counted from 1 for people."""
+def record(round: Round, rounds: int, rate: float, seconds: float, knn: float | None) -> dict[str, Any]:
+    """A round as plain values; rounds are counted from 1 for people, out of `rounds`, at a learning rate of `rate`."""
     trained = [r for r in round.reports if r.metrics is not None]
     images = sum(r.metrics.images for r in trained if r.metrics)
     losses = [r.metrics.loss * r.metrics.images for r in trained if r.metrics]
     return {
         "round": round.number + 1,
+        "of": rounds,
+        "rate": rate,
         "failed": round.failed,
         "loss": sum(losses) / images if images else None,
         "knn": knn,
@@ -36,7 +38,7 @@ def _client(report: Report) -> dict[str, Any]:
         "bytes_down": report.bytes_down,
     }
     if report.metrics is None:
-        return line
+        return line | ({"memory_moved_on": report.moved_on} if report.dropped else {})
     m = report.metrics
     return line | {
         "bytes_up": report.bytes_up,

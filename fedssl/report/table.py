@@ -21,9 +21,12 @@ def print_results(run: Run) -> None:
     console = Console()
     rows = run.results.get("table", {})
     if rows:
+        print(_title(run))
         console.print(_table(run, rows))
     else:
         console.print("No labelled test images, so no accuracy was measured.")
+    for note in run.results.get("notes", ()):
+        print(note)
     print(f"run directory  {run.dir}")  # not through rich, which breaks long paths and reads brackets as colours
     for file in sorted(run.dir.glob("backbone*.safetensors")):
         print(f"backbone       {file}")
@@ -32,17 +35,21 @@ def print_results(run: Run) -> None:
 
 
 def _table(run: Run, rows: dict[str, dict[str, Any]]) -> Table:
-    probe, method = run.experiment.probe, run.experiment.to_dict()
+    probe = run.experiment.probe
     labels = f"{probe.labels} labels" if probe.labels else "all labels"
     headings = {"knn": "kNN, all labels", "linear": f"linear probe, {labels}"}
-    title = f"{method['method']['name']} × {method['algorithm']['name']} × {method['topology']['name']}, accuracy in %"
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("backbone")
     for key in rows["this run"]:
         table.add_column(headings[key], justify="right")
     for name, scores in rows.items():
         table.add_row(_WORDS.get(name, name), *(_cell(score) for score in scores.values()))
     return table
+
+
+def _title(run: Run) -> str:
+    names = [run.experiment.to_dict()[table]["name"] for table in ("method", "algorithm", "topology")]
+    return f"{' × '.join(names)}: accuracy in %"
 
 
 def _cell(score: dict[str, Any]) -> str:

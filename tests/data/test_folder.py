@@ -194,7 +194,19 @@ def test_nothing_to_read_is_an_error(tmp_path):
     with pytest.raises(DataError, match="holds no image"):
         load(tmp_path)
     with pytest.raises(DataError, match="there is no folder"):
-        load(tmp_path / "none")
+        Folder(path="none", size=2, layout="flat").load(tmp_path, lambda _: None)
+
+
+def test_a_path_is_looked_up_in_the_data_directory_then_in_the_working_directory(tmp_path, monkeypatch):
+    put(tmp_path, "work/photos/1.png", 1)
+    monkeypatch.chdir(tmp_path / "work")
+    photos = Folder(path="photos", size=2, channels=1, layout="flat")
+    assert greys(photos.load(tmp_path / "data", lambda _: None).train) == [1]
+    put(tmp_path, "data/photos/2.png", 2)
+    assert greys(photos.load(tmp_path / "data", lambda _: None).train) == [2]
+
+
+def test_settings_are_checked():
     with pytest.raises(ValidationError):
         Folder(path=".", size=0, layout="flat")
 

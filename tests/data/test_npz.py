@@ -60,6 +60,15 @@ def test_what_does_not_fit_is_refused(tmp_path, arrays, message):
         load(tmp_path, **arrays)
 
 
+def test_an_archive_is_looked_up_in_the_data_directory_then_in_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    np.savez("a.npz", x_train=PIXELS[:1])
+    assert len(Npz(path="a.npz").load(tmp_path).train) == 1
+    np.savez(tmp_path / "a.npz", x_train=PIXELS)
+    assert len(Npz(path="a.npz").load(tmp_path).train) == 4
+
+
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         Npz(path="none.npz").load(tmp_path)

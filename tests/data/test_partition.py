@@ -98,6 +98,7 @@ def test_natural_keeps_owners():
     owners = {"eve": torch.tensor([4, 0]), "bob": torch.tensor([], dtype=torch.int64)}
     parts = Natural().split(blind(5, owners), 2, seeded())
     assert {name: index.tolist() for name, index in parts.items()} == {"eve": [0, 4], "bob": []}
+    assert list(Natural().split(blind(5, owners), 0, seeded())) == ["eve", "bob"]  # 0: as many as there are
     with pytest.raises(ConfigError, match="the experiment has 3 clients but the data has 2"):
         Natural().split(blind(5, owners), 3, seeded())
     with pytest.raises(ConfigError, match="needs data with owners"):
@@ -109,6 +110,10 @@ def test_listed_reads_index_lists(tmp_path):
     path.write_text(json.dumps({"a": [3, 1], "b": [], "c": [0]}))
     parts = Listed(path=str(path)).split(blind(5), 3, seeded())
     assert {name: index.tolist() for name, index in parts.items()} == {"a": [1, 3], "b": [], "c": [0]}
+    assert list(Listed(path=str(path)).split(blind(5), 0, seeded())) == ["a", "b", "c"]
+    path.write_text("{}")
+    with pytest.raises(DataError, match="has no clients"):
+        Listed(path=str(path)).split(blind(5), 0, seeded())
 
 
 @pytest.mark.parametrize(
@@ -131,6 +136,10 @@ def test_lists_that_cannot_be_are_refused(tmp_path, text, error, message):
         Listed(path=str(path)).split(blind(5), 2, seeded())
     with pytest.raises(DataError, match="cannot be read"):
         Listed(path=str(tmp_path / "none")).split(blind(5), 2, seeded())
+
+
+def test_who_brings_clients():
+    assert {name for name in PARTITIONS.names() if PARTITIONS[name].brings_clients} == {"natural", "listed"}
 
 
 def test_every_partition_is_found_by_name_and_says_whether_it_needs_labels():

@@ -66,7 +66,7 @@ def test_shapes_and_precision_of_an_output(cls: type[Method], make, batch: Batch
     method = make(cls)
     method.precision = "bf16"
     out = method(batch)
-    assert out.h.shape == (2, 6, 6)
+    assert out.h.shape == (2, 6, 24)
     assert out.z.shape == out.p.shape == (2, 6, 5)
     assert {tensor.dtype for tensor in out if tensor is not None} == {torch.float32}
     loss = method.loss(out, {})

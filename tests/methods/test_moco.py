@@ -112,8 +112,8 @@ def test_key_encoder_follows(make, batch: Batch) -> None:
 
 def test_heads(make) -> None:
     v1, v2, wide = make(MoCoV1), make(MoCoV2, hidden=None), make(MoCoV2, hidden=9)
-    assert [tuple(p.shape) for p in v1.projector.parameters()] == [(5, 6), (5,)]
-    assert [m.weight.shape[0] for m in (v2.projector[0], wide.projector[0])] == [6, 9]
+    assert [tuple(p.shape) for p in v1.projector.parameters()] == [(5, 24), (5,)]
+    assert [m.weight.shape[0] for m in (v2.projector[0], wide.projector[0])] == [24, 9]
 
 
 def test_nothing_waits_for_the_device() -> None:

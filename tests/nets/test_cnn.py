@@ -54,10 +54,35 @@ _halves = (slice(0, 2), slice(2, 3))
 
 def test_cnn_is_small() -> None:
     net = build("cnn", channels=1)
-    assert net(torch.randn(2, 1, 28, 28)).shape == (2, 128)
-    assert net.dim == 128
+    assert net(torch.randn(2, 1, 28, 28)).shape == (2, 512)
+    assert net.dim == 512
     assert sum(p.numel() for p in net.parameters()) < 100_000
     assert net.layers[0][0].stride == (2, 2)
+
+
+@pytest.mark.parametrize("size", [(28, 28), (32, 16), (9, 9)])
+def test_cnn_averages_four_fields(size: tuple[int, int]) -> None:
+    net, seen = build("cnn").eval(), []
+    net.layers[-1].register_forward_hook(lambda _m, _i, out: seen.append(out))
+    features = net(torch.randn(2, 3, *size))
+    torch.testing.assert_close(features, F.adaptive_avg_pool2d(seen[0], 2).flatten(1))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 8), (8, 8), (4, 24), (24, 4)])
+def test_cnn_takes_images_of_any_size(size: tuple[int, int]) -> None:
+    """Where a map has one row or column, all fields see it: the two halves across it are equal."""
+    net, seen = build("cnn").eval(), []
+    net.layers[-1].register_forward_hook(lambda _m, _i, out: seen.append(out))
+    features = net(torch.randn(3, 3, *size)).view(3, 128, 2, 2)
+    rows, columns = seen[0].shape[2:]
+    if rows == 1:
+        assert torch.equal(features[:, :, 0], features[:, :, 1])
+    if columns == 1:
+        assert torch.equal(features[..., 0], features[..., 1])
+    assert 1 in (rows, columns)
+    torch.testing.assert_close(
+        features[:, :, 0, 0], seen[0][:, :, : (rows + 1) // 2, : (columns + 1) // 2].mean((2, 3))
+    )
 
 
 def test_heads() -> None:

@@ -39,7 +39,7 @@ def test_in_eval_mode_whatever_the_batch(batch: int) -> None:
     backbone = CNN().train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     features = embed(backbone, pixels, None, "cpu", batch)
-    assert features.shape == (20, 128)
+    assert features.shape == (20, 512)
     assert features.dtype == torch.float32
     assert not features.requires_grad
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())

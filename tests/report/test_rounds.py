@@ -19,9 +19,15 @@ C = Report("ü", "too few images: 1", bytes_down=100)
 
 def test_a_record_by_hand() -> None:
     """Loss by images: (2·30 + 5·10)/40 = 2.75; 40 images in 8 s are 5 a second; rounds are counted from 1."""
-    line = record(Round(4, {}, [A, B, C]), 8.0, 55.5)
+    line = record(Round(4, {}, [A, B, C]), 10, 0.1, 8.0, 55.5)
     clients = line.pop("clients")
-    assert line == {"round": 5, "failed": False, "loss": 2.75, "knn": 55.5, "seconds": 8.0, "images_per_s": 5.0}
+    assert line == {"round": 5, "of": 10, "rate": 0.1} | {
+        "failed": False,
+        "loss": 2.75,
+        "knn": 55.5,
+        "seconds": 8.0,
+        "images_per_s": 5.0,
+    }
     assert clients[0] == {
         "client": "a",
         "dropped": None,
@@ -35,18 +41,34 @@ def test_a_record_by_hand() -> None:
         "embedding_std": 0.9,
         "effective_rank": 4.0,
     }
-    assert clients[2] == {"client": "ü", "dropped": "too few images: 1", "bytes_down": 100}
+    assert clients[2] == {
+        "client": "ü",
+        "dropped": "too few images: 1",
+        "bytes_down": 100,
+        "memory_moved_on": False,
+    }
+
+
+def test_a_client_dropped_after_training_remembers_it() -> None:
+    late = Report("d", "model: is not finite", bytes_down=100, moved_on=True)
+    (line,) = record(Round(0, {}, [late]), 10, 0.1, 1.0, None)["clients"]
+    assert line == {
+        "client": "d",
+        "dropped": "model: is not finite",
+        "bytes_down": 100,
+        "memory_moved_on": True,
+    }
 
 
 def test_a_failed_round() -> None:
-    line = record(Round(0, {}, [C]), 1.0, None)
+    line = record(Round(0, {}, [C]), 10, 0.1, 1.0, None)
     assert (line["failed"], line["loss"], line["knn"], line["images_per_s"]) == (True, None, None, 0)
 
 
 def _log(path: Path, rounds: int) -> None:
     log = RoundsLog(path, 0)
     for number in range(rounds):
-        log.append(record(Round(number, {}, [A, C]), 1.0, None))
+        log.append(record(Round(number, {}, [A, C]), 10, 0.1, 1.0, None))
 
 
 def test_append_and_read(tmp_path: Path) -> None:
@@ -54,7 +76,7 @@ def test_append_and_read(tmp_path: Path) -> None:
     assert read_rounds(path) == []
     _log(path, 3)
     assert [line["round"] for line in read_rounds(path)] == [1, 2, 3]
-    assert read_rounds(path)[0] == json.loads(json.dumps(record(Round(0, {}, [A, C]), 1.0, None)))
+    assert read_rounds(path)[0] == json.loads(json.dumps(record(Round(0, {}, [A, C]), 10, 0.1, 1.0, None)))
     assert path.read_bytes().count(b"\n") == 3
 
 
@@ -79,6 +101,6 @@ def test_rounds_after_the_checkpoint_are_taken_off(finished: int, cut: int, tmp_
     log = RoundsLog(path, finished)
     kept = list(range(1, min(finished, whole) + 1))
     assert [line["round"] for line in read_rounds(path)] == kept
-    log.append(record(Round(len(kept), {}, [A]), 1.0, None))
+    log.append(record(Round(len(kept), {}, [A]), 10, 0.1, 1.0, None))
     assert [line["round"] for line in read_rounds(path)] == [*kept, len(kept) + 1]
     assert path.read_bytes().endswith(b"\n")

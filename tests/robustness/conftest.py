@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedssl
-from fedssl.experiment import parse_assignment
+from fedssl.changes import parse_assignment
 
 TINY = """
 rounds = 4

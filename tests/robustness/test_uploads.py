@@ -111,6 +111,8 @@ def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
         dropped = {c["client"]: c["dropped"] for c in line["clients"]}
         assert CORRUPTIONS[kind][1] in dropped["1"]
         assert dropped["0"] is dropped["2"] is None
+        moved_on = {c["client"]: c.get("memory_moved_on") for c in line["clients"]}
+        assert moved_on == {"0": None, "1": True, "2": None}  # it has trained, and remembers it
         assert not line["failed"]
 
 
@@ -141,6 +143,7 @@ def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> No
         assert line["loss"] is None
         assert {c["dropped"] for c in line["clients"]} == {"its loss is not finite any more"}
         assert not any("steps" in c or "bytes_up" in c for c in line["clients"])
+        assert {c["memory_moved_on"] for c in line["clients"]} == {False}
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 6])

@@ -1,0 +1,55 @@
+"""What must agree before a run directory is gone on with: the experiment, and the images."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedssl.changes import differences, harmless
+from fedssl.data import Dataset
+from fedssl.data.progress import Say
+from fedssl.errors import ConfigError
+from fedssl.experiment import Experiment
+from fedssl.store import write_atomic
+from fedssl.train import resolve_precision
+
+
+def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) -> Experiment:
+    """The experiment as it will run in this directory; refused if the one begun there means something else."""
+    precision = resolve_precision(experiment.train.precision, device)
+    wanted = experiment.with_changes({"train.precision": precision})
+    path = folder / "experiment.toml"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, not a run directory. Choose another --dir")
+    if path.is_file():
+        begun = Experiment.from_file(path)
+        changed = differences(begun.to_dict(), wanted.to_dict())
+        refused = [key for key in changed if not harmless(key)]
+        if wanted.rounds < begun.rounds:
+            refused.append("rounds")
+        if refused:
+            lines = "; ".join(f"{key}: {changed[key][0]!r} there, {changed[key][1]!r} asked for" for key in refused[:3])
+            lines += f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+            raise ConfigError(f"{folder} holds a run of another experiment ({lines}). Choose another --dir")
+        if wanted.rounds > begun.rounds and wanted.train.schedule != "constant":
+            say(
+                f"{begun.rounds} rounds become {wanted.rounds}: the learning rate follows the longer schedule from here"
+            )
+    return wanted
+
+
+def agree_on_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor]) -> None:
+    """Refuse to go on with other images, or the same ones dealt otherwise, than a run began with."""
+    digest = hashlib.sha256()
+    for client, index in owners.items():
+        digest.update(json.dumps([client, len(index), *data.train.image]).encode())
+        digest.update(data.train.pixels[index].numpy().data)
+    path, found = folder / "images.sha256", digest.hexdigest()
+    if path.is_file() and path.read_text("utf-8").strip() != found:
+        raise ConfigError(f"{folder} holds a run on other images, or on these dealt otherwise. Choose another --dir")
+    write_atomic(path, f"{found}\n".encode())

@@ -1,0 +1,104 @@
+"""What an experiment chooses by name, and how its plain values are changed and compared."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import fedssl.algorithms
+import fedssl.methods  # noqa: F401 - both register what they hold
+from fedssl.algorithm import ALGORITHMS
+from fedssl.data import PARTITIONS, SOURCES
+from fedssl.errors import ConfigError
+from fedssl.method import METHODS, Method
+from fedssl.settings import Settings
+from fedssl.topology import TOPOLOGIES
+
+CHOICES: dict[str, Any] = {
+    "data": SOURCES,
+    "partition": PARTITIONS,
+    "method": METHODS,
+    "algorithm": ALGORITHMS,
+    "topology": TOPOLOGIES,
+}
+USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star"}  # where a table names none
+# What may change when a run goes on. None of it changes what the model becomes, except that more rounds stretch the
+# learning rate's schedule from there on: the log and the results then say that the run was prolonged.
+HARMLESS = ("rounds", "probe", "train.workers", "train.checkpoint_every")
+
+
+def settings_class(table: str, name: Any) -> type[Settings]:
+    if not isinstance(name, str):
+        raise ConfigError(f"{table}.name is text (got {name!r})")
+    cls: type[Any] = CHOICES[table][name]
+    return cls.Settings if issubclass(cls, Method) else cls
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    return settings.model_dump(mode="json", exclude_none=True)
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`key=value` with the value in TOML; a bare word is a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f'"{text}" is not key=value')
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too."""
+    merged: dict[str, Any] = copy.deepcopy(dict(values))
+    # `method=byol` is short for `method.name=byol`, and keeps the rest of the table.
+    changes = {f"{k}.name" if k in CHOICES and isinstance(v, str) else k: v for k, v in changes.items()}
+    for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
+        *path, leaf = key.split(".")
+        table = merged
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f'"{key}": "{part}" is not a table')
+        if leaf == "name" and path and path[0] in CHOICES and len(path) == 1:
+            _keep_what_fits(path[0], table, changes[key])
+        table[leaf] = changes[key]
+    return merged
+
+
+def _keep_what_fits(choice: str, table: dict[str, Any], name: str) -> None:
+    """Keep the keys that the new choice knows too, but not those that only repeat the old choice's defaults."""
+    known = settings_class(choice, name).model_fields
+    old = settings_class(choice, table["name"]).model_fields if "name" in table else {}
+    for key in [key for key in table if key != "name"]:
+        default = old[key].get_default(call_default_factory=False) if key in old else None
+        if isinstance(default, Settings):
+            default = dump(default)
+        if key not in known or (default is not None and _plain(table[key]) == _plain(default)):
+            del table[key]
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys in which two experiments' plain values differ, with both values."""
+    before, after = _flat(old), _flat(new)
+    keys = dict.fromkeys([*before, *after])
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def harmless(key: str) -> bool:
+    return any(key == allowed or key.startswith(allowed + ".") for allowed in HARMLESS)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
