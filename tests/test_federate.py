@@ -208,3 +208,13 @@ def test_sites_that_share_a_client() -> None:
 def test_one_client_gives_the_same_in_every_topology(name: str) -> None:
     done = list(rounds(Fake("b"), TOPOLOGIES[name](), count=3))
     assert [value(next(iter(r.sites.values()))) for r in done] == [2, 4, 6]
+
+
+def test_a_merge_that_stops_early_leaves_nobody_unheard() -> None:
+    class First(Averaged):
+        def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
+            return next(iter(uploads)).tree
+
+    sites = {SERVER: {"model": state(0)}}
+    finished = next(federate(First(), Star(), Fake(), {"model": LAYOUT}, sites, Mean, 0, 0, 1))
+    assert [report.client for report in finished.reports] == ["a", "b", "c"]

@@ -381,3 +381,16 @@ def test_resnet_backbone_loads_into_torchvision(small: Experiment, tmp_path: Pat
     x = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.allclose(theirs.eval()(x), run.backbone()(x), atol=1e-5)
+
+
+def test_a_prolonged_run_says_so(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    """Its learning rate followed the short schedule, then the long one: not what one run of four rounds gives."""
+    fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    longer = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, rounds=4)
+    assert [(line["of"], line["rate"]) for line in longer.rounds] == [
+        (of, pytest.approx(small.train.rate(number, of))) for number, of in ((0, 2), (1, 2), (2, 4), (3, 4))
+    ]
+    note = "begun as a run of 2 rounds and prolonged to 4"
+    assert longer.results["notes"] == [note]
+    with safe_open(longer.dir / "backbone.safetensors", "pt") as file:
+        assert (file.metadata()["notes"], file.metadata()["rounds"]) == (note, "4")

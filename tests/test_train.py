@@ -386,3 +386,26 @@ def test_resolved_for_a_device() -> None:
     assert [resolve_mode("auto", d) for d in (cpu, cuda)] == ["eager", "captured"]
     with pytest.raises(ConfigError, match="needs a CUDA device"):
         resolve_mode("captured", cpu)
+
+
+def test_batch_counters_count_every_pass_of_a_step(
+    make_trainer: Callable[..., Trainer], pixels: Callable[..., Tensor]
+) -> None:
+    """Two views and one extra pass over the clean images, four steps: (2 + 1)·4 = 12 batches."""
+
+    def twice(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        return method.loss(out, given) + 0 * method.encode(method.clean(batch.images)).h.sum()
+
+    trainer = make_trainer("byol")
+    task = Task(pixels(32), None, torch.Generator().manual_seed(0), 0.1, 0.0, threading.Event())
+    trainer.fit(task, twice, {})
+    counters = trainer.method.state.pick(("backbone",), ("counter",)).counts
+    assert counters.tolist() == [12] * len(counters)
+
+
+def test_a_parameter_that_does_not_train_is_refused(make_trainer: Callable[..., Trainer]) -> None:
+    """Its slot of the gradient row would never be written, and weight decay would move it."""
+    trainer = make_trainer("simclr")
+    next(trainer.method.backbone.parameters()).requires_grad_(False)
+    with pytest.raises(TypeError, match="does not train but lies among what does"):
+        Trainer(trainer.method, trainer.settings)

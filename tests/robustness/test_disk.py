@@ -132,7 +132,6 @@ REFUSED = {
     "method.temperature": "0.5",
     "method.augment.flip": "0.0",
     "algorithm.weights": "uniform",
-    "algorithm.predictor": "local",
     "topology.name": "isolated",
     "topology.participation": "0.5",
     "train.epochs": "2",
