@@ -148,6 +148,7 @@ def views(
     from fedssl.data.progress import say_on_stderr
     from fedssl.experiment import load
     from fedssl.report.sheet import draw_sheet
+    from fedssl.seeds import generator
 
     _writable(out, ".png")
     experiment = load(name, set)
@@ -158,8 +159,8 @@ def views(
         )
     if not method.views:
         raise FedsslError("this method trains on images as they are: there are no views to draw")
-    step = max(1, len(images) // 8)
-    draw_sheet(images[::step][:8], method.views[0], experiment.seed, out)
+    some = torch.randperm(len(images), generator=generator(experiment.seed, "sheet"))[:8]
+    draw_sheet(images[some], method.views[0], experiment.seed, out)
     print(f"wrote {out}")
 
 

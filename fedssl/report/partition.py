@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,6 +17,8 @@ from fedssl.data.progress import say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
 from fedssl.store import write_atomic
+
+SHOWN = 20  # classes that fit on a wide terminal
 
 
 def show_partition(
@@ -60,17 +63,18 @@ def _counts(parts: dict[str, Tensor], data: Dataset) -> Tensor | None:
 
 
 def _print(parts: dict[str, Tensor], data: Dataset, counts: Tensor | None) -> None:
-    console, table = Console(), Table()
-    table.add_column("client")
-    table.add_column("images", justify="right")
-    names = data.train.classes if counts is not None else ()
-    for name in names[:20]:
-        table.add_column(escape(name), justify="right")
+    console, table = Console(), Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("client", no_wrap=True)
+    table.add_column("images", justify="right", no_wrap=True)
+    for label in range(min(SHOWN, 0 if counts is None else counts.shape[1])):
+        table.add_column(escape(data.train.classes[label] if data.train.classes else str(label)), justify="right")
     for row, (client, index) in enumerate(parts.items()):
-        cells = [] if counts is None else [str(n or "·") for n in counts[row, :20].int().tolist()]
+        cells = [] if counts is None else [str(n or "·") for n in counts[row, :SHOWN].int().tolist()]
         table.add_row(escape(client), str(len(index)), *cells)
     console.print(table)
     if counts is not None:
+        if counts.shape[1] > SHOWN:
+            console.print(f"the first {SHOWN} of {counts.shape[1]} classes; --json has them all", highlight=False)
         distance = earth_movers_distance(counts)
         scale = "0: the same mix, 2: nothing in common"
         console.print(f"earth mover's distance of clients from the whole: {distance:.3f} ({scale})", highlight=False)
