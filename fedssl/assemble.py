@@ -50,7 +50,8 @@ def read_data(experiment: Experiment, root: Path, given: Any, say: Say) -> Datas
     data = experiment.data.load(root, say)
     if data.skipped:
         more = f"\n  and {len(data.skipped) - LISTED} more" if len(data.skipped) > LISTED else ""
-        say(f"left out {len(data.skipped)} files:\n  " + "\n  ".join(data.skipped[:LISTED]) + more)
+        files = "1 file" if len(data.skipped) == 1 else f"{len(data.skipped)} files"
+        say(f"left out {files}:\n  " + "\n  ".join(data.skipped[:LISTED]) + more)
     return data
 
 
