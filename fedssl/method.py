@@ -116,7 +116,7 @@ class Method(nn.Module, ABC):
         self.backbone = backbone
         self.size = size  # of the images, in pixels
         self.features: int = backbone.dim  # type: ignore[assignment]
-        self._passed = 0
+        self.passed = 0  # batches since the last step, for the norm layers' counters
 
     @property
     def views(self) -> tuple[ViewGroup, ...]:
@@ -139,7 +139,7 @@ class Method(nn.Module, ABC):
         """(n, C, h, w) → h, z, p in float32. BatchNorm statistics are taken per group of n/groups images, as if each
         group had passed alone: two views in one pass must not share their statistics."""
         self._set_groups(groups)
-        self._passed += groups if self.training else 0
+        self.passed += groups if self.training else 0
         with self._autocast(images):
             h = self.backbone(images)
             z = self.projector(h)
@@ -191,8 +191,8 @@ class Method(nn.Module, ABC):
 
     def count_batch(self) -> None:
         """Advance every norm layer's batch counter at once, as each of them would have done alone."""
-        self._counters.add_(self._passed)
-        self._passed = 0
+        self._counters.add_(self.passed)
+        self.passed = 0
 
     @torch.no_grad()
     def move_target(self, momentum: float) -> None:

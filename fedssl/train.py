@@ -123,6 +123,7 @@ class Trainer:
         self.optimizer.rate.fill_(task.rate)
         self.progress.fill_(task.progress)
         self.loss.zero_()
+        self.method.passed = 0  # whatever a client that broke off left behind
         self.method.train()
         # A client with fewer images than a batch is rare and quick: not worth a graph of its own.
         step = self._captured.step if self._captured and size == self.settings.batch else self.step
