@@ -1,4 +1,4 @@
-"""How the demo's settings compare with others, on 1,000 training images held out; the test images are not seen.
+"""How the demo's settings compare with their neighbours, on 1,000 training images held out; no test image is seen.
 
     python -m benchmarks.choose_demo [--seeds 1] [--out results/demo/choice.json]
 

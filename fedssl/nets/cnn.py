@@ -67,8 +67,8 @@ class CNN5(Backbone):
 class CNN(Backbone):
     """Three convolutions of stride 2, averaged over 2x2 fields: (n, channels, h, w) to (n, 512).
 
-    About 1/200 of ResNet-18's work: to try an experiment on a CPU, not for its figures. Averaged over the whole
-    image instead, its features knew 4 to 5 points less about small pictures of clothes.
+    About 1/200 of ResNet-18's work: to try an experiment on a CPU, not for its figures. Not averaged over the whole
+    image, because where in a small picture something lies says much about what it is.
     """
 
     widths: ClassVar[tuple[int, ...]] = (32, 64, 128)

@@ -4,9 +4,8 @@ He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. Keys of th
 whose weights load as they are. The CIFAR stem is a 3x3 convolution of stride 1, no max-pooling.
 
 The first weights depend on the stem. With the ImageNet stem they are torchvision's. With the CIFAR stem they are
-torch's own for a convolution, 2.4 times smaller, as in the networks FedU and FedEMA were measured with: BatchNorm
-makes the effective learning rate grow as the weights shrink, and thresholds on distances between models mean
-something on that scale only.
+torch's own for a convolution, 2.4 times smaller, as in the public code of FedU and FedEMA: their thresholds on
+distances between models mean something on that scale only, and results/README.md has a run of each.
 """
 
 from __future__ import annotations
