@@ -234,6 +234,11 @@ class Method(nn.Module, ABC):
         """Parts a client keeps to itself between rounds; others it has not received start `fresh`."""
         return tuple(part for part in ("target", *self.private) if part in self._modules)
 
+    def fuse(self, fused: bool) -> None:
+        """Whether norm layers train in fused kernels or in plain torch."""
+        for norm in self._norms:
+            norm.fused = fused  # type: ignore[assignment]
+
     def _set_groups(self, groups: int) -> None:
         for norm in self._norms:
             norm.groups = groups  # type: ignore[assignment]

@@ -35,15 +35,19 @@ class Optimizer(ABC):
 class SGD(Optimizer):
     """Momentum as torch.optim.SGD has it: the first step's buffer is the gradient itself."""
 
-    def __init__(self, row: Tensor, decay: float | Tensor, momentum: float) -> None:
+    def __init__(self, row: Tensor, decay: float | Tensor, momentum: float, fused: bool = False) -> None:
         super().__init__(row, decay)
-        self.momentum = momentum
+        self.momentum, self.fused = momentum, fused
         self.buffer = torch.zeros_like(row)
 
     def tensors(self) -> list[Tensor]:
         return [self.buffer]
 
     def step(self, grad: Tensor) -> None:
+        if self.fused and not isinstance(self.decay, Tensor):
+            from fedssl.kernels.update import sgd  # Triton is there only where CUDA is
+
+            return sgd(self.row, self.buffer, grad, self.rate, self.decay, self.momentum)
         _add_decay(grad, self.row, self.decay)
         self.buffer.mul_(self.momentum).add_(grad)
         self.row.addcmul_(self.buffer, self.rate, value=-1)

@@ -31,14 +31,14 @@ class Basic(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = _conv(inputs, width, 3, stride), BatchNorm2d(width)
-        self.conv2, self.bn2 = _conv(width, width, 3), BatchNorm2d(width)
+        self.conv1, self.bn1 = _conv(inputs, width, 3, stride), BatchNorm2d(width, relu=True)
+        self.conv2, self.bn2 = _conv(width, width, 3), BatchNorm2d(width, relu=True)
         self.downsample = _shortcut(inputs, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
+        y = self.conv2(self.bn1(self.conv1(x)))
+        out: Tensor = self.bn2(y, x if self.downsample is None else self.downsample(x))
+        return out
 
 
 class Bottleneck(nn.Module):
@@ -49,16 +49,15 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         outputs = self.expansion * width
-        self.conv1, self.bn1 = _conv(inputs, width, 1), BatchNorm2d(width)
-        self.conv2, self.bn2 = _conv(width, width, 3, stride), BatchNorm2d(width)
-        self.conv3, self.bn3 = _conv(width, outputs, 1), BatchNorm2d(outputs)
+        self.conv1, self.bn1 = _conv(inputs, width, 1), BatchNorm2d(width, relu=True)
+        self.conv2, self.bn2 = _conv(width, width, 3, stride), BatchNorm2d(width, relu=True)
+        self.conv3, self.bn3 = _conv(width, outputs, 1), BatchNorm2d(outputs, relu=True)
         self.downsample = _shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
-        y = self.bn3(self.conv3(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
+        y = self.conv3(self.bn2(self.conv2(self.bn1(self.conv1(x)))))
+        out: Tensor = self.bn3(y, x if self.downsample is None else self.downsample(x))
+        return out
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
@@ -79,7 +78,7 @@ class ResNet(Backbone):
         super().__init__()
         self.pool = stem == "imagenet"
         self.conv1 = _conv(channels, self.width, 7, 2) if self.pool else _conv(channels, self.width, 3)
-        self.bn1 = BatchNorm2d(self.width)
+        self.bn1 = BatchNorm2d(self.width, relu=True)
         self.dim = self.width
         self.layer1, self.layer2, self.layer3, self.layer4 = (self._stage(i) for i in range(4))
         for module in self.modules():
@@ -95,7 +94,7 @@ class ResNet(Backbone):
         return nn.Sequential(*blocks)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(images)), inplace=True)
+        x = self.bn1(self.conv1(images))
         if self.pool:
             x = F.max_pool2d(x, 3, 2, 1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))

@@ -1,0 +1,98 @@
+"""One training step of a resident method: views → forward → objective → backward → optimizer → after-step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedssl import views
+from fedssl.layout import PARAMETERS
+from fedssl.method import Batch, Given, Method, Output
+from fedssl.optim import Optimizer
+from fedssl.resident import Shadow
+from fedssl.tree import State
+
+Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
+
+
+class Inputs(NamedTuple):
+    """All that is new in a step. Whatever else a step reads or writes stays at its address."""
+
+    rows: Tensor  # (B,) of the client's images
+    images: Tensor  # (B, C, H, W) uint8
+    uniforms: tuple[Tensor, ...]  # one (V·B, columns) per ViewGroup
+    labels: Tensor | None
+    draws: Mapping[str, Tensor]
+
+
+class Step:
+    """Called with a step's inputs. `compiled`: views become a few kernels of torch's compiler, and weights are cast as one
+    row; without it every line is plain torch. Method and optimizer know for themselves whether they are fused."""
+
+    def __init__(self, method: Method, optimizer: Optimizer, compiled: bool = False) -> None:
+        self.method, self.optimizer = method, optimizer
+        self.device = method.state.floats.device
+        self.loss = torch.zeros((), device=self.device)  # the sum over steps
+        self.progress = torch.zeros((), device=self.device)
+        self.grad = torch.zeros_like(optimizer.row)
+        self._make_views = torch.compile(views.make_views, dynamic=False) if compiled else views.make_views
+        self._shadow = Shadow(method, method.state) if compiled and method.precision == "bf16" else None
+        trained = {name: p for name, p in method.named_parameters() if p.requires_grad}
+        slots = State(method.state.layout.pick(method.online, PARAMETERS), self.grad, self.grad.new_empty(0)).tensors()
+        low = {} if self._shadow is None else {n: w for n, w in self._shadow.weights.items() if n in trained}
+        self._slots = [slots[name] for name in trained]
+        self._leaves = [low.get(name, p) for name, p in trained.items()]
+        # An objective may also have a term in the weights themselves: these are the float32 ones.
+        self._masters = [p for name, p in trained.items() if name in low]
+        self._masters_slots = [slots[name] for name in trained if name in low]
+
+    def begin(self, rate: float, progress: float) -> None:
+        """Forget the client before."""
+        self.optimizer.reset()
+        self.optimizer.rate.fill_(rate)
+        self.progress.fill_(progress)
+        self.loss.zero_()
+        self.method.passed = 0  # whatever a client that broke off left behind
+
+    def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+        batch = self._batch(inputs)
+        if self._shadow is not None:
+            self._shadow.refresh()
+        with contextlib.nullcontext() if self._shadow is None else self._shadow.worn():
+            out: Output = self.method(batch)
+        loss = objective(self.method, batch, out, given)
+        grads = torch.autograd.grad(loss, [*self._leaves, *self._masters], allow_unused=True)
+        with torch.no_grad():
+            self._collect(grads)
+            self.optimizer.step(self.grad)
+            self.method.count_batch()
+            self.method.after_step(out)
+            self.loss.add_(loss.detach())
+        return out
+
+    def _batch(self, inputs: Inputs) -> Batch:
+        method = self.method
+        made = tuple(
+            self._make_views(group, inputs.images, uniforms, method.mean, method.std)
+            for group, uniforms in zip(method.views, inputs.uniforms, strict=True)
+        )
+        return Batch(inputs.rows, inputs.images, made, inputs.labels, None, inputs.draws, self.progress)
+
+    def _collect(self, grads: tuple[Tensor | None, ...]) -> None:
+        """Gradients into their places of the flat row; a parameter the loss does not depend on has a gradient of 0."""
+        count = len(self._leaves)
+        found = [(slot, g) for slot, g in zip(self._slots, grads[:count], strict=True) if g is not None]
+        torch._foreach_copy_(*zip(*found, strict=True))
+        if len(found) < count:
+            torch._foreach_zero_([slot for slot, g in zip(self._slots, grads[:count], strict=True) if g is None])
+        more = [(slot, g) for slot, g in zip(self._masters_slots, grads[count:], strict=True) if g is not None]
+        if more:
+            torch._foreach_add_(*zip(*more, strict=True))
+
+    def moving(self) -> list[Tensor]:
+        """Every tensor a step changes and the next one reads."""
+        return [self.method.state.floats, self.method.state.counts, self.loss, *self.optimizer.tensors()]
