@@ -75,6 +75,7 @@ class CapturedSteps:
         torch.cuda.synchronize(step.device)
         for tensor, value in zip(step.moving(), held, strict=True):  # the warm-up has not happened
             tensor.copy_(value)
+        step.refresh()
         return Graph(graph, _tensors(own_inputs), own_given, out)
 
 

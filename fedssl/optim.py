@@ -12,7 +12,10 @@ from torch import Tensor
 
 
 class Optimizer(ABC):
-    """Moves `row` (n,) along `grad` (n,); `decay` is the weight decay, one number or one per element."""
+    """Moves `row` (n,) along `grad` (n,); `decay` is the weight decay, one number or one per element. `low` may be set to
+    a bfloat16 copy of the row, which is then kept up to date."""
+
+    low: Tensor | None = None
 
     def __init__(self, row: Tensor, decay: float | Tensor) -> None:
         self.row, self.decay = row, decay
@@ -27,30 +30,42 @@ class Optimizer(ABC):
         for tensor in self.tensors():
             tensor.zero_()
 
-    @abstractmethod
     def step(self, grad: Tensor) -> None:
         """One update; `grad` may be overwritten."""
+        self._move(grad)
+        if self.low is not None:
+            self.low.copy_(self.row)
+
+    @abstractmethod
+    def _move(self, grad: Tensor) -> None: ...
 
 
 class SGD(Optimizer):
     """Momentum as torch.optim.SGD has it: the first step's buffer is the gradient itself."""
 
-    def __init__(self, row: Tensor, decay: float | Tensor, momentum: float, fused: bool = False) -> None:
+    def __init__(self, row: Tensor, decay: float | Tensor, momentum: float) -> None:
         super().__init__(row, decay)
-        self.momentum, self.fused = momentum, fused
+        self.momentum = momentum
         self.buffer = torch.zeros_like(row)
 
     def tensors(self) -> list[Tensor]:
         return [self.buffer]
 
-    def step(self, grad: Tensor) -> None:
-        if self.fused and not isinstance(self.decay, Tensor):
-            from fedssl.kernels.update import sgd  # Triton is there only where CUDA is
-
-            return sgd(self.row, self.buffer, grad, self.rate, self.decay, self.momentum)
+    def _move(self, grad: Tensor) -> None:
         _add_decay(grad, self.row, self.decay)
         self.buffer.mul_(self.momentum).add_(grad)
         self.row.addcmul_(self.buffer, self.rate, value=-1)
+
+
+class FusedSGD(SGD):
+    """The same on CUDA in one pass over memory. One decay for all."""
+
+    decay: float
+
+    def step(self, grad: Tensor) -> None:
+        from fedssl.kernels.update import sgd  # Triton is there only where CUDA is
+
+        sgd(self.row, self.low, self.buffer, grad, self.rate, self.decay, self.momentum)
 
 
 class Adam(Optimizer):
@@ -67,7 +82,7 @@ class Adam(Optimizer):
     def tensors(self) -> list[Tensor]:
         return [self.first, self.second, self.steps]
 
-    def step(self, grad: Tensor) -> None:
+    def _move(self, grad: Tensor) -> None:
         if self.decoupled:
             self.row.mul_(1 - self.rate * self.decay)
         else:

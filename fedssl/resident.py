@@ -45,7 +45,7 @@ class Shadow:
     def __init__(self, module: nn.Module, state: State) -> None:
         layout = state.layout.pick(roles=PARAMETERS)
         self._master = state.floats[: layout.floats]  # parameters come first in a row
-        self._row = self._master.to(torch.bfloat16)
+        self._row = self._master.detach().to(torch.bfloat16)
         views = State(layout, self._row, state.counts.new_empty(0)).tensors()
         parameters = dict(module.named_parameters())
         self.weights = {
@@ -56,8 +56,12 @@ class Shadow:
         self._places = [(*_owner(module, name), weight) for name, weight in self.weights.items()]
 
     def refresh(self) -> None:
-        with torch.no_grad():
-            self._row.copy_(self._master)
+        self._row.copy_(self._master)
+
+    def beside(self, row: Tensor) -> Tensor:
+        """The copy of a slice of the module's row."""
+        start = row.storage_offset() - self._master.storage_offset()
+        return self._row[start : start + row.numel()]
 
     @contextlib.contextmanager
     def worn(self) -> Iterator[None]:

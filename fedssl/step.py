@@ -13,8 +13,6 @@ from fedssl import views
 from fedssl.layout import PARAMETERS
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.optim import Optimizer
-from fedssl.resident import Shadow
-from fedssl.tree import State
 
 Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
 
@@ -40,9 +38,12 @@ class Step:
         self.progress = torch.zeros((), device=self.device)
         self.grad = torch.zeros_like(optimizer.row)
         self._make_views = torch.compile(views.make_views, dynamic=False) if compiled else views.make_views
-        self._shadow = Shadow(method, method.state) if compiled and method.precision == "bf16" else None
+        self._shadow = method.shadow() if compiled and method.precision == "bf16" else None
+        if self._shadow is not None:
+            optimizer.low = self._shadow.beside(optimizer.row)
         trained = {name: p for name, p in method.named_parameters() if p.requires_grad}
-        slots = State(method.state.layout.pick(method.online, PARAMETERS), self.grad, self.grad.new_empty(0)).tensors()
+        layout = method.state.layout.pick(method.online, PARAMETERS)
+        slots = {e.name: self.grad[(at := layout.offsets[e.name]) : at + e.size] for e in layout.entries}
         low = {} if self._shadow is None else {n: w for n, w in self._shadow.weights.items() if n in trained}
         self._slots = [slots[name] for name in trained]
         self._leaves = [low.get(name, p) for name, p in trained.items()]
@@ -58,10 +59,14 @@ class Step:
         self.loss.zero_()
         self.method.passed = 0  # whatever a client that broke off left behind
 
+    def refresh(self) -> None:
+        """After weights were changed by anybody but this step: a client's were loaded, say."""
+        if self._shadow is not None:
+            with torch.no_grad():
+                self._shadow.refresh()
+
     def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
         batch = self._batch(inputs)
-        if self._shadow is not None:
-            self._shadow.refresh()
         with contextlib.nullcontext() if self._shadow is None else self._shadow.worn():
             out: Output = self.method(batch)
         loss = objective(self.method, batch, out, given)
@@ -70,9 +75,16 @@ class Step:
             self._collect(grads)
             self.optimizer.step(self.grad)
             self.method.count_batch()
+            found = self._version()
             self.method.after_step(out)
+            if self._version() != found:  # a method with a rule of its own for some weights, such as unit length
+                self.refresh()
             self.loss.add_(loss.detach())
         return out
+
+    def _version(self) -> int:
+        """Differs whenever torch has changed a parameter by its name."""
+        return 0 if self._shadow is None else sum(p._version for p in self.method.parameters())
 
     def _batch(self, inputs: Inputs) -> Batch:
         method = self.method
@@ -85,14 +97,20 @@ class Step:
     def _collect(self, grads: tuple[Tensor | None, ...]) -> None:
         """Gradients into their places of the flat row; a parameter the loss does not depend on has a gradient of 0."""
         count = len(self._leaves)
-        found = [(slot, g) for slot, g in zip(self._slots, grads[:count], strict=True) if g is not None]
-        torch._foreach_copy_(*zip(*found, strict=True))
-        if len(found) < count:
-            torch._foreach_zero_([slot for slot, g in zip(self._slots, grads[:count], strict=True) if g is None])
-        more = [(slot, g) for slot, g in zip(self._masters_slots, grads[count:], strict=True) if g is not None]
-        if more:
-            torch._foreach_add_(*zip(*more, strict=True))
+        for dtype in {leaf.dtype for leaf in self._leaves}:  # of one type they are copied by one kernel
+            copy = [(to, _flat(g)) for to, g in zip(self._slots, grads[:count], strict=True) if g is not None and g.dtype == dtype]
+            torch._foreach_copy_([to for to, _ in copy], [g for _, g in copy])
+        if any(g is None for g in grads[:count]):
+            torch._foreach_zero_([to for to, g in zip(self._slots, grads[:count], strict=True) if g is None])
+        add = [(to, _flat(g)) for to, g in zip(self._masters_slots, grads[count:], strict=True) if g is not None]
+        if add:
+            torch._foreach_add_([to for to, _ in add], [g for _, g in add])
 
     def moving(self) -> list[Tensor]:
         """Every tensor a step changes and the next one reads."""
         return [self.method.state.floats, self.method.state.counts, self.loss, *self.optimizer.tensors()]
+
+
+def _flat(grad: Tensor) -> Tensor:
+    """A gradient as it lies in a row: see `State.view`."""
+    return grad.permute(0, 2, 3, 1).reshape(-1) if grad.ndim == 4 else grad.reshape(-1)

@@ -20,7 +20,7 @@ from fedssl.errors import ClientError, ConfigError
 from fedssl.health import effective_rank, spread
 from fedssl.layout import PARAMETERS
 from fedssl.method import Given, Method
-from fedssl.optim import SGD, Adam, Optimizer
+from fedssl.optim import SGD, Adam, FusedSGD, Optimizer
 from fedssl.settings import Settings
 from fedssl.step import Inputs, Objective, Step
 
@@ -131,6 +131,7 @@ class Trainer:
         for _ in range(self.settings.epochs):
             found = self.method.before_epoch(lambda: self.embed(task.pixels))
             given = {**given, **found} if found else given
+            self.step.refresh()
             for index in _batches(len(task.pixels), size, task.generator):
                 if task.stop.is_set():
                     raise Stopped
@@ -179,7 +180,8 @@ def make_optimizer(settings: TrainSettings, method: Method, row: Tensor, fused: 
             ]
         ).to(row.device)
     if settings.optimizer == "sgd":
-        return SGD(row, decay, settings.momentum, fused)
+        kind = FusedSGD if fused and not isinstance(decay, Tensor) else SGD
+        return kind(row, decay, settings.momentum)
     return Adam(row, decay, decoupled=settings.optimizer == "adamw")
 
 

@@ -4,9 +4,8 @@ A network's convolutions are fast; what surrounds them reads and writes each act
 normalisation reads its input twice and writes its output once, forward; backward it reads gradient and input twice and
 writes the gradient once. Statistics are taken per group of rows, of all groups in one launch.
 
-Every sum runs in a fixed order: partial sums per block of rows, added up by whichever program finishes last. Equal
-inputs give equal bits. Activations are (rows, channels) in memory: rows of a batch, or pixels of images whose channels
-lie innermost.
+Every sum runs in a fixed order, first within blocks of rows and then over blocks: equal inputs give equal bits.
+Activations are (rows, channels) in memory: rows of a batch, or pixels of images whose channels lie innermost.
 """
 
 from __future__ import annotations
@@ -18,66 +17,75 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 528  # of a reduction: four for each multiprocessor of a large GPU
-ROWS, COLUMNS = 64, 64  # of a block
-WARPS = 4
+COLUMNS, ROWS, WARPS = 64, 32, 4  # of a block: 64 channels in bfloat16 are 128 bytes, one line of the cache
+REDUCE_ROWS = 64
+PROGRAMS = 528  # of a reduction, at most: four for each multiprocessor of a large GPU
+FINISH = 16  # channels a program adds up the blocks' sums of
+STAGES = 3  # tiles on their way from memory while one is added up
+WHOLE_ROWS, WHOLE = 2048, 16384  # groups of so few rows stay on the chip between statistics and result, in such tiles
 
 
 @triton.jit
 def _moments_kernel(
-    x, partial, ticket, mean, inv, running_mean, running_var,
-    rows, per, eps, momentum,
-    C: tl.constexpr, G: tl.constexpr, S: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
+    x, partial, about, rows, per,
+    C: tl.constexpr, S: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Mean and inverse deviation (G, C) of each group's `rows` × C, relative to the group's first row: no cancellation."""
+    """Sums and sums of squares of `per` rows, relative to `about`: a mean far from zero would else swallow the
+    variance."""
     program, c = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC)
     inside = c < C
-    group, split = program // S, program % S
-    base = x + group.to(tl.int64) * rows * C
-    pivot = tl.load(base + c, mask=inside, other=0.0).to(tl.float32)
-    total = tl.zeros((BR, BC), tl.float32)
-    square = tl.zeros((BR, BC), tl.float32)
-    last = tl.minimum((split + 1) * per, rows)
-    for start in range(split * per, last, BR):
-        r = start + tl.arange(0, BR)
+    base = x + (program // S).to(tl.int64) * rows * C
+    pivot = tl.load(about + c, mask=inside, other=0.0)[None, :]
+    first = tl.zeros((BR, BC), tl.float32)
+    second = tl.zeros((BR, BC), tl.float32)
+    start = program % S * per
+    last = tl.minimum(start + per, rows)
+    for row in tl.range(start, last, BR, num_stages=STAGES):
+        r = row + tl.arange(0, BR)
         keep = (r < last)[:, None] & inside[None, :]
         v = tl.load(base + r[:, None] * C + c[None, :], mask=keep, other=0.0).to(tl.float32)
-        v = tl.where(keep, v - pivot[None, :], 0.0)
-        total += v
-        square += v * v
+        v = tl.where(keep, v - pivot, 0.0)
+        first += v
+        second += v * v
     out = partial + program * 2 * C + c
-    tl.store(out, tl.sum(total, 0), mask=inside)
-    tl.store(out + C, tl.sum(square, 0), mask=inside)
-    tl.debug_barrier()
-    if tl.atomic_add(ticket + tl.program_id(1), 1, sem="acq_rel") == G * S - 1:
-        tl.store(ticket + tl.program_id(1), 0)
-        moved_mean = tl.load(running_mean + c, mask=inside, other=0.0)
-        moved_var = tl.load(running_var + c, mask=inside, other=0.0)
-        for g in tl.static_range(G):
-            first, second = _add_up(partial + g * S * 2 * C, c, inside, C, S, BC, BS)
-            first, second = first / rows, second / rows
-            pivot = tl.load(x + tl.cast(g, tl.int64) * rows * C + c, mask=inside, other=0.0).to(tl.float32)
-            var = second - first * first
-            tl.store(mean + g * C + c, pivot + first, mask=inside)
-            tl.store(inv + g * C + c, 1.0 / tl.sqrt_rn(var + eps), mask=inside)
-            moved_mean += momentum * (pivot + first - moved_mean)
-            moved_var += momentum * (var * (rows / (rows - 1.0)) - moved_var)
-        tl.store(running_mean + c, moved_mean, mask=inside)
-        tl.store(running_var + c, moved_var, mask=inside)
+    tl.store(out, tl.sum(first, 0), mask=inside)
+    tl.store(out + C, tl.sum(second, 0), mask=inside)
 
 
 @triton.jit
 def _add_up(partial, c, inside, C: tl.constexpr, S: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr):
-    """The sums over S programs of the two kinds of partial sums, each (BC,)."""
+    """The sums over S blocks of both kinds of partial sums, each (BC,)."""
     first = tl.zeros((BS, BC), tl.float32)
     second = tl.zeros((BS, BC), tl.float32)
-    for start in range(0, S, BS):
+    for start in tl.static_range(0, S, BS):
         s = start + tl.arange(0, BS)
         keep = (s < S)[:, None] & inside[None, :]
         at = partial + s[:, None] * 2 * C + c[None, :]
-        first += tl.load(at, mask=keep, other=0.0, cache_modifier=".cg")
-        second += tl.load(at + C, mask=keep, other=0.0, cache_modifier=".cg")
+        first += tl.load(at, mask=keep, other=0.0)
+        second += tl.load(at + C, mask=keep, other=0.0)
     return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit
+def _statistics_kernel(
+    partial, mean, inv, running_mean, running_var, rows, eps, momentum,
+    C: tl.constexpr, G: tl.constexpr, S: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """Mean and inverse deviation (G, C) of each group; running statistics move once per group, one after the other."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = c < C
+    about = tl.load(running_mean + c, mask=inside, other=0.0)
+    moved_mean, moved_var = about, tl.load(running_var + c, mask=inside, other=0.0)
+    for g in tl.static_range(G):
+        first, second = _add_up(partial + g * S * 2 * C, c, inside, C, S, BC, BS)
+        first, second = first / rows, second / rows
+        var = tl.maximum(second - first * first, 0.0)
+        tl.store(mean + g * C + c, about + first, mask=inside)
+        tl.store(inv + g * C + c, 1.0 / tl.sqrt_rn(var + eps), mask=inside)
+        moved_mean += momentum * (about + first - moved_mean)
+        moved_var += momentum * (var * (rows / (rows - 1.0)) - moved_var)
+    tl.store(running_mean + c, moved_mean, mask=inside)
+    tl.store(running_var + c, moved_var, mask=inside)
 
 
 @triton.jit
@@ -102,15 +110,15 @@ def _apply_kernel(
 
 @triton.jit
 def _sums_kernel(
-    dy, x, y, masked, partial, ticket, mean, inv, weight, bias, sums, dweight, dbias,
-    rows, per,
-    C: tl.constexpr, G: tl.constexpr, S: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
-    BR: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
+    dy, dy2, x, y, masked, partial, mean, inv, weight, bias, rows, per,
+    C: tl.constexpr, S: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Σg and Σg·x̂ per group and channel, where g is dy behind the ReLU; with a residual g is written, its gradient."""
+    """Σg and Σg·x̂ of `per` rows, where g is dy (+ dy2) behind the ReLU. g is written where somebody else needs it: with
+    a residual, whose gradient it is, and where it is the sum of two."""
     program, c = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC)
     inside = c < C
-    group, split = program // S, program % S
+    group = program // S
     base = group.to(tl.int64) * rows * C
     centre = tl.load(mean + group * C + c, mask=inside, other=0.0)[None, :]
     spread = tl.load(inv + group * C + c, mask=inside, other=0.0)[None, :]
@@ -118,36 +126,47 @@ def _sums_kernel(
     shift = tl.load(bias + c, mask=inside, other=0.0)[None, :]
     first = tl.zeros((BR, BC), tl.float32)
     second = tl.zeros((BR, BC), tl.float32)
-    last = tl.minimum((split + 1) * per, rows)
-    for start in range(split * per, last, BR):
-        r = start + tl.arange(0, BR)
+    start = program % S * per
+    last = tl.minimum(start + per, rows)
+    for row in tl.range(start, last, BR, num_stages=STAGES):
+        r = row + tl.arange(0, BR)
         keep = (r < last)[:, None] & inside[None, :]
         at = base + r[:, None] * C + c[None, :]
         v = tl.load(x + at, mask=keep, other=0.0).to(tl.float32) - centre
         g = tl.load(dy + at, mask=keep, other=0.0).to(tl.float32)
+        if TWO:
+            g += tl.load(dy2 + at, mask=keep, other=0.0).to(tl.float32)
         if RESIDUAL:
             g = tl.where(tl.load(y + at, mask=keep, other=0.0).to(tl.float32) > 0, g, 0.0)
-            tl.store(masked + at, g.to(masked.dtype.element_ty), mask=keep)
         elif RELU:
             g = tl.where(v * scale + shift > 0, g, 0.0)
+        if RESIDUAL or TWO:
+            tl.store(masked + at, g.to(masked.dtype.element_ty), mask=keep)
         first += g
         second += g * (v * spread)
     out = partial + program * 2 * C + c
     tl.store(out, tl.sum(first, 0), mask=inside)
     tl.store(out + C, tl.sum(second, 0), mask=inside)
-    tl.debug_barrier()
-    if tl.atomic_add(ticket + tl.program_id(1), 1, sem="acq_rel") == G * S - 1:
-        tl.store(ticket + tl.program_id(1), 0)
-        all_first = tl.zeros((BC,), tl.float32)
-        all_second = tl.zeros((BC,), tl.float32)
-        for g in tl.static_range(G):
-            one, two = _add_up(partial + g * S * 2 * C, c, inside, C, S, BC, BS)
-            tl.store(sums + (2 * g) * C + c, one / rows, mask=inside)
-            tl.store(sums + (2 * g + 1) * C + c, two / rows, mask=inside)
-            all_first += one
-            all_second += two
-        tl.store(dbias + c, all_first, mask=inside)
-        tl.store(dweight + c, all_second, mask=inside)
+
+
+@triton.jit
+def _gradients_kernel(
+    partial, sums, dweight, dbias, rows,
+    C: tl.constexpr, G: tl.constexpr, S: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """mean(g) and mean(g·x̂) (G, 2, C) per group; over all groups, the gradients of weight and bias."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = c < C
+    all_first = tl.zeros((BC,), tl.float32)
+    all_second = tl.zeros((BC,), tl.float32)
+    for g in tl.static_range(G):
+        first, second = _add_up(partial + g * S * 2 * C, c, inside, C, S, BC, BS)
+        tl.store(sums + (2 * g) * C + c, first / rows, mask=inside)
+        tl.store(sums + (2 * g + 1) * C + c, second / rows, mask=inside)
+        all_first += first
+        all_second += second
+    tl.store(dbias + c, all_first, mask=inside)
+    tl.store(dweight + c, all_second, mask=inside)
 
 
 @triton.jit
@@ -172,6 +191,75 @@ def _input_kernel(
     tl.store(dx + at, ((d - one - v * spread * two) * scale).to(dx.dtype.element_ty), mask=keep)
 
 
+@triton.jit
+def _whole_kernel(
+    x, residual, y, mean, inv, running_mean, running_var, weight, bias, rows, eps, momentum,
+    C: tl.constexpr, G: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Everything forward for a few channels: x is read once. BR ≥ rows."""
+    c, r = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, BR)
+    inside = c < C
+    keep = (r < rows)[:, None] & inside[None, :]
+    w, b = tl.load(weight + c, mask=inside), tl.load(bias + c, mask=inside)
+    moved_mean, moved_var = tl.load(running_mean + c, mask=inside), tl.load(running_var + c, mask=inside)
+    for g in tl.static_range(G):
+        at = (g * rows + r[:, None]) * C + c[None, :]
+        v = tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
+        centre = tl.sum(v, 0) / rows
+        v = tl.where(keep, v - centre[None, :], 0.0)
+        var = tl.sum(v * v, 0) / rows
+        spread = 1.0 / tl.sqrt_rn(var + eps)
+        v = v * (spread * w)[None, :] + b[None, :]
+        if RESIDUAL:
+            v += tl.load(residual + at, mask=keep, other=0.0).to(tl.float32)
+        if RELU:
+            v = tl.maximum(v, 0.0)
+        tl.store(y + at, v.to(y.dtype.element_ty), mask=keep)
+        tl.store(mean + g * C + c, centre, mask=inside)
+        tl.store(inv + g * C + c, spread, mask=inside)
+        moved_mean += momentum * (centre - moved_mean)
+        moved_var += momentum * (var * (rows / (rows - 1.0)) - moved_var)
+    tl.store(running_mean + c, moved_mean, mask=inside)
+    tl.store(running_var + c, moved_var, mask=inside)
+
+
+@triton.jit
+def _whole_backward_kernel(
+    dy, dy2, x, y, masked, dx, mean, inv, weight, bias, dweight, dbias, rows,
+    C: tl.constexpr, G: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Everything backward for a few channels: gradient and input are read once. BR ≥ rows."""
+    c, r = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, BR)
+    inside = c < C
+    keep = (r < rows)[:, None] & inside[None, :]
+    w, b = tl.load(weight + c, mask=inside, other=0.0), tl.load(bias + c, mask=inside, other=0.0)
+    all_first = tl.zeros((BC,), tl.float32)
+    all_second = tl.zeros((BC,), tl.float32)
+    for group in tl.static_range(G):
+        at = (group * rows + r[:, None]) * C + c[None, :]
+        spread = tl.load(inv + group * C + c, mask=inside, other=0.0)
+        scale = (spread * w)[None, :]
+        v = tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
+        v -= tl.load(mean + group * C + c, mask=inside, other=0.0)[None, :]
+        g = tl.load(dy + at, mask=keep, other=0.0).to(tl.float32)
+        if TWO:
+            g += tl.load(dy2 + at, mask=keep, other=0.0).to(tl.float32)
+        if RESIDUAL:
+            g = tl.where(tl.load(y + at, mask=keep, other=0.0).to(tl.float32) > 0, g, 0.0)
+            tl.store(masked + at, g.to(masked.dtype.element_ty), mask=keep)
+        elif RELU:
+            g = tl.where(v * scale + b[None, :] > 0, g, 0.0)
+        v *= spread[None, :]
+        first, second = tl.sum(g, 0), tl.sum(g * v, 0)
+        d = (g - (first / rows)[None, :] - v * (second / rows)[None, :]) * scale
+        tl.store(dx + at, d.to(dx.dtype.element_ty), mask=keep)
+        all_first += first
+        all_second += second
+    tl.store(dbias + c, all_first, mask=inside)
+    tl.store(dweight + c, all_second, mask=inside)
+
+
 class _Shape:
     """How (groups × rows, channels) is cut into programs."""
 
@@ -179,20 +267,20 @@ class _Shape:
         self.c, self.g = x.shape[1], groups
         self.rows = x.numel() // (self.c * groups)
         self.bc = min(COLUMNS, triton.next_power_of_2(self.c))
-        self.br = ROWS * COLUMNS // self.bc
-        self.blocks = triton.cdiv(self.c, self.bc)
-        splits = max(1, min(triton.cdiv(self.rows, self.br), PROGRAMS // (groups * self.blocks)))
-        self.per = triton.cdiv(triton.cdiv(self.rows, splits), self.br) * self.br
+        self.br, reduce_rows = (rows * COLUMNS // self.bc for rows in (ROWS, REDUCE_ROWS))
+        blocks = triton.cdiv(self.c, self.bc)
+        splits = max(1, min(triton.cdiv(self.rows, reduce_rows), PROGRAMS // (groups * blocks)))
+        self.per = triton.cdiv(triton.cdiv(self.rows, splits), reduce_rows) * reduce_rows
         self.s = triton.cdiv(self.rows, self.per)
-        self.bs = min(64, triton.next_power_of_2(self.s))
-
-    @property
-    def reduce(self) -> tuple[int, int]:
-        return self.g * self.s, self.blocks
-
-    @property
-    def map(self) -> tuple[int, int, int]:
-        return triton.cdiv(self.rows, self.br), self.g, self.blocks
+        self.reduce_rows = reduce_rows
+        self.reduce = groups * self.s, blocks
+        self.map = triton.cdiv(self.rows, self.br), groups, blocks
+        self.finish = (triton.cdiv(self.c, FINISH),)
+        self.bs = min(128, triton.next_power_of_2(self.s))
+        self.whole_rows = triton.next_power_of_2(self.rows)
+        self.whole_columns = max(8, min(32, WHOLE // self.whole_rows))
+        self.whole = (triton.cdiv(self.c, self.whole_columns),)
+        self.whole_warps = max(4, min(16, self.whole_rows * self.whole_columns // 1024))
 
 
 def _inner(x: Tensor) -> Tensor:
@@ -201,59 +289,84 @@ def _inner(x: Tensor) -> Tensor:
 
 
 class _Normalise(torch.autograd.Function):
+    """The result is returned twice: two readers' gradients are then added here, in passing, and not by a kernel of
+    autograd's."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, running_mean: Tensor,
-        running_var: Tensor, ticket: Tensor, groups: int, momentum: float, eps: float, relu: bool,
-    ) -> Tensor:  # fmt: skip
+        running_var: Tensor, groups: int, momentum: float, eps: float, relu: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         x = _inner(x)
         residual = None if residual is None else _inner(residual.to(x.dtype))
         s = _Shape(x, groups)
         mean, inv = x.new_empty((2, groups, s.c), dtype=torch.float32).unbind()
+        y = torch.empty_like(x)
+        ctx.save_for_backward(x, y if residual is not None else None, weight, bias, mean, inv)
+        ctx.set_materialize_grads(False)
+        ctx.groups, ctx.relu = groups, relu
+        if s.rows <= WHOLE_ROWS:
+            _whole_kernel[s.whole](
+                x, residual, y, mean, inv, running_mean, running_var, weight, bias, s.rows, eps, momentum,
+                s.c, groups, residual is not None, relu, s.whole_rows, s.whole_columns, num_warps=s.whole_warps,
+            )  # fmt: skip
+            return y, y.view_as(y)
         partial = x.new_empty((groups * s.s, 2, s.c), dtype=torch.float32)
         _moments_kernel[s.reduce](
-            x, partial, ticket, mean, inv, running_mean, running_var, s.rows, s.per, eps, momentum,
-            s.c, groups, s.s, s.br, s.bc, s.bs, num_warps=WARPS,
+            x, partial, running_mean, s.rows, s.per, s.c, s.s, s.reduce_rows, s.bc, STAGES, num_warps=WARPS
+        )
+        _statistics_kernel[s.finish](
+            partial, mean, inv, running_mean, running_var, s.rows, eps, momentum, s.c, groups, s.s, FINISH, s.bs,
+            num_warps=WARPS,
         )  # fmt: skip
-        y = torch.empty_like(x)
         _apply_kernel[s.map](
             x, residual, y, mean, inv, weight, bias, s.rows,
             s.c, residual is not None, relu, s.br, s.bc, num_warps=WARPS,
         )  # fmt: skip
-        ctx.save_for_backward(x, y if residual is not None else None, weight, bias, mean, inv, ticket)
-        ctx.groups, ctx.relu = groups, relu
-        return y
+        return y, y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, y, weight, bias, mean, inv, ticket = ctx.saved_tensors
-        dy, s, residual = _inner(dy), _Shape(x, ctx.groups), y is not None
+    def backward(ctx: Any, dy: Tensor | None, dy2: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, y, weight, bias, mean, inv = ctx.saved_tensors
+        grads = [_inner(d) for d in (dy, dy2) if d is not None]
+        if not grads:
+            return (None,) * 10
+        s, residual, two = _Shape(x, ctx.groups), y is not None, len(grads) == 2
+        dweight, dbias, dx = torch.empty_like(weight), torch.empty_like(bias), torch.empty_like(x)
+        if s.rows <= WHOLE_ROWS:
+            masked = torch.empty_like(x) if residual else None
+            _whole_backward_kernel[s.whole](
+                grads[0], grads[-1], x, y, masked, dx, mean, inv, weight, bias, dweight, dbias, s.rows,
+                s.c, s.g, residual, two, ctx.relu, s.whole_rows, s.whole_columns, num_warps=s.whole_warps,
+            )  # fmt: skip
+            return dx, masked, dweight, dbias, None, None, None, None, None, None
+        masked = torch.empty_like(x) if residual or two else None
         partial = x.new_empty((s.g * s.s, 2, s.c), dtype=torch.float32)
         sums = x.new_empty((s.g, 2, s.c), dtype=torch.float32)
-        dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
-        masked = torch.empty_like(x) if residual else None
         _sums_kernel[s.reduce](
-            dy, x, y, masked, partial, ticket, mean, inv, weight, bias, sums, dweight, dbias, s.rows, s.per,
-            s.c, s.g, s.s, residual, ctx.relu, s.br, s.bc, s.bs, num_warps=WARPS,
+            grads[0], grads[-1], x, y, masked, partial, mean, inv, weight, bias, s.rows, s.per,
+            s.c, s.s, residual, two, ctx.relu, s.reduce_rows, s.bc, STAGES, num_warps=WARPS,
         )  # fmt: skip
-        dx = torch.empty_like(x)
+        _gradients_kernel[s.finish](
+            partial, sums, dweight, dbias, s.rows, s.c, s.g, s.s, FINISH, s.bs, num_warps=WARPS
+        )
         _input_kernel[s.map](
-            masked if residual else dy, x, dx, mean, inv, weight, bias, sums, s.rows,
-            s.c, ctx.relu and not residual, s.br, s.bc, num_warps=WARPS,
+            grads[0] if masked is None else masked, x, dx, mean, inv, weight, bias, sums, s.rows,
+            s.c, ctx.relu and masked is None, s.br, s.bc, num_warps=WARPS,
         )  # fmt: skip
-        return dx, masked, dweight, dbias, None, None, None, None, None, None, None
+        return dx, masked if residual else None, dweight, dbias, None, None, None, None, None, None
 
 
 def normalise(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor,
-    ticket: Tensor, groups: int, momentum: float, eps: float, relu: bool,
-) -> Tensor:  # fmt: skip
+    groups: int, momentum: float, eps: float, relu: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Training-mode BatchNorm of (n, C) or (n, C, h, w), statistics per group of n/groups, then `+ residual`, then ReLU.
 
-    Running statistics move in place, once per group. `ticket` is int32 zeros, one for each 64 channels, and zeros again
-    afterwards; two calls at the same time need two. A residual comes with `relu` only.
+    The result comes twice, for two readers. Running statistics move in place, once per group. A residual comes with
+    `relu` only.
     """
-    out: Tensor = _Normalise.apply(
-        x, residual, weight, bias, running_mean, running_var, ticket, groups, momentum, eps, relu
+    both: tuple[Tensor, Tensor] = _Normalise.apply(
+        x, residual, weight, bias, running_mean, running_var, groups, momentum, eps, relu
     )
-    return out
+    return both

@@ -27,9 +27,13 @@ class _Grouped(_BatchNorm):
     def __init__(self, features: int, relu: bool = False) -> None:
         super().__init__(features)
         self.relu = relu
-        self._ticket: Tensor | None = None  # scratch of the fused kernels
 
     def forward(self, images: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self.twice(images, residual)[0]
+
+    def twice(self, images: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The result for two readers, such as a block's convolution and its shortcut: fused, the sum of their gradients
+        costs no pass of its own."""
         self._check_input_dim(images)  # type: ignore[no-untyped-call]
         if self.training and len(images) % self.groups:
             raise ValueError(f"{len(images)} images cannot be cut into {self.groups} groups of one size")
@@ -40,21 +44,20 @@ class _Grouped(_BatchNorm):
         else:
             out = torch.cat([self._normalise(group) for group in images.chunk(self.groups)])
         out = out if residual is None else out + residual
-        return F.relu(out, inplace=True) if self.relu else out
+        out = F.relu(out, inplace=True) if self.relu else out
+        return out, out
 
     def _normalise(self, images: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
         return F.batch_norm(images, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps)
 
-    def _fused(self, images: Tensor, residual: Tensor | None) -> Tensor:
+    def _fused(self, images: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         from fedssl.kernels.norm import normalise  # Triton is there only where CUDA is
 
         assert self.running_mean is not None and self.running_var is not None
-        if self._ticket is None:
-            self._ticket = torch.zeros(-(-self.num_features // 8), dtype=torch.int32, device=images.device)
         return normalise(
             images, residual, self.weight, self.bias, self.running_mean, self.running_var,
-            self._ticket, self.groups, self.momentum, self.eps, self.relu,
+            self.groups, self.momentum, self.eps, self.relu,
         )  # fmt: skip
 
 
