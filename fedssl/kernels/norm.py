@@ -22,20 +22,19 @@ REDUCE_ROWS = 64
 PROGRAMS = 528  # of a reduction, at most: four for each multiprocessor of a large GPU
 FINISH = 16  # channels a program adds up the blocks' sums of
 STAGES = 3  # tiles on their way from memory while one is added up
-WHOLE_ROWS, WHOLE = 2048, 16384  # groups of so few rows stay on the chip between statistics and result, in such tiles
 
 
 @triton.jit
 def _moments_kernel(
-    x, partial, about, rows, per,
+    x, partial, rows, per,
     C: tl.constexpr, S: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums and sums of squares of `per` rows, relative to `about`: a mean far from zero would else swallow the
-    variance."""
+    """Sums and sums of squares of `per` rows, relative to the first row of all: a mean far from zero would else swallow
+    the variance."""
     program, c = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC)
     inside = c < C
     base = x + (program // S).to(tl.int64) * rows * C
-    pivot = tl.load(about + c, mask=inside, other=0.0)[None, :]
+    pivot = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)[None, :]
     first = tl.zeros((BR, BC), tl.float32)
     second = tl.zeros((BR, BC), tl.float32)
     start = program % S * per
@@ -68,21 +67,22 @@ def _add_up(partial, c, inside, C: tl.constexpr, S: tl.constexpr, BC: tl.constex
 
 @triton.jit
 def _statistics_kernel(
-    partial, mean, inv, running_mean, running_var, rows, eps, momentum,
+    x, partial, mean, inv, running_mean, running_var, rows, eps, momentum,
     C: tl.constexpr, G: tl.constexpr, S: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
     """Mean and inverse deviation (G, C) of each group; running statistics move once per group, one after the other."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = c < C
-    about = tl.load(running_mean + c, mask=inside, other=0.0)
-    moved_mean, moved_var = about, tl.load(running_var + c, mask=inside, other=0.0)
+    pivot = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)
+    moved_mean = tl.load(running_mean + c, mask=inside, other=0.0)
+    moved_var = tl.load(running_var + c, mask=inside, other=0.0)
     for g in tl.static_range(G):
         first, second = _add_up(partial + g * S * 2 * C, c, inside, C, S, BC, BS)
         first, second = first / rows, second / rows
         var = tl.maximum(second - first * first, 0.0)
-        tl.store(mean + g * C + c, about + first, mask=inside)
+        tl.store(mean + g * C + c, pivot + first, mask=inside)
         tl.store(inv + g * C + c, 1.0 / tl.sqrt_rn(var + eps), mask=inside)
-        moved_mean += momentum * (about + first - moved_mean)
+        moved_mean += momentum * (pivot + first - moved_mean)
         moved_var += momentum * (var * (rows / (rows - 1.0)) - moved_var)
     tl.store(running_mean + c, moved_mean, mask=inside)
     tl.store(running_var + c, moved_var, mask=inside)
@@ -191,75 +191,6 @@ def _input_kernel(
     tl.store(dx + at, ((d - one - v * spread * two) * scale).to(dx.dtype.element_ty), mask=keep)
 
 
-@triton.jit
-def _whole_kernel(
-    x, residual, y, mean, inv, running_mean, running_var, weight, bias, rows, eps, momentum,
-    C: tl.constexpr, G: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Everything forward for a few channels: x is read once. BR ≥ rows."""
-    c, r = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, BR)
-    inside = c < C
-    keep = (r < rows)[:, None] & inside[None, :]
-    w, b = tl.load(weight + c, mask=inside), tl.load(bias + c, mask=inside)
-    moved_mean, moved_var = tl.load(running_mean + c, mask=inside), tl.load(running_var + c, mask=inside)
-    for g in tl.static_range(G):
-        at = (g * rows + r[:, None]) * C + c[None, :]
-        v = tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
-        centre = tl.sum(v, 0) / rows
-        v = tl.where(keep, v - centre[None, :], 0.0)
-        var = tl.sum(v * v, 0) / rows
-        spread = 1.0 / tl.sqrt_rn(var + eps)
-        v = v * (spread * w)[None, :] + b[None, :]
-        if RESIDUAL:
-            v += tl.load(residual + at, mask=keep, other=0.0).to(tl.float32)
-        if RELU:
-            v = tl.maximum(v, 0.0)
-        tl.store(y + at, v.to(y.dtype.element_ty), mask=keep)
-        tl.store(mean + g * C + c, centre, mask=inside)
-        tl.store(inv + g * C + c, spread, mask=inside)
-        moved_mean += momentum * (centre - moved_mean)
-        moved_var += momentum * (var * (rows / (rows - 1.0)) - moved_var)
-    tl.store(running_mean + c, moved_mean, mask=inside)
-    tl.store(running_var + c, moved_var, mask=inside)
-
-
-@triton.jit
-def _whole_backward_kernel(
-    dy, dy2, x, y, masked, dx, mean, inv, weight, bias, dweight, dbias, rows,
-    C: tl.constexpr, G: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr,
-    BR: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Everything backward for a few channels: gradient and input are read once. BR ≥ rows."""
-    c, r = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, BR)
-    inside = c < C
-    keep = (r < rows)[:, None] & inside[None, :]
-    w, b = tl.load(weight + c, mask=inside, other=0.0), tl.load(bias + c, mask=inside, other=0.0)
-    all_first = tl.zeros((BC,), tl.float32)
-    all_second = tl.zeros((BC,), tl.float32)
-    for group in tl.static_range(G):
-        at = (group * rows + r[:, None]) * C + c[None, :]
-        spread = tl.load(inv + group * C + c, mask=inside, other=0.0)
-        scale = (spread * w)[None, :]
-        v = tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
-        v -= tl.load(mean + group * C + c, mask=inside, other=0.0)[None, :]
-        g = tl.load(dy + at, mask=keep, other=0.0).to(tl.float32)
-        if TWO:
-            g += tl.load(dy2 + at, mask=keep, other=0.0).to(tl.float32)
-        if RESIDUAL:
-            g = tl.where(tl.load(y + at, mask=keep, other=0.0).to(tl.float32) > 0, g, 0.0)
-            tl.store(masked + at, g.to(masked.dtype.element_ty), mask=keep)
-        elif RELU:
-            g = tl.where(v * scale + b[None, :] > 0, g, 0.0)
-        v *= spread[None, :]
-        first, second = tl.sum(g, 0), tl.sum(g * v, 0)
-        d = (g - (first / rows)[None, :] - v * (second / rows)[None, :]) * scale
-        tl.store(dx + at, d.to(dx.dtype.element_ty), mask=keep)
-        all_first += first
-        all_second += second
-    tl.store(dbias + c, all_first, mask=inside)
-    tl.store(dweight + c, all_second, mask=inside)
-
-
 class _Shape:
     """How (groups × rows, channels) is cut into programs."""
 
@@ -277,10 +208,6 @@ class _Shape:
         self.map = triton.cdiv(self.rows, self.br), groups, blocks
         self.finish = (triton.cdiv(self.c, FINISH),)
         self.bs = min(128, triton.next_power_of_2(self.s))
-        self.whole_rows = triton.next_power_of_2(self.rows)
-        self.whole_columns = max(8, min(32, WHOLE // self.whole_rows))
-        self.whole = (triton.cdiv(self.c, self.whole_columns),)
-        self.whole_warps = max(4, min(16, self.whole_rows * self.whole_columns // 1024))
 
 
 def _inner(x: Tensor) -> Tensor:
@@ -305,19 +232,13 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(x, y if residual is not None else None, weight, bias, mean, inv)
         ctx.set_materialize_grads(False)
         ctx.groups, ctx.relu = groups, relu
-        if s.rows <= WHOLE_ROWS:
-            _whole_kernel[s.whole](
-                x, residual, y, mean, inv, running_mean, running_var, weight, bias, s.rows, eps, momentum,
-                s.c, groups, residual is not None, relu, s.whole_rows, s.whole_columns, num_warps=s.whole_warps,
-            )  # fmt: skip
-            return y, y.view_as(y)
         partial = x.new_empty((groups * s.s, 2, s.c), dtype=torch.float32)
         _moments_kernel[s.reduce](
-            x, partial, running_mean, s.rows, s.per, s.c, s.s, s.reduce_rows, s.bc, STAGES, num_warps=WARPS
+            x, partial, s.rows, s.per, s.c, s.s, s.reduce_rows, s.bc, STAGES, num_warps=WARPS
         )
         _statistics_kernel[s.finish](
-            partial, mean, inv, running_mean, running_var, s.rows, eps, momentum, s.c, groups, s.s, FINISH, s.bs,
-            num_warps=WARPS,
+            x, partial, mean, inv, running_mean, running_var, s.rows, eps, momentum,
+            s.c, groups, s.s, FINISH, s.bs, num_warps=WARPS,
         )  # fmt: skip
         _apply_kernel[s.map](
             x, residual, y, mean, inv, weight, bias, s.rows,
@@ -333,13 +254,6 @@ class _Normalise(torch.autograd.Function):
             return (None,) * 10
         s, residual, two = _Shape(x, ctx.groups), y is not None, len(grads) == 2
         dweight, dbias, dx = torch.empty_like(weight), torch.empty_like(bias), torch.empty_like(x)
-        if s.rows <= WHOLE_ROWS:
-            masked = torch.empty_like(x) if residual else None
-            _whole_backward_kernel[s.whole](
-                grads[0], grads[-1], x, y, masked, dx, mean, inv, weight, bias, dweight, dbias, s.rows,
-                s.c, s.g, residual, two, ctx.relu, s.whole_rows, s.whole_columns, num_warps=s.whole_warps,
-            )  # fmt: skip
-            return dx, masked, dweight, dbias, None, None, None, None, None, None
         masked = torch.empty_like(x) if residual or two else None
         partial = x.new_empty((s.g * s.s, 2, s.c), dtype=torch.float32)
         sums = x.new_empty((s.g, 2, s.c), dtype=torch.float32)
