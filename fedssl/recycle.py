@@ -33,7 +33,7 @@ def row(length: int, dtype: torch.dtype = torch.float32, device: torch.device | 
 
 
 def _found(size: int) -> npt.NDArray[np.uint8]:
-    """The last spare block of just this size, or a new one. Only single steps: other threads use the deque too."""
+    """The last spare block of just this size, or a new one. Single steps only: other threads use the deque too."""
     for _ in range(len(_spare)):
         try:
             memory = _spare.pop()
@@ -42,6 +42,10 @@ def _found(size: int) -> npt.NDArray[np.uint8]:
         if memory.nbytes == size:
             return memory
         _spare.appendleft(memory)
+    return _new(size)
+
+
+def _new(size: int) -> npt.NDArray[np.uint8]:
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedssl import recycle
 from fedssl.algorithm import Algorithm, Averaging, Spec, Upload
 from fedssl.algorithms import FedAvg
 from fedssl.client import Client
@@ -260,6 +261,27 @@ def test_few_uploads_are_alive_at_a_time(
     assert [len(r.reports) for r in done] == [12, 12]
     assert max(peak) <= 1 + workers
     assert not alive
+
+
+@pytest.mark.parametrize("name", ["simclr", "byol"])
+def test_later_rounds_need_no_new_memory(
+    name: str, make_trainer: Callable[..., Trainer], pixels: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client remembers, what it sends and what becomes of it lies where something lay before."""
+    mapped: list[int] = []
+    new = recycle._new
+    monkeypatch.setattr(recycle, "_new", lambda size: (mapped.append(size), new(size))[1])
+    recycle._spare.clear()
+    algorithm, trainer = FedAvg(), make_trainer(name, hidden=300, dim=300)
+    shards = {f"{i:02}": Shard(pixels(8)) for i in range(6)}
+    runtime = LocalRuntime(algorithm, shards, [trainer], Memory(), 0, lambda r: Pace(0.1, 0), threading.Event())
+    sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
+    done = federate(algorithm, Star(), runtime, algorithm.wire(trainer.method), sites, Mean, 0, 0, 9)
+    del sites
+    by_round = [len(mapped) for _ in done]
+    runtime.close()
+    assert by_round[0] > 0, "the model is too small to tell"
+    assert by_round[-1] <= by_round[0] + 4  # who is how far differs a little from round to round
 
 
 def test_a_client_is_sent_one_message_which_is_the_one_it_is_measured_by() -> None:
