@@ -39,9 +39,10 @@ from fedssl.federate import federate
 from fedssl.layout import PARAMETERS
 from fedssl.method import METHODS, Given
 from fedssl.runtimes.local import LocalRuntime, Pace, Shard
+from fedssl.step import Objective
 from fedssl.store import Memory
 from fedssl.topology import SERVER, Star
-from fedssl.train import Metrics, Objective, Task, Trainer, TrainSettings
+from fedssl.train import Metrics, Task, Trainer, TrainSettings
 from fedssl.tree import Mean, model
 
 

@@ -202,7 +202,8 @@ class Method(nn.Module, ABC):
         if self.fused:
             from fedssl.kernels.update import lerp  # Triton is there only where CUDA is
 
-            return lerp(self._target_row, self._target_low, self._online_row, 1 - momentum)
+            lerp(self._target_row, self._target_low, self._online_row, 1 - momentum)
+            return
         self._target_row.lerp_(self._online_row, 1 - momentum)
         if self._target_low is not None:
             self._target_low.copy_(self._target_row)
@@ -246,7 +247,7 @@ class Method(nn.Module, ABC):
         """Whether layers that have kernels of their own train with them, or in plain torch."""
         for module in self.modules():
             if hasattr(module, "fused"):
-                module.fused = fused
+                module.fused = fused  # type: ignore[assignment]
 
     def shadow(self) -> Shadow:
         """A bfloat16 copy of the weights, of which `move_target` keeps its part up to date."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 class Optimizer(ABC):
-    """Moves `row` (n,) along `grad` (n,); `decay` is the weight decay, one number or one per element. `low` may be set to
-    a bfloat16 copy of the row, which is then kept up to date."""
+    """Moves `row` (n,) along `grad` (n,); `decay` is the weight decay, one number or one per element. `low` may be set
+    to a bfloat16 copy of the row, which is then kept up to date."""
 
     low: Tensor | None = None
 

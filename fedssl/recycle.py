@@ -46,6 +46,8 @@ def _found(size: int) -> npt.NDArray[np.uint8]:
 
 
 def _new(size: int) -> npt.NDArray[np.uint8]:
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return np.empty(size, np.uint8)
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedssl.layout import PARAMETERS, Entry, Layout, Role

@@ -28,8 +28,8 @@ class Inputs(NamedTuple):
 
 
 class Step:
-    """Called with a step's inputs. `compiled`: views become a few kernels of torch's compiler, and weights are cast as one
-    row; without it every line is plain torch. Method and optimizer know for themselves whether they are fused."""
+    """Called with a step's inputs. `compiled`: views become a few kernels of torch's compiler, and weights are cast as
+    one row; without it every line is plain torch. Method and optimizer know for themselves whether they are fused."""
 
     def __init__(self, method: Method, optimizer: Optimizer, compiled: bool = False) -> None:
         self.method, self.optimizer = method, optimizer
@@ -97,14 +97,15 @@ class Step:
     def _collect(self, grads: tuple[Tensor | None, ...]) -> None:
         """Gradients into their places of the flat row; a parameter the loss does not depend on has a gradient of 0."""
         count = len(self._leaves)
-        for dtype in {leaf.dtype for leaf in self._leaves}:  # of one type they are copied by one kernel
-            copy = [(to, _flat(g)) for to, g in zip(self._slots, grads[:count], strict=True) if g is not None and g.dtype == dtype]
-            torch._foreach_copy_([to for to, _ in copy], [g for _, g in copy])
-        if any(g is None for g in grads[:count]):
-            torch._foreach_zero_([to for to, g in zip(self._slots, grads[:count], strict=True) if g is None])
-        add = [(to, _flat(g)) for to, g in zip(self._masters_slots, grads[count:], strict=True) if g is not None]
-        if add:
-            torch._foreach_add_([to for to, _ in add], [g for _, g in add])
+        pairs = list(zip(self._slots, grads[:count], strict=True))
+        for dtype in {leaf.dtype for leaf in self._leaves}:  # those of one type are copied by one kernel
+            copied = [(to, _flat(g)) for to, g in pairs if g is not None and g.dtype == dtype]
+            torch._foreach_copy_([to for to, _ in copied], [g for _, g in copied])
+        if unused := [to for to, g in pairs if g is None]:
+            torch._foreach_zero_(unused)
+        added = [(to, _flat(g)) for to, g in zip(self._masters_slots, grads[count:], strict=True) if g is not None]
+        if added:
+            torch._foreach_add_([to for to, _ in added], [g for _, g in added])
 
     def moving(self) -> list[Tensor]:
         """Every tensor a step changes and the next one reads."""

@@ -1,5 +1,5 @@
-"""Kernels for CUDA, in Triton: what torch would do in several passes over memory, in one. Each has a plain twin in torch
-where it is called. Modules of this package import Triton; this file does not."""
+"""Kernels for CUDA, in Triton: what torch would do in several passes over memory, in one. Each has a plain twin in
+torch where it is called. Modules of this package import Triton; this file does not."""
 
 from __future__ import annotations
 

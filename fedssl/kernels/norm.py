@@ -233,9 +233,7 @@ class _Normalise(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.groups, ctx.relu = groups, relu
         partial = x.new_empty((groups * s.s, 2, s.c), dtype=torch.float32)
-        _moments_kernel[s.reduce](
-            x, partial, s.rows, s.per, s.c, s.s, s.reduce_rows, s.bc, STAGES, num_warps=WARPS
-        )
+        _moments_kernel[s.reduce](x, partial, s.rows, s.per, s.c, s.s, s.reduce_rows, s.bc, STAGES, num_warps=WARPS)
         _statistics_kernel[s.finish](
             x, partial, mean, inv, running_mean, running_var, s.rows, eps, momentum,
             s.c, groups, s.s, FINISH, s.bs, num_warps=WARPS,
@@ -247,7 +245,7 @@ class _Normalise(torch.autograd.Function):
         return y, y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dy2: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor | None, dy2: Tensor | None) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, mean, inv = ctx.saved_tensors
         grads = [_inner(d) for d in (dy, dy2) if d is not None]
         if not grads:
@@ -261,9 +259,7 @@ class _Normalise(torch.autograd.Function):
             grads[0], grads[-1], x, y, masked, partial, mean, inv, weight, bias, s.rows, s.per,
             s.c, s.s, residual, two, ctx.relu, s.reduce_rows, s.bc, STAGES, num_warps=WARPS,
         )  # fmt: skip
-        _gradients_kernel[s.finish](
-            partial, sums, dweight, dbias, s.rows, s.c, s.g, s.s, FINISH, s.bs, num_warps=WARPS
-        )
+        _gradients_kernel[s.finish](partial, sums, dweight, dbias, s.rows, s.c, s.g, s.s, FINISH, s.bs, num_warps=WARPS)
         _input_kernel[s.map](
             grads[0] if masked is None else masked, x, dx, mean, inv, weight, bias, sums, s.rows,
             s.c, ctx.relu and masked is None, s.br, s.bc, num_warps=WARPS,
@@ -275,7 +271,7 @@ def normalise(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor,
     groups: int, momentum: float, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Training-mode BatchNorm of (n, C) or (n, C, h, w), statistics per group of n/groups, then `+ residual`, then ReLU.
+    """Training-mode BatchNorm of (n, C) or (n, C, h, w), statistics per group of n/groups, `+ residual`, ReLU.
 
     The result comes twice, for two readers. Running statistics move in place, once per group. A residual comes with
     `relu` only.

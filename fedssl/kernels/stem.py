@@ -30,29 +30,29 @@ def _neighbourhoods(x, m, M, H, W, sn, sc, sh, sw, C: tl.constexpr, K: tl.conste
 
 @triton.jit
 def _forward_kernel(
-    x, weight, y, M, H, W, sn, sc, sh, sw, C: tl.constexpr, O: tl.constexpr, K: tl.constexpr, BM: tl.constexpr
-):  # noqa: E741
-    m, o, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, O), tl.arange(0, K)
+    x, weight, y, M, H, W, sn, sc, sh, sw, C: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, BM: tl.constexpr
+):
+    m, o, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, OUT), tl.arange(0, K)
     patches = _neighbourhoods(x, m, M, H, W, sn, sc, sh, sw, C, K)
     filters = tl.load(weight + o[None, :] * (9 * C) + k[:, None], mask=(k < 9 * C)[:, None], other=0.0)
     out = tl.dot(patches, filters)
-    tl.store(y + m[:, None].to(tl.int64) * O + o[None, :], out.to(tl.bfloat16), mask=(m < M)[:, None])
+    tl.store(y + m[:, None].to(tl.int64) * OUT + o[None, :], out.to(tl.bfloat16), mask=(m < M)[:, None])
 
 
 @triton.jit
 def _weight_kernel(
-    x, dy, partial, M, per, H, W, sn, sc, sh, sw, C: tl.constexpr, O: tl.constexpr, K: tl.constexpr, BM: tl.constexpr
-):  # noqa: E741
-    """This program's share (O, K) of the gradient, from `per` pixels."""
-    o, k = tl.arange(0, O), tl.arange(0, K)
-    total = tl.zeros((O, K), tl.float32)
+    x, dy, partial, M, per, H, W, sn, sc, sh, sw, C: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, BM: tl.constexpr
+):
+    """This program's share (OUT, K) of the gradient, from `per` pixels."""
+    o, k = tl.arange(0, OUT), tl.arange(0, K)
+    total = tl.zeros((OUT, K), tl.float32)
     start = tl.program_id(0) * per
     for pixel in range(start, tl.minimum(start + per, M), BM):
         m = pixel + tl.arange(0, BM)
         patches = _neighbourhoods(x, m, M, H, W, sn, sc, sh, sw, C, K)
-        at = dy + m[None, :].to(tl.int64) * O + o[:, None]
+        at = dy + m[None, :].to(tl.int64) * OUT + o[:, None]
         total = tl.dot(tl.load(at, mask=(m < M)[None, :], other=0.0), patches, total)
-    tl.store(partial + tl.program_id(0) * O * K + o[:, None] * K + k[None, :], total)
+    tl.store(partial + tl.program_id(0) * OUT * K + o[:, None] * K + k[None, :], total)
 
 
 class _Stem(torch.autograd.Function):
@@ -71,7 +71,7 @@ class _Stem(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor]:
         (x,) = ctx.saved_tensors
         n, channels, height, width = x.shape
         rows, outputs, k = n * height * width, dy.shape[1], _padded(channels)
@@ -91,7 +91,7 @@ def _padded(channels: int) -> int:
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
-    """Few channels in, a power of two out, weights already in bfloat16, and nobody who wants a gradient of the images."""
+    """Few channels in, a power of two out, weights in bfloat16 already, and nobody wants a gradient of the images."""
     outputs, channels = weight.shape[:2]
     few = channels <= 4 and 16 <= outputs <= 128 and outputs & (outputs - 1) == 0
     return few and weight.dtype == torch.bfloat16 and x.is_cuda and not x.requires_grad

@@ -54,7 +54,8 @@ class _Grouped(_BatchNorm):
     def _fused(self, images: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         from fedssl.kernels.norm import normalise  # Triton is there only where CUDA is
 
-        assert self.running_mean is not None and self.running_var is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
         return normalise(
             images, residual, self.weight, self.bias, self.running_mean, self.running_var,
             self.groups, self.momentum, self.eps, self.relu,

@@ -81,7 +81,7 @@ class Bottleneck(nn.Module):
 class Stage(nn.Sequential):
     """Blocks at one resolution."""
 
-    def forward(self, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         for block in self:
             x, skip = block(x, skip)
         return x, skip
