@@ -32,7 +32,11 @@ def relative(one: Tensor, other: Tensor) -> float:
 
 
 def norm(
-    shape: tuple[int, ...] = (8, 16, 6, 5), groups: int = 1, residual: bool = False, two: bool = False, relu: bool = True
+    shape: tuple[int, ...] = (8, 16, 6, 5),
+    groups: int = 1,
+    residual: bool = False,
+    two: bool = False,
+    relu: bool = True,
 ) -> dict[str, float]:
     torch.manual_seed(0)
     made = []

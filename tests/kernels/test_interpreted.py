@@ -27,7 +27,11 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def differences() -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, SCRIPT], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=250
+        [sys.executable, SCRIPT],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
