@@ -1,0 +1,117 @@
+"""A step with a bfloat16 copy of its weights, against the plain one that casts layer by layer."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedssl.errors import ConfigError
+from fedssl.method import Batch, Given, Method, Output
+from fedssl.methods import BYOL
+from fedssl.train import Task, Trainer, resolve_mode
+
+MakeTrainer = Callable[..., Trainer]
+Pixels = Callable[..., Tensor]
+
+
+def plain(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    return method.loss(out, given)
+
+
+def pulled(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    """With a term in the weights themselves, as FedProx has it."""
+    pull = sum((p - 0.5).square().sum() for n, p in method.named_parameters() if n.startswith("backbone"))
+    return method.loss(out, given) + 0.01 * pull
+
+
+def train(trainer: Trainer, pixels: Tensor, objective: Any = plain) -> Tensor:
+    task = Task(pixels, None, torch.Generator().manual_seed(1), 0.05, 0.0, threading.Event())
+    trainer.fit(task, objective, {})
+    return trainer.method.state.floats
+
+
+@pytest.fixture
+def shadowed(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> MakeTrainer:
+    """A trainer in mode compiled, without the compiling."""
+
+    def make(name: str = "byol", **settings: Any) -> Trainer:
+        monkeypatch.setattr(torch, "compile", lambda function, **how: function)
+        monkeypatch.setattr("fedssl.train.shutil.which", lambda program: program)
+        return make_trainer(name, {"mode": "compiled", "precision": "bf16", "epochs": 2}, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize("objective", [plain, pulled])
+@pytest.mark.parametrize("name", ["byol", "mocov2", "simclr", "simsiam"])
+def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
+    name: str, objective: Any, shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    ours = train(shadowed(name), pixels(32), objective)
+    theirs = train(make_trainer(name, {"mode": "eager", "precision": "bf16", "epochs": 2}), pixels(32), objective)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_rule_of_the_methods_own_reaches_the_copy(
+    shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that `after_step` sets to something else are the ones the next step computes with."""
+    after = BYOL.after_step
+
+    def unit(self: BYOL, out: Output) -> None:
+        after(self, out)
+        weight = self.projector[0].weight
+        weight.div_(weight.norm(dim=1, keepdim=True))
+
+    monkeypatch.setattr(BYOL, "after_step", unit)
+    ours = train(shadowed(), pixels(32))
+    theirs = train(make_trainer("byol", {"mode": "eager", "precision": "bf16", "epochs": 2}), pixels(32))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_loaded_client_is_computed_with(shadowed: MakeTrainer, pixels: Pixels) -> None:
+    """Nothing of the client before: the second of two trains as if it were the first."""
+    alone, second = shadowed(), shadowed()
+    start = alone.method.state.clone()
+    train(second, pixels(32, seed=3))
+    second.method.state.load(start)
+    assert torch.equal(train(alone, pixels(32)), train(second, pixels(32)))
+
+
+def test_a_parameter_the_loss_does_not_see_only_decays(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    def blind(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        return out.h.square().mean()
+
+    trainer = make_trainer("byol", {"weight_decay": 0.0})
+    before = trainer.method.state.clone()
+    train(trainer, pixels(16), blind)
+    after = trainer.method.state
+    assert torch.equal(after.pick(("projector",), ("weight",)).floats, before.pick(("projector",), ("weight",)).floats)
+    assert not torch.equal(
+        after.pick(("backbone",), ("weight",)).floats, before.pick(("backbone",), ("weight",)).floats
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with a C++ compiler")
+@pytest.mark.parametrize("name", ["byol", "simclr"])
+def test_compiled_is_eager_on_a_cpu(name: str, make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    ours, theirs = (train(make_trainer(name, {"mode": mode}), pixels(32)) for mode in ("compiled", "eager"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_modes_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert resolve_mode("auto", cpu) == "eager"
+    assert resolve_mode("auto", cuda) == "captured"
+    with pytest.raises(ConfigError, match="needs a CUDA device"):
+        resolve_mode("captured", cpu)
+    monkeypatch.setattr("fedssl.train.shutil.which", lambda program: None)
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
+        resolve_mode("compiled", cpu)
