@@ -26,6 +26,14 @@ class Rows(NamedTuple):
 Spec = Layout | Rows | type[float] | type[int]
 
 
+class Heard(NamedTuple):
+    """What came of asking one client."""
+
+    client: str
+    images: int
+    tree: Tree | None  # its upload; None: it was dropped
+
+
 class Upload(NamedTuple):
     """What one client sent, with the weight the topology gives it at this site."""
 

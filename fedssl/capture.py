@@ -6,19 +6,22 @@ reads its inputs from, and writes its results to, the addresses it was recorded 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fedssl.method import Given, Output
-    from fedssl.train import Inputs, Objective, Trainer
+from fedssl.method import Given, Output
+from fedssl.step import Inputs, Objective, Step
 
 WARM_UP = 3  # steps before recording: libraries choose their kernels and allocate their workspaces in the first
 
 MOST = 8  # graphs; each holds a step's activations for good
+
+
+_alone = threading.Lock()  # compiling and recording happen in one thread at a time
 
 
 class Graph(NamedTuple):
@@ -29,23 +32,25 @@ class Graph(NamedTuple):
 
 
 class CapturedSteps:
-    """A trainer's recorded steps, by objective and shapes."""
+    """A step's recordings, by objective and shapes. Called like the step itself."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, step: Step) -> None:
+        self._step = step
         self._graphs: dict[Hashable, Graph] = {}
         self._seen: set[Hashable] = set()  # shapes met once are run as they are: most of them never come back
         self._last: tuple[Graph, Given] | None = None
 
-    def step(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
-        """The same as `Trainer.step`; what it returns is overwritten by the next step."""
+    def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+        """What it returns is overwritten by the next step."""
         tensors = _tensors(inputs)
         key = (objective, *(_shape(t) for t in tensors), *((name, _shape(t)) for name, t in given.items()))
         if key not in self._graphs:
             if key not in self._seen or len(self._graphs) == MOST:
                 self._seen.add(key)
-                return self._trainer.step(inputs, objective, given)
-            self._graphs[key] = self._record(inputs, objective, given)
+                with _alone:
+                    return self._step(inputs, objective, given)
+            with _alone:
+                self._graphs[key] = self._record(inputs, objective, given)
         recorded = self._graphs[key]
         for to, new in zip(recorded.inputs, tensors, strict=True):
             to.copy_(new)
@@ -57,21 +62,20 @@ class CapturedSteps:
         return recorded.out
 
     def _record(self, inputs: Inputs, objective: Objective, given: Given) -> Graph:
-        trainer, held = self._trainer, [t.clone() for t in self._trainer.moving()]
+        step, held = self._step, [t.clone() for t in self._step.moving()]
         own_inputs = _clone(inputs)
         own_given = {name: tensor.clone() for name, tensor in given.items()}
-        stream, graph = torch.cuda.Stream(trainer.device), torch.cuda.CUDAGraph()
-        stream.wait_stream(torch.cuda.current_stream(trainer.device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                trainer.step(own_inputs, objective, own_given)
-        torch.cuda.synchronize(trainer.device)
-        # thread_local: a checkpoint being copied to the host by another thread must not spoil the recording.
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(step.device)
+        for _ in range(WARM_UP):
+            step(own_inputs, objective, own_given)
+        torch.cuda.synchronize(step.device)
+        # thread_local: what another thread does meanwhile must not spoil the recording.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            out = trainer.step(own_inputs, objective, own_given)
-        torch.cuda.synchronize(trainer.device)
-        for tensor, value in zip(trainer.moving(), held, strict=True):  # the warm-up has not happened
+            out = step(own_inputs, objective, own_given)
+        torch.cuda.synchronize(step.device)
+        for tensor, value in zip(step.moving(), held, strict=True):  # the warm-up has not happened
             tensor.copy_(value)
+        step.refresh()
         return Graph(graph, _tensors(own_inputs), own_given, out)
 
 

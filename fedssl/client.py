@@ -13,7 +13,8 @@ from torch import Tensor
 from fedssl.method import Given, Method
 from fedssl.pixels import Pixels
 from fedssl.seeds import generator
-from fedssl.train import Metrics, Objective, Task, Trainer
+from fedssl.step import Objective
+from fedssl.train import Metrics, Task, Trainer
 from fedssl.tree import State, Tree
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 from fedssl.algorithm import Algorithm, Averaging, Spec
+from fedssl.delivery import Delivery
 from fedssl.errors import RunError
 from fedssl.guard import Guard, Reply, Report
-from fedssl.topology import Topology
+from fedssl.topology import Plan, Topology
 from fedssl.tree import Tree
 
 Sites = Mapping[str, Tree]
@@ -54,22 +54,17 @@ def federate(
     failures = 0
     for number in range(start, rounds):
         plan = topology.plan(runtime.clients, number, seed)
-        before = sites
+        before, sent = sites, dict[str, Tree]()
 
-        def message(client: str, home: Mapping[str, str] = plan.home, sites: Sites = before) -> Tree:
-            return algorithm.broadcast(sites[home[client]], client)
+        def message(client: str, plan: Plan = plan, sites: Sites = before, sent: dict[str, Tree] = sent) -> Tree:
+            sent[client] = algorithm.broadcast(sites[plan.home[client]], client)
+            return sent[client]
 
-        guard = Guard(wire, message)
-        uploads = guard(runtime.exchange(number, plan.home, message))
-        arrived = uploads if len(plan.mixing) == 1 else list(uploads)
+        guard = Guard(wire, number, plan.home, sent)
+        heard = guard(runtime.exchange(number, plan.home, message))
         sites = dict(before)
-        for site in plan.sites:
-            feed = plan.feed(site, arrived, algorithm.weights)
-            first = next(feed, None)
-            if first is not None:
-                sites[site] = algorithm.merge(before[site], chain([first], feed), mean)
-        for _ in arrived:  # a merge may stop early; every client asked is heard and reported all the same
-            pass
+        for site, uploads in Delivery(plan, heard, algorithm.weights):
+            sites[site] = algorithm.merge(before[site], uploads, mean)
         finished = Round(number, sites, guard.reports)
         yield finished
         failures = failures + 1 if finished.failed else 0

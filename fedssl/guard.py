@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedssl.algorithm import Rows, Spec
+from fedssl.algorithm import Heard, Rows, Spec
 from fedssl.layout import Layout
+from fedssl.rows import finite
 from fedssl.train import Metrics
 from fedssl.tree import State, Tree, Value, nbytes
 
@@ -24,6 +26,7 @@ class Reply(NamedTuple):
     upload: Tree | None
     metrics: Metrics | None
     error: str | None = None
+    round: int | None = None  # that it answers, counted from 0; None: the runtime knows that it is this one
 
 
 class Report(NamedTuple):
@@ -39,29 +42,49 @@ class Report(NamedTuple):
 
 
 class Guard:
-    """Lets sound uploads through, lazily and in order, and keeps a report of every client."""
+    """Lets sound uploads through, lazily and in order, and keeps a report of every client.
 
-    def __init__(self, wire: Mapping[str, Spec], message: Callable[[str], Tree]) -> None:
-        self.wire, self.message = wire, message
+    `clients` are those who take part in the round; `sent` has the messages on their way, and each is taken out when
+    it is answered.
+    """
+
+    def __init__(
+        self, wire: Mapping[str, Spec], round: int, clients: Iterable[str], sent: MutableMapping[str, Tree]
+    ) -> None:
+        self.wire, self.round, self.sent = wire, round, sent
         self.reports: list[Report] = []
+        self._awaited = set(clients)
 
-    def __call__(self, replies: Iterable[Reply]) -> Iterator[tuple[str, int, Tree]]:
-        for reply in replies:
-            message = self.message(reply.client)
-            reason = reply.error or self.fault(reply)
-            if reason is not None or reply.upload is None:
-                moved_on = reply.upload is not None
-                self.reports.append(
-                    Report(reply.client, reason or "no upload", None, nbytes(message), 0, None, moved_on)
-                )
-                continue
-            down, up = nbytes(message), nbytes(reply.upload)
-            moved = divergence(message, reply.upload)
-            self.reports.append(Report(reply.client, None, reply.metrics, down, up, moved))
-            yield reply.client, int(reply.images), reply.upload
+    def __call__(self, replies: Iterable[Reply]) -> Iterator[Heard]:
+        """Every client that was asked and has answered, once."""
+        return filter(None, map(self._hear, replies))  # no name holds an upload while the next one is made
+
+    def _hear(self, reply: Reply) -> Heard | None:
+        if (stray := self.stray(reply)) is not None:
+            self.reports.append(Report(reply.client, stray))
+            return None
+        self._awaited.remove(reply.client)
+        report = self._judged(reply, self.sent.pop(reply.client, {}))
+        self.reports.append(report)
+        return Heard(reply.client, 0, None) if report.dropped else Heard(reply.client, int(reply.images), reply.upload)
+
+    def _judged(self, reply: Reply, message: Tree) -> Report:
+        reason, moved = reply.error or self.fault(reply), None
+        if reason is None and reply.upload is not None:
+            moved, reason = journey(message, reply.upload)
+        if reason is not None or reply.upload is None:
+            moved_on = reply.upload is not None
+            return Report(reply.client, reason or "no upload", None, nbytes(message), 0, None, moved_on)
+        return Report(reply.client, None, reply.metrics, nbytes(message), nbytes(reply.upload), moved)
+
+    def stray(self, reply: Reply) -> str | None:
+        """Why nobody waits for this reply; None if it answers a question of this round."""
+        if reply.round is not None and reply.round != self.round:
+            return f"answers round {reply.round + 1} in round {self.round + 1}"
+        return None if reply.client in self._awaited else "was not asked, or has answered already"
 
     def fault(self, reply: Reply) -> str | None:
-        """Why this upload must not count; None if it is sound."""
+        """Why this upload must not count; None if it is what the wire says. Whether models are finite is seen later."""
         images, upload = reply.images, reply.upload or {}
         if isinstance(images, bool) or not isinstance(images, int) or not 0 < images <= MOST_IMAGES:
             return f"claims {images!r} images"
@@ -93,15 +116,20 @@ def _rows_fault(state: State) -> str | None:
         return "its float row is not what its layout says"
     if state.counts.dtype != torch.int64 or state.counts.shape != (layout.counts,):
         return "its counter row is not what its layout says"
-    # A sum of absolute values is finite exactly when every term is, short of an overflow nobody wants averaged.
-    return None if bool(torch.isfinite(state.floats.abs().sum())) else "is not finite"
+    return None
 
 
-def divergence(message: Tree, upload: Tree) -> float | None:
-    """L2 distance between the models that went out and came back under the same keys; None where there are none."""
-    total = [
-        returned.distance(sent, returned.layout.parts).item() ** 2
-        for key, returned in upload.items()
-        if isinstance(returned, State) and isinstance(sent := message.get(key), State)
-    ]
-    return sum(total) ** 0.5 if total else None
+def journey(message: Tree, upload: Tree) -> tuple[float | None, str | None]:
+    """How far the models that came back are from those sent under the same keys, over parameters (None where there
+    are none); and what is wrong with them. One pass does both: a distance is finite only if its terms are."""
+    squares = []
+    for key, back in upload.items():
+        if not isinstance(back, State):
+            continue
+        sound, sent = False, message.get(key)
+        if isinstance(sent, State):
+            squares.append(back.distance(sent).item() ** 2)
+            sound = math.isfinite(squares[-1]) and all(map(finite, back.stretches(("statistic", "buffer"))))
+        if not sound and not finite(back.floats):
+            return None, f"{key}: is not finite"
+    return (math.sqrt(sum(squares)) if squares else None), None

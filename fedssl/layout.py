@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Role = Literal["weight", "norm", "statistic", "buffer", "counter"]
@@ -40,6 +41,13 @@ class Layout:
 
     entries: tuple[Entry, ...]
 
+    def __hash__(self) -> int:
+        return self._hash  # layouts are keys of the caches below, several times a client and round
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.entries)
+
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Layout:
         return cls(tuple(sorted(entries, key=lambda entry: entry.group)))  # stable: keeps the model's order
@@ -67,20 +75,15 @@ class Layout:
         return tuple(dict.fromkeys(entry.part for entry in self.entries))
 
     def pick(self, parts: Collection[str] | None = None, roles: Collection[Role] | None = None) -> Layout:
-        return Layout(
-            tuple(
-                entry
-                for entry in self.entries
-                if (parts is None or entry.part in parts) and (roles is None or entry.role in roles)
-            )
-        )
+        """The entries of some parts, in some roles; None: of all."""
+        return _picked(self, None if parts is None else frozenset(parts), None if roles is None else frozenset(roles))
 
     def without_prefix(self, prefix: str) -> Layout:
         """The same layout with `prefix.` taken off every name that has it."""
-        return Layout(tuple(entry._replace(name=entry.name.removeprefix(prefix + ".")) for entry in self.entries))
+        return _renamed(self, prefix + ".", "")
 
     def with_prefix(self, prefix: str) -> Layout:
-        return Layout(tuple(entry._replace(name=f"{prefix}.{entry.name}") for entry in self.entries))
+        return _renamed(self, "", prefix + ".")
 
     def first_difference(self, other: Layout) -> str | None:
         """A sentence naming the first entry in which two layouts differ; None if they are equal."""
@@ -98,6 +101,23 @@ class Layout:
             if mine[name].role != theirs[name].role:
                 return f"{name} is a {theirs[name].role}, expected a {mine[name].role}"
         return "the entries are in another order"
+
+
+@lru_cache(maxsize=256)
+def _picked(layout: Layout, parts: frozenset[str] | None, roles: frozenset[Role] | None) -> Layout:
+    return Layout(
+        tuple(
+            entry
+            for entry in layout.entries
+            if (parts is None or entry.part in parts) and (roles is None or entry.role in roles)
+        )
+    )
+
+
+@lru_cache(maxsize=256)
+def _renamed(layout: Layout, old: str, new: str) -> Layout:
+    """With the beginning of names changed, where it is `old`."""
+    return Layout(tuple(entry._replace(name=new + entry.name.removeprefix(old)) for entry in layout.entries))
 
 
 @lru_cache(maxsize=256)
@@ -120,3 +140,12 @@ def runs(outer: Layout, inner: Layout) -> tuple[tuple[bool, int, int, int], ...]
         else:
             found.append((integer, a, b, size))
     return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def meeting(one: Layout, other: Layout, inner: Layout) -> tuple[tuple[int, int, int], ...]:
+    """Contiguous stretches of floats that hold `inner` in both layouts: (offset in one, offset in other, length)."""
+    sides = [[(b, a, length) for integer, a, b, length in runs(outer, inner) if not integer] for outer in (one, other)]
+    cuts = sorted({0, inner.floats, *(b for side in sides for b, _, _ in side)})
+    starts = [{c: a + c - b for b, a, length in side for c in cuts if b <= c < b + length} for side in sides]
+    return tuple((starts[0][c], starts[1][c], end - c) for c, end in pairwise(cuts))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedssl.layout import PARAMETERS
-from fedssl.resident import settle
+from fedssl.resident import Shadow, settle
 from fedssl.settings import Registry, Settings
 from fedssl.tree import State
 from fedssl.views import Augment, ViewGroup
@@ -104,6 +104,8 @@ class Method(nn.Module, ABC):
     mean: Tensor | None = None  # (C,), as `Normalisation`; None: pixels stay in 0…1
     std: Tensor | None = None
     precision: str = "fp32"
+    fused: bool = False  # see `fuse`
+    _target_low: Tensor | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -197,7 +199,14 @@ class Method(nn.Module, ABC):
     @torch.no_grad()
     def move_target(self, momentum: float) -> None:
         """target ← momentum·target + (1 − momentum)·online, over parameters: one operation on the row."""
+        if self.fused:
+            from fedssl.kernels.update import lerp  # Triton is there only where CUDA is
+
+            lerp(self._target_row, self._target_low, self._online_row, 1 - momentum)
+            return
         self._target_row.lerp_(self._online_row, 1 - momentum)
+        if self._target_low is not None:
+            self._target_low.copy_(self._target_row)
 
     def reside(self, device: torch.device | str = "cpu") -> Method:
         """Lay all parameters and buffers into one State; modules keep views of its rows."""
@@ -233,6 +242,19 @@ class Method(nn.Module, ABC):
     def kept(self) -> tuple[str, ...]:
         """Parts a client keeps to itself between rounds; others it has not received start `fresh`."""
         return tuple(part for part in ("target", *self.private) if part in self._modules)
+
+    def fuse(self, fused: bool) -> None:
+        """Whether layers that have kernels of their own train with them, or in plain torch."""
+        for module in self.modules():
+            if hasattr(module, "fused"):
+                module.fused = fused  # type: ignore[assignment]
+
+    def shadow(self) -> Shadow:
+        """A bfloat16 copy of the weights, of which `move_target` keeps its part up to date."""
+        shadow = Shadow(self, self.state)
+        if "target" in self._modules:
+            self._target_low = shadow.beside(self._target_row)
+        return shadow
 
     def _set_groups(self, groups: int) -> None:
         for norm in self._norms:

@@ -12,7 +12,10 @@ from torch import Tensor
 
 
 class Optimizer(ABC):
-    """Moves `row` (n,) along `grad` (n,); `decay` is the weight decay, one number or one per element."""
+    """Moves `row` (n,) along `grad` (n,); `decay` is the weight decay, one number or one per element. `low` may be set
+    to a bfloat16 copy of the row, which is then kept up to date."""
+
+    low: Tensor | None = None
 
     def __init__(self, row: Tensor, decay: float | Tensor) -> None:
         self.row, self.decay = row, decay
@@ -27,9 +30,14 @@ class Optimizer(ABC):
         for tensor in self.tensors():
             tensor.zero_()
 
-    @abstractmethod
     def step(self, grad: Tensor) -> None:
         """One update; `grad` may be overwritten."""
+        self._move(grad)
+        if self.low is not None:
+            self.low.copy_(self.row)
+
+    @abstractmethod
+    def _move(self, grad: Tensor) -> None: ...
 
 
 class SGD(Optimizer):
@@ -43,10 +51,21 @@ class SGD(Optimizer):
     def tensors(self) -> list[Tensor]:
         return [self.buffer]
 
-    def step(self, grad: Tensor) -> None:
+    def _move(self, grad: Tensor) -> None:
         _add_decay(grad, self.row, self.decay)
         self.buffer.mul_(self.momentum).add_(grad)
         self.row.addcmul_(self.buffer, self.rate, value=-1)
+
+
+class FusedSGD(SGD):
+    """The same on CUDA in one pass over memory. One decay for all."""
+
+    decay: float
+
+    def step(self, grad: Tensor) -> None:
+        from fedssl.kernels.update import sgd  # Triton is there only where CUDA is
+
+        sgd(self.row, self.low, self.buffer, grad, self.rate, self.decay, self.momentum)
 
 
 class Adam(Optimizer):
@@ -63,7 +82,7 @@ class Adam(Optimizer):
     def tensors(self) -> list[Tensor]:
         return [self.first, self.second, self.steps]
 
-    def step(self, grad: Tensor) -> None:
+    def _move(self, grad: Tensor) -> None:
         if self.decoupled:
             self.row.mul_(1 - self.rate * self.decay)
         else:

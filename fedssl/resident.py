@@ -6,13 +6,14 @@ place, and nothing is ever deep-copied.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedssl.layout import Entry, Layout, Role
+from fedssl.layout import PARAMETERS, Entry, Layout, Role
 from fedssl.tree import State
 
 
@@ -32,6 +33,47 @@ def settle(module: nn.Module, device: torch.device | str) -> State:
         else:
             owner._buffers[leaf] = view
     return state
+
+
+class Shadow:
+    """A module's weights in bfloat16, in a row of their own: what a step computes with, while the module's float32 row
+    remains what is trained. One cast of a row takes the place of one for each layer, in both directions.
+
+    Normalisation layers stay as they are.
+    """
+
+    def __init__(self, module: nn.Module, state: State) -> None:
+        layout = state.layout.pick(roles=PARAMETERS)
+        self._master = state.floats[: layout.floats]  # parameters come first in a row
+        self._row = self._master.detach().to(torch.bfloat16)
+        views = State(layout, self._row, state.counts.new_empty(0)).tensors()
+        parameters = dict(module.named_parameters())
+        self.weights = {
+            e.name: views[e.name].requires_grad_(parameters[e.name].requires_grad)
+            for e in layout.entries
+            if e.role == "weight"
+        }
+        self._places = [(*_owner(module, name), weight) for name, weight in self.weights.items()]
+
+    def refresh(self) -> None:
+        self._row.copy_(self._master)
+
+    def beside(self, row: Tensor) -> Tensor:
+        """The copy of a slice of the module's row."""
+        start = row.storage_offset() - self._master.storage_offset()
+        return self._row[start : start + row.numel()]
+
+    @contextlib.contextmanager
+    def worn(self) -> Iterator[None]:
+        """The module computes with these weights, and gradients are theirs."""
+        own = [owner._parameters[leaf] for owner, leaf, _ in self._places]
+        for owner, leaf, weight in self._places:
+            owner._parameters[leaf] = weight  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for (owner, leaf, _), parameter in zip(self._places, own, strict=True):
+                owner._parameters[leaf] = parameter
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,10 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedssl.algorithm import Upload
 from fedssl.seeds import generator
 from fedssl.settings import Registry, Settings
-from fedssl.tree import Tree
 
 SERVER = "server"
 
@@ -34,13 +32,10 @@ class Plan:
     def sites(self) -> Iterable[str]:
         return self.mixing
 
-    def feed(self, site: str, uploads: Iterable[tuple[str, int, Tree]], weights: str) -> Iterator[Upload]:
-        """The uploads (client, images, tree) that reach a site, weighed."""
-        for client, count, tree in uploads:
-            if client in self.mixing[site]:
-                fixed = self.mixing[site][client]
-                weight = fixed if fixed is not None else float(count) if weights == "size" else 1.0
-                yield Upload(client, weight, tree)
+    def weight(self, site: str, client: str, images: int, weights: str) -> float:
+        """How much a client's upload counts at a site it reaches; `weights` is the algorithm's: size or uniform."""
+        fixed = self.mixing[site][client]
+        return fixed if fixed is not None else float(images) if weights == "size" else 1.0
 
 
 class Topology(Settings, ABC):

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedssl import views
+from fedssl import kernels, views
 from fedssl.capture import CapturedSteps
 from fedssl.errors import ClientError, ConfigError
 from fedssl.health import effective_rank, spread
 from fedssl.layout import PARAMETERS
-from fedssl.method import Batch, Given, Method, Output
-from fedssl.optim import SGD, Adam, Optimizer
+from fedssl.method import Given, Method
+from fedssl.optim import SGD, Adam, FusedSGD, Optimizer
 from fedssl.pixels import Pixels, as_pixels
 from fedssl.settings import Settings
-from fedssl.tree import State
-
-Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
+from fedssl.step import Inputs, Objective, Step
 
 
 class TrainSettings(Settings):
@@ -38,7 +38,7 @@ class TrainSettings(Settings):
     decay_norms: bool = True  # off: biases and normalisation layers are not decayed
     schedule: Literal["cosine", "constant", "step"] = "cosine"  # over rounds, constant inside a round
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on CUDA, fp32 on a CPU
-    mode: Literal["auto", "eager", "captured"] = "auto"  # captured: the step as one CUDA graph; auto: on CUDA
+    mode: Literal["auto", "eager", "compiled", "captured"] = "auto"  # auto: captured on CUDA, eager on a CPU
     threads: PositiveInt = 1  # CPU threads per client: one and two threads give different bits
     deterministic: bool = False  # on CUDA: equal bits from run to run, at a price
     workers: int = Field(0, ge=0)  # clients trained side by side; 0: as many as the machine has room for
@@ -75,16 +75,6 @@ class Task(NamedTuple):
     stop: threading.Event
 
 
-class Inputs(NamedTuple):
-    """All that is new in a step. Whatever else a step reads or writes stays at its address."""
-
-    rows: Tensor  # (B,) of the client's images
-    images: Tensor  # (B, C, H, W) uint8
-    uniforms: tuple[Tensor, ...]  # one (V·B, columns) per ViewGroup
-    labels: Tensor | None
-    draws: Mapping[str, Tensor]
-
-
 class Stopped(Exception):  # noqa: N818 - a request, not an error
     """Somebody asked the run to end; nothing of this client's round is kept."""
 
@@ -100,63 +90,60 @@ class Trainer:
         self.method, self.settings = method, settings
         self.device = method.state.floats.device
         method.precision = resolve_precision(settings.precision, self.device)
+        mode = resolve_mode(settings.mode, self.device)
         frozen = [n for n, p in method.named_parameters() if not p.requires_grad and n.split(".")[0] in method.online]
         if frozen:
             raise TypeError(f"{frozen[0]} does not train but lies among what does: make it a buffer")
-        row = method.parameter_row(method.online)
-        self.optimizer = make_optimizer(settings, method, row)
-        self.grad = torch.zeros_like(row)
-        self.parameters = [p for p in method.parameters() if p.requires_grad]
-        slots = State(method.state.layout.pick(method.online, PARAMETERS), self.grad, self.grad.new_empty(0))
-        by_name = slots.tensors()
-        self._slots = [by_name[name] for name, p in method.named_parameters() if p.requires_grad]
-        self.loss = torch.zeros((), device=self.device)
-        self.progress = torch.zeros((), device=self.device)
-        self._captured = CapturedSteps(self) if resolve_mode(settings.mode, self.device) == "captured" else None
+        fused = mode != "eager" and kernels.available(self.device)
+        method.fuse(fused)
+        optimizer = make_optimizer(settings, method, method.parameter_row(method.online), fused)
+        self.step = Step(method, optimizer, compiled=mode != "eager")
+        self._captured = CapturedSteps(self.step) if mode == "captured" else None
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """This trainer's own stream, on CUDA: trainers in different threads do not wait for each other. What was asked
+        of the device before happens before, and what is asked of it afterwards happens after."""
+        if self.stream is None:
+            yield
+            return
+        outer = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(outer)
+        with torch.cuda.stream(self.stream):
+            yield
+        outer.wait_stream(self.stream)
 
     def fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
         """Train for the settings' epochs on a client's images; the optimizer starts afresh."""
+        with self.active():
+            return self._fit(task, objective, given)
+
+    def _fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
         pixels = as_pixels(task.pixels, self.device)
         size = min(self.settings.batch, len(pixels))
         if size < 2:
             raise ClientError(f"too few images: {len(pixels)}, at least 2 are needed to train")
         started = time.perf_counter()
-        self.optimizer.reset()
-        self.optimizer.rate.fill_(task.rate)
-        self.progress.fill_(task.progress)
-        self.loss.zero_()
-        self.method.passed = 0  # whatever a client that broke off left behind
+        self.step.begin(task.rate, task.progress)
         self.method.train()
         # A client with fewer images than a batch is rare and quick: not worth a graph of its own.
-        step = self._captured.step if self._captured and size == self.settings.batch else self.step
+        step = self._captured if self._captured and size == self.settings.batch else self.step
         steps = 0
         for _ in range(self.settings.epochs):
             found = self.method.before_epoch(lambda: self.embed(pixels))
             given = {**given, **found} if found else given
+            self.step.refresh()
             order = torch.randperm(len(pixels), generator=task.generator, device=task.generator.device)
             for index, images in pixels.batches(order, size):
                 if task.stop.is_set():
                     raise Stopped
                 out = step(self._inputs(task, index, images), objective, given)
                 steps += 1
-            if not math.isfinite(loss := self.loss.item() / steps):
+            if not math.isfinite(loss := self.step.loss.item() / steps):
                 raise ClientError("its loss is not finite any more")
         std, rank = spread(out.z), effective_rank(out.h)
         return Metrics(loss, steps, steps * size, time.perf_counter() - started, std, rank)
-
-    def step(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
-        """Views → forward → objective → backward → optimizer → after-step."""
-        batch = self._batch(inputs)
-        out: Output = self.method(batch)
-        loss = objective(self.method, batch, out, given)
-        grads = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        with torch.no_grad():
-            torch._foreach_copy_(self._slots, grads)
-            self.optimizer.step(self.grad)
-            self.method.count_batch()
-            self.method.after_step(out)
-            self.loss.add_(loss.detach())
-        return out
 
     @torch.no_grad()
     def embed(self, pixels: Tensor | Pixels, what: Literal["h", "z", "p"] = "h", batch: int = 512) -> Tensor:
@@ -179,20 +166,8 @@ class Trainer:
             self.method.draw(n, stream),
         )
 
-    def _batch(self, inputs: Inputs) -> Batch:
-        method = self.method
-        made = tuple(
-            views.make_views(group, inputs.images, uniforms, method.mean, method.std)
-            for group, uniforms in zip(method.views, inputs.uniforms, strict=True)
-        )
-        return Batch(inputs.rows, inputs.images, made, inputs.labels, None, inputs.draws, self.progress)
 
-    def moving(self) -> list[Tensor]:
-        """Every tensor a step changes and the next one reads."""
-        return [self.method.state.floats, self.method.state.counts, self.loss, *self.optimizer.tensors()]
-
-
-def make_optimizer(settings: TrainSettings, method: Method, row: Tensor) -> Optimizer:
+def make_optimizer(settings: TrainSettings, method: Method, row: Tensor, fused: bool = False) -> Optimizer:
     decay: float | Tensor = settings.weight_decay
     if decay and not settings.decay_norms:
         layout = method.state.layout.pick(method.online, PARAMETERS)
@@ -203,13 +178,17 @@ def make_optimizer(settings: TrainSettings, method: Method, row: Tensor) -> Opti
             ]
         ).to(row.device)
     if settings.optimizer == "sgd":
-        return SGD(row, decay, settings.momentum)
+        kind = FusedSGD if fused and not isinstance(decay, Tensor) else SGD
+        return kind(row, decay, settings.momentum)
     return Adam(row, decay, decoupled=settings.optimizer == "adamw")
 
 
 def resolve_mode(mode: str, device: torch.device) -> str:
+    """eager: plain torch. compiled: fewer passes over memory. captured: that as one CUDA graph."""
     if mode == "captured" and device.type != "cuda":
         raise ConfigError('train.mode = "captured" needs a CUDA device')
+    if mode == "compiled" and device.type == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        raise ConfigError('train.mode = "compiled" needs a C++ compiler on a CPU; there is none')
     return ("captured" if device.type == "cuda" else "eager") if mode == "auto" else mode
 
 

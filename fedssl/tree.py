@@ -17,7 +17,8 @@ from safetensors.torch import load as _load
 from safetensors.torch import save as _save
 from torch import Tensor
 
-from fedssl.layout import PARAMETERS, Entry, Layout, Role, runs
+from fedssl import recycle, rows
+from fedssl.layout import PARAMETERS, Entry, Layout, Role, meeting, runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class State:
 
     @classmethod
     def empty(cls, layout: Layout, device: torch.device | str = "cpu") -> State:
-        floats = torch.zeros(layout.floats, device=device)
+        floats = recycle.row(layout.floats, device=device).zero_()
         return cls(layout, floats, torch.zeros(layout.counts, dtype=torch.int64, device=device))
 
     @classmethod
@@ -73,7 +74,8 @@ class State:
 
     def _restricted(self, layout: Layout) -> State:
         """A copy of the entries in `layout`, laid out as it says."""
-        picked = State(layout, self.floats.new_empty(layout.floats), self.counts.new_empty(layout.counts))
+        floats = recycle.row(layout.floats, self.floats.dtype, self.floats.device)
+        picked = State(layout, floats, self.counts.new_empty(layout.counts))
         for integer, mine, theirs, length in runs(self.layout, layout):
             source, to = (self.counts, picked.counts) if integer else (self.floats, picked.floats)
             to[theirs : theirs + length].copy_(source[mine : mine + length])
@@ -88,7 +90,7 @@ class State:
         return State(self.layout.with_prefix(prefix), self.floats, self.counts)
 
     def clone(self) -> State:
-        return State(self.layout, self.floats.clone(), self.counts.clone())
+        return self._restricted(self.layout)
 
     def to(self, device: torch.device | str) -> State:
         return State(self.layout, self.floats.to(device), self.counts.to(device))
@@ -101,9 +103,15 @@ class State:
 
     def distance(self, other: State, parts: Collection[str] | None = None) -> Tensor:
         """L2 distance over parameters, as a 0-d tensor on the rows' device."""
-        layout = self.layout.pick(parts, PARAMETERS)
-        mine, theirs = self._restricted(layout).floats, other._restricted(layout).floats
-        return (mine - theirs).square().sum().sqrt()
+        total = torch.zeros((), dtype=torch.float64, device=self.floats.device)
+        for mine, theirs, length in meeting(self.layout, other.layout, self.layout.pick(parts, PARAMETERS)):
+            total += rows.squared_distance(self.floats[mine : mine + length], other.floats[theirs : theirs + length])
+        return total.sqrt().float()
+
+    def stretches(self, roles: Collection[Role]) -> list[Tensor]:
+        """Live slices of the float row that hold the entries in some roles."""
+        found = runs(self.layout, self.layout.pick(None, roles))
+        return [self.floats[start : start + length] for integer, start, _, length in found if not integer]
 
     @property
     def nbytes(self) -> int:
@@ -123,18 +131,18 @@ class Mean:
 
     def add(self, state: State, weight: float) -> None:
         if self._sum is None:
-            self._sum = State(state.layout, state.floats.double() * weight, state.counts.clone())
+            self._sum = State(state.layout, rows.weighted(state.floats, weight), state.counts.clone())
         else:
             if state.layout != self._sum.layout:
                 raise ValueError(self._sum.layout.first_difference(state.layout))
-            self._sum.floats.add_(state.floats.double(), alpha=weight)
+            rows.add(self._sum.floats, state.floats, weight)
             torch.maximum(self._sum.counts, state.counts, out=self._sum.counts)
         self._weight += weight
 
     def result(self) -> State:
         if self._sum is None or self._weight <= 0:
             raise ValueError("a mean of nothing")
-        return State(self._sum.layout, (self._sum.floats / self._weight).float(), self._sum.counts)
+        return State(self._sum.layout, rows.divided(self._sum.floats, self._weight), self._sum.counts)
 
 
 def nbytes(tree: Tree) -> int:

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from fedssl.capture import MOST, CapturedSteps, Graph
-from fedssl.train import Inputs
+from fedssl.step import Inputs
 
 
 class Eager:
-    """Stands for a trainer whose steps are counted."""
+    """Stands for a step that is counted."""
 
     steps = 0
 
-    def step(self, inputs: Inputs, objective: Any, given: dict[str, Tensor]) -> None:
+    def __call__(self, inputs: Inputs, objective: Any, given: dict[str, Tensor]) -> None:
         self.steps += 1
 
 
@@ -57,7 +57,7 @@ def test_a_recorded_step_sees_its_new_inputs_and_what_is_given_now(graphs: dict[
     for round in range(3):
         given = {"scale": torch.tensor(float(round))}
         for row, phase in enumerate(("first", "first", "second", "second", "first")):
-            steps.step(inputs(row), phase, given)
+            steps(inputs(row), phase, given)
     assert graphs["first"].seen == [(row, round) for round in range(3) for row in (0, 1, 4)][1:]
     assert graphs["second"].seen == [(row, round) for round in range(3) for row in (2, 3)][1:]
 
@@ -67,6 +67,6 @@ def test_shapes_met_once_and_shapes_without_end_are_not_recorded(graphs: dict[st
     steps: Any = CapturedSteps(eager)  # type: ignore[arg-type]
     for rows in range(2 * MOST):
         for _ in range(3):
-            steps.step(inputs(0), f"{rows}", {"scale": torch.zeros(rows)[:1].sum()})
+            steps(inputs(0), f"{rows}", {"scale": torch.zeros(rows)[:1].sum()})
     assert len(graphs) == MOST
     assert eager.steps == MOST + 3 * MOST  # each new shape once, and all steps of those beyond the limit

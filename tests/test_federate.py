@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import pytest
 import torch
+from torch import Tensor
 
+from fedssl import recycle
 from fedssl.algorithm import Algorithm, Averaging, Spec, Upload
+from fedssl.algorithms import FedAvg
 from fedssl.client import Client
 from fedssl.errors import RunError
 from fedssl.federate import GIVE_UP_AFTER, Round, federate
 from fedssl.guard import Reply
 from fedssl.layout import Entry, Layout
 from fedssl.method import Method
+from fedssl.runtimes.local import LocalRuntime, Pace, Shard
+from fedssl.store import Memory
 from fedssl.topology import SERVER, TOPOLOGIES, Isolated, Plan, Star, Topology
-from fedssl.tree import Mean, State, Tree, model
+from fedssl.train import Trainer
+from fedssl.tree import Mean, State, Tree, Value, model
 
 LAYOUT = Layout.of([Entry("backbone.w", (1,), "weight")])
 IMAGES = {"a": 1, "b": 2, "c": 5}
@@ -218,3 +226,92 @@ def test_a_merge_that_stops_early_leaves_nobody_unheard() -> None:
     sites = {SERVER: {"model": state(0)}}
     finished = next(federate(First(), Star(), Fake(), {"model": LAYOUT}, sites, Mean, 0, 0, 1))
     assert [report.client for report in finished.reports] == ["a", "b", "c"]
+
+
+class Sent(dict[str, Value]):
+    """An upload that can be watched."""
+
+
+@pytest.mark.parametrize("topology", [Star(), Isolated()])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_few_uploads_are_alive_at_a_time(
+    workers: int, topology: Topology, make_trainer: Callable[..., Trainer], pixels: Callable[..., Tensor]
+) -> None:
+    """One being merged, and one for each worker, made or in the making."""
+    alive: set[int] = set()
+    peak = [0]
+
+    class Watched(FedAvg):
+        def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+            upload, memory = super().client(client, message)
+            sent = Sent(upload)
+            alive.add(id(sent))
+            weakref.finalize(sent, alive.discard, id(sent))
+            peak.append(len(alive))
+            return sent, memory
+
+    algorithm, trainers = Watched(), [make_trainer("simclr") for _ in range(workers)]
+    shards = {f"{i:02}": Shard(pixels(8)) for i in range(12)}
+    runtime = LocalRuntime(algorithm, shards, trainers, Memory(), 0, lambda r: Pace(0.1, 0), threading.Event())
+    site = algorithm.init(Client("home", pixels(0), None, {}, trainers[0], 0, 0))
+    wire = algorithm.wire(trainers[0].method)
+    sites = {name: site for name in topology.sites(runtime.clients)}  # noqa: C420 - as they start
+    done = list(federate(algorithm, topology, runtime, wire, sites, Mean, 0, 0, 2))
+    runtime.close()
+    assert [len(r.reports) for r in done] == [12, 12]
+    assert max(peak) <= 1 + workers
+    assert not alive
+
+
+@pytest.mark.parametrize("name", ["simclr", "byol"])
+def test_later_rounds_need_no_new_memory(
+    name: str, make_trainer: Callable[..., Trainer], pixels: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client remembers, what it sends and what becomes of it lies where something lay before."""
+    mapped: list[int] = []
+    new = recycle._new
+    monkeypatch.setattr(recycle, "_new", lambda size: (mapped.append(size), new(size))[1])
+    recycle._spare.clear()
+    algorithm, trainer = FedAvg(), make_trainer(name, hidden=300, dim=300)
+    shards = {f"{i:02}": Shard(pixels(8)) for i in range(6)}
+    runtime = LocalRuntime(algorithm, shards, [trainer], Memory(), 0, lambda r: Pace(0.1, 0), threading.Event())
+    sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
+    done = federate(algorithm, Star(), runtime, algorithm.wire(trainer.method), sites, Mean, 0, 0, 9)
+    del sites
+    by_round = [len(mapped) for _ in done]
+    runtime.close()
+    assert by_round[0] > 0, "the model is too small to tell"
+    assert by_round[-1] <= by_round[0] + 4  # who is how far differs a little from round to round
+
+
+def test_a_client_is_sent_one_message_which_is_the_one_it_is_measured_by() -> None:
+    made: list[str] = []
+
+    class Counting(Averaged):
+        def broadcast(self, site: Tree, client_id: str) -> Tree:
+            made.append(client_id)
+            return super().broadcast(site, client_id)
+
+    sites = {SERVER: {"model": state(0)}}
+    done = list(federate(Counting(), Star(), Fake(), {"model": LAYOUT}, sites, Mean, 0, 0, 2))
+    assert made == list("abcabc")
+    assert [[report.divergence for report in r.reports] for r in done] == [[1.0, 2.0, 5.0]] * 2
+
+
+def test_answers_nobody_waits_for_change_nothing() -> None:
+    """b answers twice, a with a late answer to round 1 first, and somebody unknown speaks up."""
+
+    class Noisy(Fake):
+        def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
+            for reply in super().exchange(round, home, message):
+                if reply.client == "a" and round == 1:
+                    yield reply._replace(upload={"model": state(99)}, round=0)
+                yield reply._replace(round=round)
+                if reply.client == "b":
+                    yield reply._replace(upload={"model": state(99)})
+                    yield reply._replace(client="x")
+
+    expected, done = list(rounds(Fake(), Star())), list(rounds(Noisy(), Star()))
+    assert [value(r.sites[SERVER]) for r in done] == [value(r.sites[SERVER]) for r in expected]
+    assert [[report.client for report in r.reports if report.dropped] for r in done] == [["b", "x"], ["a", "b", "x"]]
+    assert not any(r.failed for r in done)

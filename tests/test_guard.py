@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedssl.algorithm import Rows, Spec, Upload
 from fedssl.algorithms import FedAvg
-from fedssl.guard import Guard, Reply, divergence
+from fedssl.guard import Guard, Reply, journey
 from fedssl.layout import Entry, Layout
 from fedssl.train import Metrics
 from fedssl.tree import Mean, State, Tree, model, nbytes
@@ -37,10 +37,23 @@ def sound(seed: int) -> State:
 
 
 SENT: Tree = {"model": sound(99)}
+CLIENTS = ["c0", "c1", "bad", "c2", "c3"]
 
 
-def guard(wire: dict[str, Spec] | None = None) -> Guard:
-    return Guard(wire or {"model": LAYOUT}, lambda client: SENT)
+def guard(wire: dict[str, Spec] | None = None, sent: Tree = SENT) -> Guard:
+    return Guard(wire or {"model": LAYOUT}, 0, CLIENTS, dict.fromkeys(CLIENTS, sent))
+
+
+def passed(g: Guard, replies: Iterable[Reply]) -> list[tuple[str, int, Tree]]:
+    """(client, images, tree) of those not dropped."""
+    return [(client, images, tree) for client, images, tree in g(replies) if tree is not None]
+
+
+def fault(upload: Tree, images: Any = 1, wire: dict[str, Spec] | None = None) -> str | None:
+    """What is wrong with one upload, as its report says."""
+    g = guard(wire)
+    list(g([Reply("bad", images, upload, None)]))
+    return g.reports[0].dropped
 
 
 def _with(state: State, position: int, value: float) -> State:
@@ -123,11 +136,11 @@ def _replies(bad: Reply) -> list[Reply]:
 
 def _check(bad: Reply, reason: str, moved_on: bool = True) -> None:
     g = guard()
-    passed = list(g(_replies(bad)))
-    assert [client for client, _, _ in passed] == ["c0", "c1", "c2", "c3"]
+    got = passed(g, _replies(bad))
+    assert [client for client, _, _ in got] == ["c0", "c1", "c2", "c3"]
     others = _mean([(f"c{i}", 10 + i, {"model": sound(i)}) for i in range(4)])
-    assert torch.equal(_mean(passed).floats, others.floats)
-    assert torch.equal(_mean(passed).counts, others.counts)
+    assert torch.equal(_mean(got).floats, others.floats)
+    assert torch.equal(_mean(got).counts, others.counts)
     report = g.reports[2]
     assert (report.client, report.dropped, report.metrics) == ("bad", reason, None)
     assert (report.bytes_down, report.bytes_up, report.moved_on) == (nbytes(SENT), 0, moved_on)
@@ -153,12 +166,21 @@ def test_a_client_that_failed_says_why() -> None:
 
 @given(st.integers(0, LAYOUT.floats - 1), st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_one_bad_number_anywhere_is_found(position: int, value: float) -> None:
-    assert guard().fault(Reply("a", 1, {"model": _with(sound(0), position, value)}, None)) == "model: is not finite"
+    assert fault({"model": _with(sound(0), position, value)}) == "model: is not finite"
+
+
+@given(st.integers(0, LAYOUT.floats - 1), st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_one_bad_number_is_found_in_what_was_never_sent(position: int, value: float) -> None:
+    """Nothing to measure a distance from: it is looked at all the same."""
+    more: dict[str, Spec] = {"model": LAYOUT, "more": LAYOUT}
+    upload = {"model": sound(0), "more": _with(sound(1), position, value)}
+    assert fault(upload, wire=more) == "more: is not finite"
 
 
 @given(st.integers(1, 10**8), st.floats(-(2.0**100), 2.0**100, width=32))
 def test_whatever_is_finite_passes(images: int, value: float) -> None:
-    assert guard().fault(Reply("a", images, {"model": _with(sound(0), 2, value)}, None)) is None
+    """Also where its square is not."""
+    assert fault({"model": _with(sound(0), 2, value)}, images) is None
 
 
 ROWS = Rows((None, 3), torch.float32)
@@ -186,7 +208,7 @@ ROWS = Rows((None, 3), torch.float32)
     ],
 )
 def test_tensors_and_scalars_on_the_wire(spec: Spec, value: Any, reason: str | None) -> None:
-    assert guard({"x": spec}).fault(Reply("a", 1, {"x": value}, None)) == reason
+    assert fault({"x": value}, wire={"x": spec}) == reason
 
 
 def test_a_sound_upload_is_measured() -> None:
@@ -195,21 +217,66 @@ def test_a_sound_upload_is_measured() -> None:
     back.floats[0], back.floats[1] = 3, 4
     back.view(LAYOUT.entries[2]).fill_(100)
     assert LAYOUT.entries[2].role == "statistic"
-    g = Guard({"model": LAYOUT}, lambda client: {"model": sent})
-    ((client, images, _),) = g([Reply("a", 5, {"model": back}, METRICS)])
-    assert (client, images) == ("a", 5)
+    g = guard(sent={"model": sent})
+    assert [heard[:2] for heard in g([Reply("c0", 5, {"model": back}, METRICS)])] == [("c0", 5)]
     (report,) = g.reports
     assert report.divergence == pytest.approx(5)
     assert report.metrics == METRICS
     assert (report.bytes_down, report.bytes_up) == (nbytes({"m": sent}), nbytes({"m": back}))
 
 
-def test_divergence_of_what_came_back() -> None:
+def test_the_journey_of_what_came_back() -> None:
     """A predictor that stayed at home does not count, nor do keys that went one way only."""
     whole, part = sound(0), sound(1).pick(("projector",))
     expected = part.distance(whole).item()
-    assert divergence({"model": whole, "x": 1}, {"model": part, "y": whole}) == pytest.approx(expected)
-    assert divergence({}, {"model": part}) is None
+    assert journey({"model": whole, "x": 1}, {"model": part, "y": whole}) == (pytest.approx(expected), None)
+    assert journey({}, {"model": part}) == (None, None)
+    assert journey({"a": whole, "b": whole}, {"a": part, "b": part})[0] == pytest.approx(math.sqrt(2) * expected)
+
+
+# -- whom nobody waits for --
+
+
+def test_the_first_answer_counts() -> None:
+    g = guard()
+    first, second = {"model": sound(0)}, {"model": sound(1)}
+    got = passed(g, [Reply("c0", 5, first, METRICS), Reply("c0", 7, second, METRICS), Reply("c1", 5, first, METRICS)])
+    assert [(client, images) for client, images, _ in got] == [("c0", 5), ("c1", 5)]
+    assert got[0][2] is first
+    assert [(r.client, r.dropped) for r in g.reports] == [
+        ("c0", None),
+        ("c0", "was not asked, or has answered already"),
+        ("c1", None),
+    ]
+    assert (g.reports[1].bytes_down, g.reports[1].bytes_up, g.reports[1].moved_on) == (0, 0, False)
+
+
+def test_a_dropped_answer_is_an_answer() -> None:
+    """A client cannot try until it passes."""
+    g = guard()
+    broken = {"model": _with(sound(0), 0, math.nan)}
+    assert passed(g, [Reply("c0", 5, broken, METRICS), Reply("c0", 5, {"model": sound(0)}, METRICS)]) == []
+
+
+def test_who_was_not_asked_is_not_heard() -> None:
+    g = guard()
+    assert list(g([Reply("stranger", 5, {"model": sound(0)}, METRICS)])) == []
+    assert [(r.client, r.dropped) for r in g.reports] == [("stranger", "was not asked, or has answered already")]
+
+
+def test_a_late_answer_does_not_count_and_the_right_one_still_may() -> None:
+    sent = dict.fromkeys(CLIENTS, SENT)
+    g = Guard({"model": LAYOUT}, 4, CLIENTS, sent)
+    late, right = (Reply("c0", 5, {"model": sound(i)}, METRICS, round=r) for i, r in ((0, 2), (1, 4)))
+    assert [tree for _, _, tree in passed(g, [late, right])] == [right.upload]
+    assert [r.dropped for r in g.reports] == ["answers round 3 in round 5", None]
+    assert sent.keys() == {"c1", "bad", "c2", "c3"}  # what is answered is not kept
+
+
+def test_who_could_not_even_be_asked_may_say_so() -> None:
+    g = Guard({"model": LAYOUT}, 0, ["a"], {})
+    assert [heard.tree for heard in g([Reply("a", 0, None, None, "never came")])] == [None]
+    assert (g.reports[0].dropped, g.reports[0].bytes_down) == ("never came", 0)
 
 
 def test_uploads_pass_one_by_one() -> None:
@@ -229,7 +296,7 @@ def test_uploads_pass_one_by_one() -> None:
 def test_what_passes_can_be_merged(name: str) -> None:
     """The algorithm never meets a broken upload: its result is the mean over the others."""
     bad = Reply("bad", 12, MUTATIONS[name][0](sound(7)), METRICS)
-    feed = (Upload(client, float(images), tree) for client, images, tree in guard()(_replies(bad)))
+    feed = (Upload(client, float(images), tree) for client, images, tree in passed(guard(), _replies(bad)))
     merged = FedAvg().merge(SENT, feed, Mean)
     assert torch.equal(
         model(merged, "model").floats,

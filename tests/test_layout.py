@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedssl.layout import Entry, Layout, runs
+from fedssl.layout import Entry, Layout, meeting, runs
 
 ROLES = ("weight", "norm", "statistic", "buffer", "counter")
 
@@ -115,3 +115,27 @@ def test_a_prefix_is_a_whole_word() -> None:
 def test_the_first_difference_is_named(entries: list[Entry], sentence: str | None) -> None:
     mine = Layout.of([Entry("a.w", (2,), "weight"), Entry("a.b", (2,), "weight")])
     assert mine.first_difference(Layout.of(entries)) == sentence
+
+
+@given(layouts(), st.sets(st.sampled_from("abc")), st.data())
+def test_meeting_pairs_what_lies_under_the_same_name(layout: Layout, parts: set[str], data: st.DataObject) -> None:
+    """Also between rows that hold more than is asked for, each in an order of its own."""
+    one, other = (Layout(tuple(data.draw(st.permutations(layout.entries)))) for _ in range(2))
+    inner = layout.pick(parts)
+    pairs = {(a + i, b + i) for a, b, length in meeting(one, other, inner) for i in range(length)}
+    floats = [e for e in inner.entries if e.role != "counter"]
+    assert pairs == {(one.offsets[e.name] + i, other.offsets[e.name] + i) for e in floats for i in range(e.size)}
+
+
+@given(layouts())
+def test_a_whole_layout_meets_itself_in_one_stretch(layout: Layout) -> None:
+    assert meeting(layout, layout, layout) == (((0, 0, layout.floats),) if layout.floats else ())
+
+
+@given(layouts())
+def test_equal_layouts_are_one_key(layout: Layout) -> None:
+    """However they came about, what is worked out for one serves the other."""
+    again = Layout(tuple(Entry(*entry) for entry in layout.entries))
+    assert (again, hash(again)) == (layout, hash(layout))
+    assert again.pick(["a", "b"], ("weight",)) is layout.pick({"b", "a"}, ["weight"])
+    assert again.with_prefix("target") is layout.with_prefix("target")

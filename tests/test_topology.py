@@ -64,9 +64,7 @@ def test_isolated_clients_feed_themselves_alone() -> None:
     assert topology.sites(CLIENTS) == CLIENTS
     assert not topology.has_server
     assert plan.home == {c: c for c in CLIENTS}
-    uploads = [(c, 5, {"n": i}) for i, c in enumerate(CLIENTS)]
-    for i, site in enumerate(CLIENTS):
-        assert [(u.client, u.weight, u.tree) for u in plan.feed(site, uploads, "size")] == [(site, 1.0, {"n": i})]
+    assert plan.mixing == {c: {c: 1.0} for c in CLIENTS}
 
 
 def test_centralized_pools_all_images() -> None:
@@ -77,23 +75,9 @@ def test_centralized_pools_all_images() -> None:
     assert Star().owners(parts) is parts
 
 
-def test_a_feed_weighs_by_size_or_not_at_all_or_as_fixed() -> None:
-    uploads = [("a", 3, {}), ("b", 5, {}), ("c", 7, {})]
+def test_an_upload_weighs_by_size_or_not_at_all_or_as_fixed() -> None:
     plan = Plan({}, {"server": {"a": None, "c": None}, "peer": {"a": 0.25, "b": 0.75}})
-    assert [(u.client, u.weight) for u in plan.feed("server", uploads, "size")] == [("a", 3.0), ("c", 7.0)]
-    assert [(u.client, u.weight) for u in plan.feed("server", uploads, "uniform")] == [("a", 1.0), ("c", 1.0)]
+    assert [plan.weight("server", client, images, "size") for client, images in (("a", 3), ("c", 7))] == [3.0, 7.0]
+    assert [plan.weight("server", client, images, "uniform") for client, images in (("a", 3), ("c", 7))] == [1.0, 1.0]
     for weights in ("size", "uniform"):
-        assert [(u.client, u.weight) for u in plan.feed("peer", uploads, weights)] == [("a", 0.25), ("b", 0.75)]
-
-
-def test_a_feed_is_lazy() -> None:
-    drawn = []
-
-    def uploads():
-        for client in "abc":
-            drawn.append(client)
-            yield client, 1, {}
-
-    feed = Star().plan(list("abc"), 0, 0).feed(SERVER, uploads(), "size")
-    assert next(feed).client == "a"
-    assert drawn == ["a"]
+        assert [plan.weight("peer", client, 5, weights) for client in "ab"] == [0.25, 0.75]

@@ -60,11 +60,11 @@ class FedAvg(Algorithm):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         method, state = client.method, client.method.state
         state.load(model(message, "model"))
-        method.fresh(client.generator("fresh"))  # the target copies the global encoder …
-        if "target" in message:
-            state.load(model(message, "target"))
-        if client.memory:  # … unless the client has its own from an earlier round
-            state.load(model(client.memory, "kept"))
+        own = [model(tree, key) for tree, key in ((message, "target"), (client.memory, "kept")) if key in tree]
+        if method.provides - {*method.online, *(part for found in own for part in found.layout.parts)}:
+            method.fresh(client.generator("fresh"))  # the target copies the global encoder …
+        for found in own:  # … unless it is sent, or the client has its own from an earlier round
+            state.load(found)
         client.train(self.objective, self.given(client, message))
         kept = self.kept(method)
         return self.upload(method), {"kept": state.pick(kept)} if kept else {}
@@ -81,6 +81,7 @@ class FedAvg(Algorithm):
         for upload in uploads:
             for key, total in means.items():
                 total.add(model(upload.tree, key), upload.weight)
+            del upload  # or it would live on until the next one has come
         # Overwritten, not replaced: a predictor that stays local keeps its first value here, for newcomers.
         return {key: model(site, key).overwritten(total.result()) for key, total in means.items()}
 

@@ -16,7 +16,7 @@ def _layer(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     """3x3 convolution, BatchNorm, ReLU. No bias: BatchNorm would take it out again."""
     conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-    return nn.Sequential(conv, BatchNorm2d(outputs), nn.ReLU(inplace=True))
+    return nn.Sequential(conv, BatchNorm2d(outputs, relu=True))
 
 
 def _layers(channels: int, widths: tuple[int, ...], stride: int = 1) -> nn.ModuleList:

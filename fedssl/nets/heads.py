@@ -11,8 +11,8 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     """(n, inputs) to (n, outputs) by Linear, BatchNorm, ReLU, Linear: the head of BYOL, as FedEMA uses it."""
     return nn.Sequential(
         nn.Linear(inputs, hidden),
-        BatchNorm1d(hidden),
-        nn.ReLU(inplace=True),
+        BatchNorm1d(hidden, relu=True),
+        nn.Identity(),  # in the ReLU's place: keys are those of the four modules named above
         nn.Linear(hidden, outputs),
     )
 

@@ -12,25 +12,54 @@ class _Grouped(_BatchNorm):
     """In training, each group of n/groups consecutive images is normalised as if it had passed alone, one
     after the other; running statistics move in place, once per group. In evaluation nothing differs.
 
+    What usually follows belongs to it: `+ residual`, then with `relu` a ReLU. `fused` does all of that, in training, in
+    two kernels of fedssl.kernels.norm; what is here is their plain twin.
+
     `num_batches_tracked` is not touched: with a constant momentum nothing computes with it, and the training
     step adds to all counters at once (they lie in one row), where sixty layers would launch sixty tiny
     kernels.
     """
 
     groups: int = 1
+    fused: bool = False
     momentum: float  # never None: a cumulative average would need the counter
 
-    def forward(self, images: Tensor) -> Tensor:
+    def __init__(self, features: int, relu: bool = False) -> None:
+        super().__init__(features)
+        self.relu = relu
+
+    def forward(self, images: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self.twice(images, residual)[0]
+
+    def twice(self, images: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The result for two readers, such as a block's convolution and its shortcut: fused, the sum of their gradients
+        costs no pass of its own."""
         self._check_input_dim(images)  # type: ignore[no-untyped-call]
-        if not self.training or self.groups == 1:
-            return self._normalise(images)
-        if len(images) % self.groups:
+        if self.training and len(images) % self.groups:
             raise ValueError(f"{len(images)} images cannot be cut into {self.groups} groups of one size")
-        return torch.cat([self._normalise(group) for group in images.chunk(self.groups)])
+        if self.training and self.fused:
+            return self._fused(images, residual)
+        if not self.training or self.groups == 1:
+            out = self._normalise(images)
+        else:
+            out = torch.cat([self._normalise(group) for group in images.chunk(self.groups)])
+        out = out if residual is None else out + residual
+        out = F.relu(out, inplace=True) if self.relu else out
+        return out, out
 
     def _normalise(self, images: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
         return F.batch_norm(images, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps)
+
+    def _fused(self, images: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        from fedssl.kernels.norm import normalise  # Triton is there only where CUDA is
+
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        return normalise(
+            images, residual, self.weight, self.bias, self.running_mean, self.running_var,
+            self.groups, self.momentum, self.eps, self.relu,
+        )  # fmt: skip
 
 
 class BatchNorm1d(_Grouped, nn.BatchNorm1d):

@@ -24,21 +24,40 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
 
 
+class SmallStem(nn.Conv2d):
+    """A 3x3 convolution of the images themselves; `fused`: with a kernel made for their few channels."""
+
+    fused: bool = False
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, padding=1, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.fused and self.training:
+            from fedssl.kernels.stem import stem, suits  # Triton is there only where CUDA is
+
+            if suits(images, self.weight):
+                return stem(images, self.weight)
+        return super().forward(images)
+
+
 class Basic(nn.Module):
-    """Two 3x3 convolutions beside a shortcut: (n, inputs, h, w) to (n, width, h/stride, w/stride)."""
+    """Two 3x3 convolutions beside a shortcut: (n, inputs, h, w) to (n, width, h/stride, w/stride).
+
+    Takes the same images twice, for each of the two branches, and gives the next block the same: see `twice`.
+    """
 
     expansion: ClassVar[int] = 1
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = _conv(inputs, width, 3, stride), BatchNorm2d(width)
-        self.conv2, self.bn2 = _conv(width, width, 3), BatchNorm2d(width)
+        self.conv1, self.bn1 = _conv(inputs, width, 3, stride), BatchNorm2d(width, relu=True)
+        self.conv2, self.bn2 = _conv(width, width, 3), BatchNorm2d(width, relu=True)
         self.downsample = _shortcut(inputs, width, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
+    def forward(self, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv2(self.bn1(self.conv1(x)))
+        return self.bn2.twice(y, skip if self.downsample is None else self.downsample(skip))
 
 
 class Bottleneck(nn.Module):
@@ -49,16 +68,23 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         outputs = self.expansion * width
-        self.conv1, self.bn1 = _conv(inputs, width, 1), BatchNorm2d(width)
-        self.conv2, self.bn2 = _conv(width, width, 3, stride), BatchNorm2d(width)
-        self.conv3, self.bn3 = _conv(width, outputs, 1), BatchNorm2d(outputs)
+        self.conv1, self.bn1 = _conv(inputs, width, 1), BatchNorm2d(width, relu=True)
+        self.conv2, self.bn2 = _conv(width, width, 3, stride), BatchNorm2d(width, relu=True)
+        self.conv3, self.bn3 = _conv(width, outputs, 1), BatchNorm2d(outputs, relu=True)
         self.downsample = _shortcut(inputs, outputs, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
-        y = self.bn3(self.conv3(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
+    def forward(self, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv3(self.bn2(self.conv2(self.bn1(self.conv1(x)))))
+        return self.bn3.twice(y, skip if self.downsample is None else self.downsample(skip))
+
+
+class Stage(nn.Sequential):
+    """Blocks at one resolution."""
+
+    def forward(self, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        for block in self:
+            x, skip = block(x, skip)
+        return x, skip
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
@@ -78,27 +104,28 @@ class ResNet(Backbone):
     def __init__(self, channels: int = 3, stem: Stem = "cifar") -> None:
         super().__init__()
         self.pool = stem == "imagenet"
-        self.conv1 = _conv(channels, self.width, 7, 2) if self.pool else _conv(channels, self.width, 3)
-        self.bn1 = BatchNorm2d(self.width)
+        self.conv1 = _conv(channels, self.width, 7, 2) if self.pool else SmallStem(channels, self.width)
+        self.bn1 = BatchNorm2d(self.width, relu=True)
         self.dim = self.width
         self.layer1, self.layer2, self.layer3, self.layer4 = (self._stage(i) for i in range(4))
         for module in self.modules():
             if self.pool and isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def _stage(self, index: int) -> nn.Sequential:
-        """Blocks at one resolution, the first of which halves it, but for the first stage."""
+    def _stage(self, index: int) -> Stage:
+        """The first block of a stage halves the resolution, but for that of the first stage."""
         width, blocks = self.width * 2**index, []
         for i in range(self.depths[index]):
             blocks.append(self.block(self.dim, width, 2 if index > 0 and i == 0 else 1))
             self.dim = width * self.block.expansion
-        return nn.Sequential(*blocks)
+        return Stage(*blocks)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(images)), inplace=True)
+        x, skip = self.bn1.twice(self.conv1(images))
         if self.pool:
-            x = F.max_pool2d(x, 3, 2, 1)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+            x = skip = F.max_pool2d(x, 3, 2, 1)
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x, skip = stage(x, skip)
         return torch.mean(x, (2, 3))
 
 

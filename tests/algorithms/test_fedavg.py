@@ -129,7 +129,8 @@ class Federation:
         client = Scripted(client_id, self.memory.get(client_id, {}), self.method)
         message = self.algorithm.broadcast(self.site, client_id)
         upload, memory = self.algorithm.client(client, message)  # type: ignore[arg-type]
-        assert list(Guard(self.algorithm.wire(self.method), lambda c: message)([Reply(client_id, 1, upload, None)]))
+        guard = Guard(self.algorithm.wire(self.method), 0, [client_id], {client_id: message})
+        assert [heard.tree for heard in guard([Reply(client_id, 1, upload, None)])] == [upload]
         self.uploads[client_id], self.memory[client_id] = upload, memory
         return client.started[0]
 
@@ -321,3 +322,18 @@ def test_what_is_given_reaches_the_objective_anew_each_round(make_trainer: Calla
 def test_nothing_is_given_by_default(make_trainer: Callable[..., Trainer], pixels: Any) -> None:
     client = Client("a", pixels(8), None, {}, make_trainer("simclr"), 0, 0)
     assert FedAvg().given(client, {}) == {}
+
+
+@pytest.mark.parametrize(("name", "fresh"), [("simclr", 0), ("byol", 1), ("mocov2", 1)])
+def test_nothing_is_started_that_is_overwritten_at_once(
+    name: str, fresh: int, make_trainer: Callable[..., Trainer], pixels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that remembers all its own parts starts none afresh: once in three rounds, or never."""
+    algorithm, trainer, memory = FedAvg(), make_trainer(name), {}
+    calls: list[torch.Generator] = []
+    start = trainer.method.fresh
+    monkeypatch.setattr(trainer.method, "fresh", lambda stream: (calls.append(stream), start(stream)))
+    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    for round in range(3):
+        _, memory = algorithm.client(Client("a", pixels(16), None, memory, trainer, 0, round, rate=0.1), site)
+    assert len(calls) == fresh

@@ -62,7 +62,7 @@ def test_keys_of_resnet18() -> None:
 def test_resolution_of_each_stage(tiny: type[ResNet], stem: str, size: int) -> None:
     net, sizes = tiny(channels=2, stem=stem), []
     for stage in (net.layer1, net.layer2, net.layer3, net.layer4):
-        stage.register_forward_hook(lambda _m, _i, out: sizes.append(out.shape[-1]))
+        stage.register_forward_hook(lambda _m, _i, out: sizes.append(out[0].shape[-1]))
     features = net(torch.randn(3, 2, size, size))
     assert sizes == [8, 4, 2, 1]
     assert features.shape == (3, 32 * net.block.expansion) == (3, net.dim)

@@ -1,0 +1,132 @@
+"""A federated round of BYOL written the way public research code writes it; `benchmarks.peer` measures it.
+
+Eager float32. A deep copy of the model for each client and another for its upload; states averaged key by key in a
+Python loop; each view passes the network alone; the target follows the online network parameter by parameter.
+Where such code differs in what it costs, this takes the cheaper way: everything stays on the device, and losses are
+read once an epoch. Nothing here uses fedssl, but the network, the loss and the order of updates are its own, so that
+both do the same work: tests/test_benchmarks.py gives both the same weights and views and compares what comes out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.clock import seconds
+from benchmarks.peer_nets import NETS
+
+Batches = Iterable[tuple[Tensor, Tensor]]  # two views (B, C, h, w) of the same images
+
+
+class PeerBYOL(nn.Module):
+    """Children and keys are named as in fedssl's BYOL: a state_dict of one loads into the other."""
+
+    def __init__(self, backbone: str, hidden: int, dim: int) -> None:
+        super().__init__()
+        self.backbone = NETS[backbone]()
+        self.projector = head(self.backbone.dim, hidden, dim)
+        self.predictor = head(dim, hidden, dim)
+        copies = {"backbone": copy.deepcopy(self.backbone), "projector": copy.deepcopy(self.projector)}
+        self.target = nn.ModuleDict(copies).requires_grad_(False)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        p1 = self.predictor(self.projector(self.backbone(first)))
+        p2 = self.predictor(self.projector(self.backbone(second)))
+        with torch.no_grad():
+            t1 = self.target["projector"](self.target["backbone"](first))
+            t2 = self.target["projector"](self.target["backbone"](second))
+        return (distance(p1, t2) + distance(p2, t1)).mean()
+
+    @torch.no_grad()
+    def move_target(self, momentum: float) -> None:
+        for part in ("backbone", "projector"):
+            pairs = zip(self.target[part].parameters(), getattr(self, part).parameters(), strict=True)
+            for target, online in pairs:
+                target.mul_(momentum).add_(online, alpha=1 - momentum)
+
+
+def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs)
+    )
+
+
+def distance(prediction: Tensor, target: Tensor) -> Tensor:
+    """2 − 2 cos, row by row: (B, k), (B, k) to (B,)."""
+    prediction, target = F.normalize(prediction, dim=-1), F.normalize(target, dim=-1)
+    return 2 - 2 * (prediction * target).sum(-1)
+
+
+class PeerClient:
+    """One client: `count` images, met as the batches of views of one epoch."""
+
+    def __init__(self, batches: Batches, count: int, device: torch.device, lr: float = 0.032) -> None:
+        self.batches, self.count, self.device, self.lr = batches, count, device, lr
+        self.model: PeerBYOL | None = None
+        self.loss = self.seconds = 0.0  # of the last epoch
+
+    def download(self, model: PeerBYOL) -> None:
+        """The global online network; the target is the client's own after its first round."""
+        found, self.model = self.model, copy.deepcopy(model)
+        if found is None:
+            for part in ("backbone", "projector"):
+                self.model.target[part].load_state_dict(getattr(self.model, part).state_dict())
+        else:
+            self.model.target = found.target
+
+    def train(self) -> None:
+        self.seconds = seconds(self._epoch, self.device)
+
+    def _epoch(self) -> None:
+        model = self.model
+        assert model is not None
+        model.train()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, self.lr, momentum=0.9, weight_decay=5e-4)
+        losses = []
+        for first, second in self.batches:
+            loss = model(first.to(self.device), second.to(self.device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            model.move_target(0.99)
+            losses.append(loss.detach())
+        self.loss = torch.stack(losses).mean().item()
+
+    def upload(self) -> PeerBYOL:
+        assert self.model is not None
+        return copy.deepcopy(self.model)
+
+
+def peer_round(model: PeerBYOL, clients: Sequence[PeerClient]) -> PeerBYOL:
+    """The next global model."""
+    uploads = []
+    for client in clients:
+        client.download(model)
+        client.train()
+        uploads.append(client.upload())
+    total = sum(client.count for client in clients)
+    merged = copy.deepcopy(model)
+    merged.load_state_dict(average(uploads, [client.count / total for client in clients]), strict=False)
+    return merged
+
+
+@torch.no_grad()
+def average(models: Sequence[PeerBYOL], shares: Sequence[float]) -> dict[str, Tensor]:
+    """The weighted mean of the online networks, key by key; counters keep the largest."""
+    states = [model.state_dict() for model in models]
+    mean = {}
+    for key, first in states[0].items():
+        if key.startswith("target."):
+            continue
+        if first.is_floating_point():
+            mean[key] = torch.zeros_like(first)
+            for state, share in zip(states, shares, strict=True):
+                mean[key] += share * state[key]
+        else:
+            mean[key] = torch.stack([state[key] for state in states]).amax(0)
+    return mean

@@ -1,0 +1,138 @@
+"""Views as public federated self-supervised code makes them: one PIL image after another, in the training process.
+
+torchvision's transforms where they import. Elsewhere the same operations written with Pillow alone, on which
+torchvision's own PIL path rests: the same crops, filters, blends and hue, drawn from Python's generator.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image, ImageEnhance
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedssl.views import Augment
+
+View: TypeAlias = Callable[[Image.Image], Tensor]
+TRIES = 10
+
+
+def make_view(augment: Augment, size: int, which: str = "auto") -> tuple[View, str]:
+    """A PIL image to one random view (C, size, size) in 0…1, and what makes it; `which`: auto, torchvision, pillow."""
+    if augment.blur:
+        raise ValueError("the comparison is of views without blur")
+    view = None if which == "pillow" else torchvision_view(augment, size)
+    if view is not None:
+        return view, "torchvision.transforms on PIL images"
+    if which == "torchvision":
+        raise RuntimeError("torchvision does not import here")
+    return PillowView(augment, size), "Pillow alone, the operations of torchvision.transforms on PIL images"
+
+
+def torchvision_view(augment: Augment, size: int) -> View | None:
+    """None where torchvision does not import."""
+    try:
+        import torchvision.transforms as t
+    except (ImportError, RuntimeError):
+        return None
+    steps: list[Any] = [
+        t.RandomResizedCrop(size, augment.crop, augment.ratio),
+        t.RandomHorizontalFlip(augment.flip),
+        t.RandomApply([t.ColorJitter(*augment.jitter)], augment.jitter_p),
+        t.RandomGrayscale(augment.gray),
+        t.ToTensor(),
+    ]
+    composed: View = t.Compose(steps)
+    return composed
+
+
+class PillowView:
+    """RandomResizedCrop, flip, ColorJitter, grayscale, ToTensor."""
+
+    def __init__(self, augment: Augment, size: int) -> None:
+        self.augment, self.size = augment, size
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        augment = self.augment
+        image = resized_crop(image, draw_crop(augment, image.height, image.width), self.size)
+        if random.random() < augment.flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if random.random() < augment.jitter_p:
+            image = self._jitter(image)
+        if random.random() < augment.gray:
+            image = gray(image)
+        return to_tensor(image)
+
+    def _jitter(self, image: Image.Image) -> Image.Image:
+        brightness, contrast, saturation, hue = self.augment.jitter
+        for operation in random.sample(range(4), 4):
+            if operation == 0:
+                image = ImageEnhance.Brightness(image).enhance(_factor(brightness))
+            elif operation == 1:
+                image = ImageEnhance.Contrast(image).enhance(_factor(contrast))
+            elif operation == 2:
+                image = ImageEnhance.Color(image).enhance(_factor(saturation))
+            else:
+                image = turn_hue(image, random.uniform(-hue, hue))
+        return image
+
+
+def _factor(strength: float) -> float:
+    return random.uniform(max(0.0, 1 - strength), 1 + strength)
+
+
+def draw_crop(augment: Augment, height: int, width: int) -> tuple[int, int, int, int]:
+    """Top, left, height, width: the first of ten tries that fits, else the largest square in the centre."""
+    low, high = (math.log(bound) for bound in augment.ratio)
+    for _ in range(TRIES):
+        area = height * width * random.uniform(*augment.crop)
+        ratio = math.exp(random.uniform(low, high))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return random.randint(0, height - h), random.randint(0, width - w), h, w
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+def resized_crop(image: Image.Image, crop: tuple[int, int, int, int], size: int) -> Image.Image:
+    top, left, height, width = crop
+    part = image.crop((left, top, left + width, top + height))
+    return part.resize((size, size), Image.Resampling.BILINEAR)
+
+
+def turn_hue(image: Image.Image, turns: float) -> Image.Image:
+    """The hue of an RGB image moved by a share of the wheel, from -0.5 to 0.5, in steps of 1/256."""
+    shift = int(turns * 255)
+    hue, saturation, value = image.convert("HSV").split()
+    hue = hue.point([(level + shift) % 256 for level in range(256)])
+    return Image.merge("HSV", (hue, saturation, value)).convert("RGB")
+
+
+def gray(image: Image.Image) -> Image.Image:
+    """Grey in all three channels."""
+    return image.convert("L").convert("RGB")
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """(C, H, W) in 0…1."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
+
+
+class Pairs(Dataset[tuple[Tensor, Tensor]]):
+    """Two views of each image; pixels (n, C, H, W) uint8 on the host, kept as (n, H, W, C) as Pillow has them."""
+
+    def __init__(self, pixels: Tensor, view: View) -> None:
+        self.pixels, self.view = pixels.permute(0, 2, 3, 1).contiguous().numpy(), view
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = Image.fromarray(self.pixels[index])
+        return self.view(image), self.view(image)

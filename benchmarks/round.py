@@ -1,0 +1,188 @@
+"""What the engine costs per client and round: at 11M parameters 2.8 times the least that any federation must do, 3.4
+times where a client keeps a second network of its own; at 0.5M a millisecond (two cores of an AMD EPYC that others used
+too, n = 30; results/speed/round.json).
+
+    python -m benchmarks.round [--clients 10] [--repeats 30] [--out results/speed/round.json]
+
+A whole round goes through `federate`, the local runtime, the guard, FedAvg and the exact mean; of a client's work only
+the training is left out. One worker, one thread, one core. The reference: copy a float32 row of as many numbers as
+travel, and multiply-add another to a float32 sum. Beside it the plain loop: deep-copy the model, add its tensors up in
+float32, look at nothing. All three take turns, so that a busy machine slows all; times are the processor's, so that
+waiting for a neighbour does not count, and a second core could not help.
+
+    stateless   SimCLR: the whole model travels, a client keeps nothing
+    stateful    BYOL: the online network travels; the client keeps its target network, nearly as large again, which is
+                loaded before training and stored after it. The reference counts only what travels
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from benchmarks.machine import machine
+from fedssl import nets
+from fedssl.algorithms import FedAvg
+from fedssl.client import Client
+from fedssl.federate import federate
+from fedssl.layout import PARAMETERS
+from fedssl.method import METHODS, Given
+from fedssl.runtimes.local import LocalRuntime, Pace, Shard
+from fedssl.step import Objective
+from fedssl.store import Memory
+from fedssl.topology import SERVER, Star
+from fedssl.train import Metrics, Task, Trainer, TrainSettings
+from fedssl.tree import Mean, model
+
+
+class Size(NamedTuple):
+    backbone: str
+    hidden: int
+    dim: int
+
+
+SIZES = {"11M": Size("resnet18", 64, 32), "0.5M": Size("cnn", 640, 128)}
+METHOD = {"stateless": "simclr", "stateful": "byol"}
+ENDLESS = 1_000_000  # rounds
+WARM = 3  # of them not counted
+
+
+class Idle(Trainer):
+    """Trains nobody: what is left is the engine."""
+
+    def fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
+        return Metrics(0.0, 1, 1, 1.0, 1.0, 1.0)
+
+
+class Federation:
+    """Clients of one image each, and everything between them and the next global model."""
+
+    def __init__(self, size: Size, method: str, clients: int) -> None:
+        settings = METHODS[method].Settings(**size._asdict())
+        trainer = Idle(settings.build(nets.build(size.backbone), 32), TrainSettings())
+        algorithm, image = FedAvg(), torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+        self.memory, self.first = Memory(), "00"
+        shards = {f"{i:02}": Shard(image) for i in range(clients)}
+        self.runtime = LocalRuntime(
+            algorithm, shards, [trainer], self.memory, 0, lambda round: Pace(0.1, 0.0), threading.Event()
+        )
+        site = algorithm.init(Client("home", image, None, {}, trainer, 0, 0))
+        self.travels = model(site, "model").layout
+        wire = algorithm.wire(trainer.method)
+        self.rounds = federate(algorithm, Star(), self.runtime, wire, {SERVER: site}, Mean, 0, 0, ENDLESS)
+
+    def round(self) -> None:
+        assert not any(report.dropped for report in next(self.rounds).reports)
+
+    def kept(self) -> int:
+        """Numbers one client remembers."""
+        memory = self.memory.read(self.first)
+        return model(memory, "kept").layout.floats if memory else 0
+
+
+def reference(n: int) -> Callable[[], None]:
+    """One copy in and one multiply-add of rows (n,) of float32."""
+    sent, upload, resident, total = (torch.ones(n) for _ in range(4))
+
+    def once() -> None:
+        resident.copy_(sent)
+        total.add_(upload, alpha=0.1)
+
+    return once
+
+
+def plain_loop(size: Size) -> Callable[[], None]:
+    """What a client's round costs without an engine; the model is the stateless one."""
+    backbone = nets.build(size.backbone)
+    net = nn.Sequential(backbone, nets.mlp(backbone.dim, size.hidden, size.dim))
+    total = {name: tensor * 0.1 for name, tensor in net.state_dict().items()}
+
+    def once() -> None:
+        local = copy.deepcopy(net)
+        for name, tensor in local.state_dict().items():
+            total[name].add_(tensor, alpha=0.1)
+
+    return once
+
+
+def microseconds(work: Callable[[], None], times: int = 1) -> float:
+    started = time.process_time()
+    for _ in range(times):
+        work()
+    return 1e6 * (time.process_time() - started) / times
+
+
+def measure(size: Size, method: str, clients: int, repeats: int) -> dict[str, Any]:
+    federation, loop = Federation(size, method, clients), plain_loop(size)
+    n = federation.travels.floats
+    for _ in range(WARM):
+        federation.round()
+        loop()
+    engine, least, plain = [], [], []
+    for _ in range(repeats):
+        once = reference(n)  # in new memory each time: where its pages lie makes a fifth of its time
+        once()
+        least.append(microseconds(once, clients))
+        engine.append(microseconds(federation.round) / clients)
+        plain.append(microseconds(loop))
+    federation.runtime.close()
+    return {
+        "parameters that travel": federation.travels.pick(None, PARAMETERS).floats,
+        "numbers that travel": n,
+        "numbers kept": federation.kept(),
+        "entries": len(federation.travels.entries),
+        "microseconds": _spread(engine),
+        "ratio": _spread([a / b for a, b in zip(engine, least, strict=True)], 2),
+        "reference": {"microseconds": _spread(least)},
+        "deepcopy loop": {
+            "microseconds": _spread(plain),
+            "ratio": _spread([a / b for a, b in zip(plain, least, strict=True)], 2),
+        },
+    }
+
+
+def _spread(values: list[float], digits: int | None = None) -> dict[str, float]:
+    low, median, high = statistics.quantiles(values, n=4)
+    return {
+        name: round(v, digits) for name, v in (("median", median), ("lower quartile", low), ("upper quartile", high))
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=Path("results/speed/round.json"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):  # or merging would go on beside the next client, on another core
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    cases = {}
+    for name, size in SIZES.items():
+        for kind, method in METHOD.items():
+            case = measure(size, method, arguments.clients, arguments.repeats)
+            cases[f"{name} {kind}"] = case
+            print(
+                f"{name:>4} {kind:9} {case['microseconds']['median']:>6} µs per client and round,"
+                f" {case['ratio']['median']:5.2f} × the reference"
+                f" (a deepcopy loop: {case['deepcopy loop']['ratio']['median']:5.2f} ×)"
+            )
+    setting = {"clients": arguments.clients, "repeats": arguments.repeats, "load average": os.getloadavg()[0]}
+    found = {**setting, "machine": machine(), "cases": cases}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Images and TFLOP per second of a training step, by method and mode, beside the rate of a large matrix product.
+
+    python -m benchmarks.step [--device cuda] [--methods byol,simclr,simsiam,mocov2] [--modes eager,compiled,captured]
+                              [--steps 100] [--out results/speed/step.json]
+
+`Trainer.fit` over one epoch of random images (n, 3, 32, 32) on the device: views, forward, backward, optimizer and
+target, and what `fit` does before and after its steps. On CUDA ResNet-18 with each method's default heads; on a CPU, to
+finish in a minute, a small network with small heads. Modes take turns; a figure is the median of the repeats, between
+synchronisations.
+TFLOP are those of convolutions and matrix products in one eager step, a multiplication and an addition being two. The
+product they are compared with is of square matrices of random numbers, 8192 in bf16 on CUDA and 1024 in fp32 on a CPU,
+timed between the repeats in the same process. A mode that the settings refuse is skipped.
+Steps are counted first, so that CUDA has started and cuDNN has chosen its kernels (`warm_up_s`) before any mode is
+built. `first_step_s` is a mode's first call of `fit`, with one batch; `startup_s` what building and the first few steps
+take beyond the usual. Each mode starts with nothing compiled in this process; what compilers find in their caches on
+disk they use, unless TORCHINDUCTOR_FORCE_DISABLE_CACHES=1. Memory, on CUDA only, is what that start adds to the images:
+the peak of what is allocated, and what stays reserved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.clock import digits, seconds, spread, timed
+from benchmarks.machine import machine
+from fedssl import assemble
+from fedssl.algorithms import FedAvg
+from fedssl.errors import ConfigError
+from fedssl.experiment import Experiment
+from fedssl.method import METHODS
+from fedssl.train import Task, Trainer
+
+WARM = 3  # steps after the first: a captured step is recorded at the second, and replayed from then on
+SMALL = {"hidden": 512, "dim": 128}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What every mode trains."""
+
+    backbone: str
+    small: bool  # heads
+    steps: int
+    batch: int = 128
+    size: int = 32
+    precision: str = "auto"
+
+    def pixels(self, device: torch.device) -> Tensor:
+        shape, stream = (self.steps * self.batch, 3, self.size, self.size), torch.Generator().manual_seed(0)
+        return torch.randint(256, shape, dtype=torch.uint8, generator=stream).to(device)
+
+    def build(self, method: str, mode: str, device: torch.device) -> Trainer:
+        heads = {k: v for k, v in SMALL.items() if self.small and k in METHODS[method].Settings.model_fields}
+        experiment = Experiment(
+            data="given",
+            clients=1,
+            method={"name": method, "backbone": self.backbone, **heads},
+            train={"batch": self.batch, "mode": mode, "precision": self.precision, "threads": torch.get_num_threads()},
+        )
+        (trainer,) = assemble.build_trainers(experiment, (3, self.size, self.size), device, 1)
+        trainer.method.fresh(torch.Generator().manual_seed(0))
+        return trainer
+
+
+class Fit:
+    """`Trainer.fit` as a client calls it, again and again from where it stands."""
+
+    objective = FedAvg().objective  # one for all: a recorded step belongs to an objective
+
+    def __init__(self, trainer: Trainer, pixels: Tensor) -> None:
+        self.trainer, self.pixels = trainer, pixels
+        self._stream, self._stop = torch.Generator(pixels.device).manual_seed(0), threading.Event()
+
+    def __call__(self, steps: int) -> float:
+        """The mean loss."""
+        settings = self.trainer.settings
+        pixels = self.pixels[: steps * settings.batch]
+        task = Task(pixels, None, self._stream, settings.lr, 0.0, self._stop)
+        done = self.trainer.fit(task, self.objective, {})
+        assert done.steps == steps
+        return done.loss
+
+
+def matmul_tflops(device: torch.device) -> float:
+    """TFLOP/s of a product of square matrices."""
+    n, dtype, times = (8192, torch.bfloat16, 50) if device.type == "cuda" else (1024, torch.float32, 5)
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def multiply() -> None:
+        for _ in range(times):
+            torch.mm(a, b, out=out)
+
+    multiply()
+    return 2 * n**3 * times / seconds(multiply, device) / 1e12
+
+
+def count_flops(fit: Fit) -> int:
+    """Of one step: those of two less those of one, so that what `fit` measures at its end does not count."""
+    counted = []
+    for steps in (1, 2):
+        with FlopCounterMode(display=False) as counter:
+            fit(steps)
+        counted.append(int(counter.get_total_flops()))
+    return counted[1] - counted[0]
+
+
+def start(case: Case, method: str, mode: str, pixels: Tensor) -> tuple[Fit, dict[str, Any]]:
+    """A trainer past its first steps, and what it took to get there; `startup_s` still holds those steps."""
+    device = pixels.device
+    torch.compiler.reset()
+    held, reserved = _memory(device)
+    trainer, building = timed(lambda: case.build(method, mode, device), device)
+    fit = Fit(trainer, pixels)
+    first = seconds(lambda: fit(1), device)
+    warm = seconds(lambda: fit(WARM), device)
+    figures: dict[str, Any] = {
+        "precision": trainer.method.precision,
+        "first_step_s": digits(first, 3),
+        "startup_s": building + first + warm,
+    }
+    if device.type == "cuda":
+        figures["peak_memory_mib"] = round((torch.cuda.max_memory_allocated(device) - held) / 2**20)
+        figures["reserved_mib"] = round((torch.cuda.memory_reserved(device) - reserved) / 2**20)
+    return fit, figures
+
+
+def _memory(device: torch.device) -> tuple[int, int]:
+    """Bytes allocated and reserved now; the peak is counted from here."""
+    if device.type != "cuda":
+        return 0, 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+
+
+def measure(case: Case, method: str, modes: list[str], repeats: int, pixels: Tensor) -> dict[str, Any]:
+    device = pixels.device
+    flops, counting = timed(lambda: count_flops(Fit(case.build(method, "eager", device), pixels)), device)
+    fits, found = {}, {}
+    for mode in modes:
+        try:
+            fits[mode], found[mode] = start(case, method, mode, pixels)
+        except ConfigError as refusal:
+            print(f"{method}, {mode}: skipped: {refusal}", flush=True)
+    for fit in fits.values():
+        fit(WARM)  # what the next one's start has made this one forget is compiled again
+    took: dict[str, list[float]] = {mode: [] for mode in fits}
+    products = []
+    for _ in range(repeats):
+        products.append(matmul_tflops(device))
+        for mode, fit in fits.items():
+            took[mode].append(seconds(lambda fit=fit: fit(case.steps), device))  # type: ignore[misc]
+    product = statistics.median(products)
+    for mode in fits:
+        found[mode] = _figures(case, took[mode], flops, product) | found[mode]
+        found[mode]["startup_s"] = digits(found[mode]["startup_s"] - (1 + WARM) * found[mode]["step_ms"] / 1e3, 3)
+    return {
+        "tflop_per_step": digits(flops / 1e12),
+        "warm_up_s": digits(counting, 3),
+        "matmul_tflops": spread(products),
+        "modes": found,
+    }
+
+
+def _figures(case: Case, took: list[float], flops: int, product: float) -> dict[str, Any]:
+    step = statistics.median(took) / case.steps
+    rate = flops / step / 1e12
+    return {
+        "images_per_s": digits(case.batch / step),
+        "images_per_s_spread": spread([case.batch * case.steps / s for s in took]),
+        "step_ms": digits(1e3 * step),
+        "tflops": digits(rate),
+        "share_of_matmul": digits(rate / product, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--methods", default="byol,simclr,simsiam,mocov2")
+    parser.add_argument("--modes", default="eager,compiled,captured")
+    parser.add_argument("--backbone", help="default: resnet18 on CUDA, cnn on a CPU")
+    parser.add_argument("--steps", type=int, help="of a repeat; default: 100 on CUDA, 10 on a CPU")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--precision", default="auto", help="train.precision")
+    parser.add_argument("--threads", type=int, default=1, help="on a CPU")
+    parser.add_argument("--out", type=Path, help="also write the JSON there")
+    args = parser.parse_args()
+    device, cuda = torch.device(args.device), args.device == "cuda"
+    torch.set_num_threads(args.threads)
+    torch.backends.cudnn.benchmark = cuda
+    steps = max(args.steps or (100 if cuda else 10), WARM)  # as many images as the first steps take are needed
+    case = Case(args.backbone or ("resnet18" if cuda else "cnn"), not cuda, steps, precision=args.precision)
+    pixels, modes = case.pixels(device), args.modes.split(",")
+    methods = {name: measure(case, name, modes, args.repeats, pixels) for name in args.methods.split(",")}
+    report = {"machine": machine(), "device": args.device, "case": asdict(case), "methods": methods}
+    text = json.dumps(report, indent=2) + "\n"
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(text)
+    print(text, end="")
+    for name, found in methods.items():
+        for mode, f in found["modes"].items():
+            share = f"{f['tflops']:g} TFLOP/s, {f['share_of_matmul']:.0%} of a matrix product's"
+            print(f"{name}, {mode}: {f['images_per_s']:,.0f} images/s, {share}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Updates of flat rows in one pass over memory, each with the bfloat16 copy that the next step computes with."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK, WARPS = 4096, 8
+
+
+@triton.jit
+def _sgd_kernel(row, low, buffer, grad, rate, decay, momentum, n, LOW: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    keep = i < n
+    value = tl.load(row + i, mask=keep)
+    moved = tl.load(buffer + i, mask=keep) * momentum + (tl.load(grad + i, mask=keep) + decay * value)
+    value -= tl.load(rate) * moved
+    tl.store(buffer + i, moved, mask=keep)
+    tl.store(row + i, value, mask=keep)
+    if LOW:
+        tl.store(low + i, value.to(tl.bfloat16), mask=keep)
+
+
+@triton.jit
+def _lerp_kernel(row, low, other, share, n, LOW: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    keep = i < n
+    value = tl.load(row + i, mask=keep)
+    value += share * (tl.load(other + i, mask=keep) - value)
+    tl.store(row + i, value, mask=keep)
+    if LOW:
+        tl.store(low + i, value.to(tl.bfloat16), mask=keep)
+
+
+def sgd(
+    row: Tensor, low: Tensor | None, buffer: Tensor, grad: Tensor, rate: Tensor, decay: float, momentum: float
+) -> None:
+    """buffer ← momentum·buffer + grad + decay·row; row ← row − rate·buffer. All (n,) float32 but the 0-d rate."""
+    n, has_low = row.numel(), low is not None
+    grid = (triton.cdiv(n, BLOCK),)
+    _sgd_kernel[grid](row, low, buffer, grad, rate, decay, momentum, n, has_low, BLOCK, num_warps=WARPS)
+
+
+def lerp(row: Tensor, low: Tensor | None, other: Tensor, share: float) -> None:
+    """row ← (1 − share)·row + share·other, (n,) float32 each."""
+    n, has_low = row.numel(), low is not None
+    _lerp_kernel[(triton.cdiv(n, BLOCK),)](row, low, other, share, n, has_low, BLOCK, num_warps=WARPS)

@@ -1,0 +1,34 @@
+"""Which kernels CUDA's libraries may choose while a run goes on: process-wide settings, put back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def numerics(device: torch.device, deterministic: bool = False, exact: bool = False) -> Iterator[None]:
+    """The fastest kernels, each layer's found by trying them all; `deterministic`: only those that give equal bits from
+    run to run. `exact`: float32 means float32, not its products with ten bits of mantissa. On a CPU nothing changes."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    fill: Any = torch.utils.deterministic
+    found = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, fill.fill_uninitialized_memory
+    strict, products = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_float32_matmul_precision("highest" if exact else products)
+    cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32 = not deterministic, 0, cudnn.allow_tf32 and not exact
+    fill.fill_uninitialized_memory = False  # every byte we allocate we write: filling it first costs a pass
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, fill.fill_uninitialized_memory = found
+        torch.use_deterministic_algorithms(strict)
+        torch.set_float32_matmul_precision(products)

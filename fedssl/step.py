@@ -1,0 +1,117 @@
+"""One training step of a resident method: views → forward → objective → backward → optimizer → after-step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedssl import views
+from fedssl.layout import PARAMETERS
+from fedssl.method import Batch, Given, Method, Output
+from fedssl.optim import Optimizer
+
+Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
+
+
+class Inputs(NamedTuple):
+    """All that is new in a step. Whatever else a step reads or writes stays at its address."""
+
+    rows: Tensor  # (B,) of the client's images
+    images: Tensor  # (B, C, H, W) uint8
+    uniforms: tuple[Tensor, ...]  # one (V·B, columns) per ViewGroup
+    labels: Tensor | None
+    draws: Mapping[str, Tensor]
+
+
+class Step:
+    """Called with a step's inputs. `compiled`: views become a few kernels of torch's compiler, and weights are cast as
+    one row; without it every line is plain torch. Method and optimizer know for themselves whether they are fused."""
+
+    def __init__(self, method: Method, optimizer: Optimizer, compiled: bool = False) -> None:
+        self.method, self.optimizer = method, optimizer
+        self.device = method.state.floats.device
+        self.loss = torch.zeros((), device=self.device)  # the sum over steps
+        self.progress = torch.zeros((), device=self.device)
+        self.grad = torch.zeros_like(optimizer.row)
+        self._make_views = torch.compile(views.make_views, dynamic=False) if compiled else views.make_views
+        self._shadow = method.shadow() if compiled and method.precision == "bf16" else None
+        if self._shadow is not None:
+            optimizer.low = self._shadow.beside(optimizer.row)
+        trained = {name: p for name, p in method.named_parameters() if p.requires_grad}
+        layout = method.state.layout.pick(method.online, PARAMETERS)
+        slots = {e.name: self.grad[(at := layout.offsets[e.name]) : at + e.size] for e in layout.entries}
+        low = {} if self._shadow is None else {n: w for n, w in self._shadow.weights.items() if n in trained}
+        self._slots = [slots[name] for name in trained]
+        self._leaves = [low.get(name, p) for name, p in trained.items()]
+        # An objective may also have a term in the weights themselves: these are the float32 ones.
+        self._masters = [p for name, p in trained.items() if name in low]
+        self._masters_slots = [slots[name] for name in trained if name in low]
+
+    def begin(self, rate: float, progress: float) -> None:
+        """Forget the client before."""
+        self.optimizer.reset()
+        self.optimizer.rate.fill_(rate)
+        self.progress.fill_(progress)
+        self.loss.zero_()
+        self.method.passed = 0  # whatever a client that broke off left behind
+
+    def refresh(self) -> None:
+        """After weights were changed by anybody but this step: a client's were loaded, say."""
+        if self._shadow is not None:
+            with torch.no_grad():
+                self._shadow.refresh()
+
+    def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+        batch = self._batch(inputs)
+        with contextlib.nullcontext() if self._shadow is None else self._shadow.worn():
+            out: Output = self.method(batch)
+        loss = objective(self.method, batch, out, given)
+        grads = torch.autograd.grad(loss, [*self._leaves, *self._masters], allow_unused=True)
+        with torch.no_grad():
+            self._collect(grads)
+            self.optimizer.step(self.grad)
+            self.method.count_batch()
+            found = self._version()
+            self.method.after_step(out)
+            if self._version() != found:  # a method with a rule of its own for some weights, such as unit length
+                self.refresh()
+            self.loss.add_(loss.detach())
+        return out
+
+    def _version(self) -> int:
+        """Differs whenever torch has changed a parameter by its name."""
+        return 0 if self._shadow is None else sum(p._version for p in self.method.parameters())
+
+    def _batch(self, inputs: Inputs) -> Batch:
+        method = self.method
+        made = tuple(
+            self._make_views(group, inputs.images, uniforms, method.mean, method.std)
+            for group, uniforms in zip(method.views, inputs.uniforms, strict=True)
+        )
+        return Batch(inputs.rows, inputs.images, made, inputs.labels, None, inputs.draws, self.progress)
+
+    def _collect(self, grads: tuple[Tensor | None, ...]) -> None:
+        """Gradients into their places of the flat row; a parameter the loss does not depend on has a gradient of 0."""
+        count = len(self._leaves)
+        pairs = list(zip(self._slots, grads[:count], strict=True))
+        for dtype in {leaf.dtype for leaf in self._leaves}:  # those of one type are copied by one kernel
+            copied = [(to, _flat(g)) for to, g in pairs if g is not None and g.dtype == dtype]
+            torch._foreach_copy_([to for to, _ in copied], [g for _, g in copied])
+        if unused := [to for to, g in pairs if g is None]:
+            torch._foreach_zero_(unused)
+        added = [(to, _flat(g)) for to, g in zip(self._masters_slots, grads[count:], strict=True) if g is not None]
+        if added:
+            torch._foreach_add_([to for to, _ in added], [g for _, g in added])
+
+    def moving(self) -> list[Tensor]:
+        """Every tensor a step changes and the next one reads."""
+        return [self.method.state.floats, self.method.state.counts, self.loss, *self.optimizer.tensors()]
+
+
+def _flat(grad: Tensor) -> Tensor:
+    """A gradient as it lies in a row: see `State.view`."""
+    return grad.permute(0, 2, 3, 1).reshape(-1) if grad.ndim == 4 else grad.reshape(-1)

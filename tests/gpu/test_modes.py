@@ -1,0 +1,155 @@
+"""Three modes of one step: eager, compiled and captured train the same model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedssl.methods  # noqa: F401 - registers them
+from fedssl import nets
+from fedssl.algorithms import FedAvg
+from fedssl.data.embedded import FashionMini
+from fedssl.method import METHODS, Method
+from fedssl.nets.norm import BatchNorm2d
+from fedssl.numerics import numerics
+from fedssl.train import Task, Trainer, TrainSettings
+
+CUDA = torch.device("cuda")
+STEPS = 50
+OBJECTIVE = FedAvg().objective
+
+
+@pytest.fixture(scope="module")
+def pixels() -> Tensor:
+    """Real images (2048, 3, 32, 32): noise would make rounding errors grow from step to step."""
+    images = FashionMini().load(Path(), lambda line: None).train.pixels[:2048].float()
+    large = torch.nn.functional.interpolate(images, 32).to(torch.uint8)
+    return large.expand(-1, 3, -1, -1).contiguous().to(CUDA)
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    with numerics(CUDA, deterministic=True, exact=True):
+        yield
+
+
+def trainer(name: str, mode: str, precision: str = "fp32", batch: int = 64, lr: float = 0.01) -> Trainer:
+    torch.manual_seed(0)
+    cls = METHODS[name].Settings
+    small = {k: v for k, v in {"hidden": 512, "dim": 256, "queue": 512}.items() if k in cls.model_fields}
+    method: Method = cls(backbone="resnet18", **small).build(nets.build("resnet18", 3, "cifar"), 32, CUDA)
+    method.fresh(torch.Generator().manual_seed(0))
+    return Trainer(method, TrainSettings(mode=mode, precision=precision, batch=batch, lr=lr))
+
+
+def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
+    """The loss of each step."""
+    step = model._captured or model.step
+    stream = torch.Generator(CUDA).manual_seed(0)
+    task = Task(pixels, None, stream, model.settings.lr, 0.0, threading.Event())
+    model.method.train()
+    losses = []
+    with model.active():
+        model.step.begin(task.rate, task.progress)
+        model.step.refresh()
+        for _ in range(steps):
+            rows = torch.randint(len(pixels), (model.settings.batch,), generator=stream, device=CUDA)
+            model.step.loss.zero_()
+            step(model._inputs(task, rows), OBJECTIVE, {})
+            losses.append(model.step.loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("name", ["byol", "mocov1", "mocov2", "simclr", "simsiam"])
+def test_modes_train_the_same(name: str, pixels: Tensor, record_property: pytest.RecordProperty) -> None:
+    """float32 over 50 steps: losses within 1% of eager's at every step, and within 1e-4 over the first ten.
+
+    Training amplifies rounding errors: eager from weights moved by one part in 10⁷ differs by as much.
+    """
+    losses = {mode: curve(trainer(name, mode), pixels) for mode in ("eager", "compiled", "captured")}
+    nudged = trainer(name, "eager")
+    nudged.method.state.floats.mul_(1 + 1e-7)
+    losses["eager, nudged"] = curve(nudged, pixels)
+    eager = torch.tensor(losses.pop("eager"))
+    for mode, found in losses.items():
+        off = ((torch.tensor(found) - eager) / eager).abs()
+        record_property(mode, f"{off[:10].max():.1e} {off.max():.1e}")
+        print(f"{name}, {mode}: largest difference {off[:10].max():.1e} over 10 steps, {off.max():.1e} over {STEPS}")
+        if "nudged" not in mode:
+            assert off[:10].max() < 1e-4
+            assert off.max() < 1e-2
+
+
+@pytest.mark.parametrize("name", ["byol", "simclr"])
+def test_bfloat16_learns_alike(name: str, pixels: Tensor) -> None:
+    eager, captured = (torch.tensor(curve(trainer(name, mode, "bf16"), pixels)) for mode in ("eager", "captured"))
+    print(f"{name}: last ten losses {eager[-10:].mean():.4f} eager, {captured[-10:].mean():.4f} captured")
+    assert captured[-10:].mean() == pytest.approx(eager[-10:].mean().item(), rel=0.05)
+    assert captured[-10:].mean() < captured[:5].mean()
+
+
+def test_deterministic_steps_repeat(pixels: Tensor) -> None:
+    first, second = (trainer("byol", "captured", "bf16") for _ in range(2))
+    assert curve(first, pixels, 12) == curve(second, pixels, 12)
+    assert torch.equal(first.method.state.floats, second.method.state.floats)
+
+
+def test_trainers_side_by_side(pixels: Tensor) -> None:
+    """Three threads on three streams: the bits of one after the other."""
+
+    def work(model: Trainer, seed: int) -> None:
+        task = Task(pixels[:640], None, torch.Generator(CUDA).manual_seed(seed), 0.01, 0.0, threading.Event())
+        model.fit(task, OBJECTIVE, {})
+
+    alone = [trainer("byol", "captured", "bf16") for _ in range(3)]
+    together = [trainer("byol", "captured", "bf16") for _ in range(3)]
+    for seed, model in enumerate(alone):
+        work(model, seed)
+    threads = [threading.Thread(target=work, args=(model, seed)) for seed, model in enumerate(together)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one.method.state.floats, other.method.state.floats)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(256, 64, 32, 32), (256, 512, 4, 4), (6, 70, 5, 5)])
+def test_normalisation(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Against float64 on the same values, and twice the same bits."""
+    x, skip, dy, dy2 = (torch.randn(shape, device=CUDA, dtype=dtype) + 1 for _ in range(4))
+    made = []
+    for fused, kind in ((True, dtype), (True, dtype), (False, torch.float64)):
+        layer = BatchNorm2d(shape[1], relu=True).to(CUDA)
+        layer.groups, layer.fused = 2, fused
+        layer = layer.to(torch.float64) if not fused else layer
+        a, b = (t.to(kind).contiguous(memory_format=torch.channels_last).requires_grad_() for t in (x, skip))
+        y, again = layer.twice(a, b)
+        grads = torch.autograd.grad((y * dy).sum() + (again * dy2).sum(), [a, b, layer.weight, layer.bias])
+        made.append([y, *grads, layer.running_mean, layer.running_var])
+    tolerance = 1e-3 if dtype == torch.float32 else 2e-2  # a ReLU's mask flips where its input is next to zero
+    for once, twice, truth in zip(*made, strict=True):
+        assert torch.equal(once, twice)
+        assert (once.double() - truth).norm() / truth.norm() < tolerance
+
+
+def test_stem() -> None:
+    from fedssl.kernels.stem import stem
+
+    images = torch.rand(64, 3, 32, 32, device=CUDA)
+    weight = torch.randn(64, 3, 3, 3, device=CUDA).contiguous(memory_format=torch.channels_last).bfloat16()
+    weight.requires_grad_()
+    dy = torch.randn(64, 64, 32, 32, device=CUDA).bfloat16().contiguous(memory_format=torch.channels_last)
+    y = stem(images, weight)
+    (grad,) = torch.autograd.grad(y, weight, dy)
+    twin = weight.detach().double().requires_grad_()
+    truth = torch.nn.functional.conv2d(images.bfloat16().double(), twin, padding=1)
+    (expected,) = torch.autograd.grad(truth, twin, dy.double())
+    assert (y.double() - truth).norm() / truth.norm() < 4e-3
+    assert (grad.double() - expected).norm() / expected.norm() < 4e-3

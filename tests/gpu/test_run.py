@@ -1,0 +1,60 @@
+"""Whole runs on CUDA: a deterministic one goes on to the same bits, whatever the number of clients side by side."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+import fedssl
+from fedssl.drive import Interrupted
+from fedssl.report.rounds import RoundsLog
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 3,
+    "method.name": "mocov2",  # it remembers a target and a queue
+    "method.backbone": "resnet18",
+    "method.hidden": 256,
+    "train.optimizer": "sgd",
+    "train.lr": 0.03,
+    "train.deterministic": True,
+    "train.checkpoint_every": 0,
+    "probe.every": 0,
+    "probe.beside": [],
+    "probe.picture": False,
+    "probe.epochs": 1,
+}
+
+
+def digest(folder: Path, **changes: Any) -> str:
+    fedssl.run("demo", folder, device="cuda", quiet=True, set=SETTINGS | changes)
+    tensors = load_file(folder / "backbone.safetensors")
+    return hashlib.sha256(b"".join(tensors[name].tobytes() for name in sorted(tensors))).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest(tmp_path_factory.mktemp("run") / "straight")
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(straight: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append, count = RoundsLog.append, []
+
+    def stop_after_two(self: RoundsLog, line: dict[str, Any]) -> None:
+        append(self, line)
+        count.append(line)
+        if len(count) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RoundsLog, "append", stop_after_two)
+    with pytest.raises(Interrupted):
+        digest(tmp_path / "run")
+    assert digest(tmp_path / "run") == straight
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_do_not_change_the_bits(workers: int, straight: str, tmp_path: Path) -> None:
+    assert digest(tmp_path / "run", **{"train.workers": workers}) == straight

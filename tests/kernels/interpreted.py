@@ -1,0 +1,102 @@
+"""Run by test_interpreted.py with TRITON_INTERPRET=1; prints relative differences as JSON."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fedssl.methods  # noqa: F401 - registers them
+from fedssl import nets
+from fedssl.kernels import update
+from fedssl.method import METHODS
+from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
+from fedssl.train import Task, Trainer, TrainSettings
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "groups": {"groups": 2},
+    "residual": {"groups": 2, "residual": True},
+    "two readers": {"groups": 2, "two": True},
+    "odd channels": {"shape": (6, 70, 4, 3), "groups": 3, "residual": True, "two": True},
+    "rows": {"shape": (64, 130), "groups": 2},
+    "no relu": {"relu": False, "groups": 2},
+}
+
+
+def relative(one: Tensor, other: Tensor) -> float:
+    return float((one - other).detach().norm() / other.detach().norm())
+
+
+def norm(
+    shape: tuple[int, ...] = (8, 16, 6, 5),
+    groups: int = 1,
+    residual: bool = False,
+    two: bool = False,
+    relu: bool = True,
+) -> dict[str, float]:
+    torch.manual_seed(0)
+    made = []
+    weights = torch.randn(2, shape[1])
+    images, skip, dy, dy2 = (torch.randn(shape) + 3 for _ in range(4))
+    for fused in (True, False):
+        layer = (BatchNorm2d if len(shape) == 4 else BatchNorm1d)(shape[1], relu=relu)
+        layer.groups, layer.fused = groups, fused
+        with torch.no_grad():
+            layer.weight.copy_(weights[0])
+            layer.bias.copy_(weights[1])
+        x, r = images.clone().requires_grad_(), skip.clone().requires_grad_() if residual else None
+        y, again = layer.twice(x, r)
+        leaves = [x, layer.weight, layer.bias, *([] if r is None else [r])]
+        loss = (y * dy).sum() + ((again * dy2).sum() if two else 0)
+        grads = torch.autograd.grad(loss, leaves)
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        made.append([y, again, *grads, layer.running_mean, layer.running_var])
+    names = ["y", "again", "dx", "dweight", "dbias", *(["dresidual"] if residual else []), "mean", "var"]
+    return {name: relative(a, b) for name, a, b in zip(names, *made, strict=True)}
+
+
+def sgd() -> float:
+    row, buffer, grad = torch.randn(3, 5000)
+    rate = torch.tensor(0.1)
+    moved = 0.9 * buffer + grad + 0.01 * row
+    expected = row - rate * moved
+    update.sgd(row, None, buffer, grad, rate, 0.01, 0.9)
+    return max(relative(row, expected), relative(buffer, moved))
+
+
+def lerp() -> float:
+    row, other = torch.randn(2, 5000)
+    expected = torch.lerp(row, other, 0.3)
+    update.lerp(row, None, other, 0.3)
+    return relative(row, expected)
+
+
+def training(name: str) -> float:
+    rows = []
+    pixels = torch.randint(256, (32, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for fused in (True, False):
+        torch.manual_seed(0)
+        cls = METHODS[name].Settings
+        small = {k: v for k, v in {"hidden": 32, "dim": 16, "queue": 64}.items() if k in cls.model_fields}
+        method = cls(backbone="cnn", **small).build(nets.build("cnn", 3, "cifar"), 16)
+        trainer = Trainer(method, TrainSettings(batch=8, mode="eager", lr=0.01))
+        method.fuse(fused)
+        task = Task(pixels, None, torch.Generator().manual_seed(0), 0.01, 0.0, threading.Event())
+        trainer.fit(task, lambda m, batch, out, given: m.loss(out, given), {})
+        rows.append(method.state.floats.clone())
+    return relative(*rows)
+
+
+if __name__ == "__main__":
+    found = {
+        "norm": {name: norm(**case) for name, case in CASES.items()},
+        "sgd": sgd(),
+        "lerp": lerp(),
+        "training": {name: training(name) for name in ("byol", "mocov2", "simclr", "simsiam")},
+    }
+    print(json.dumps(found))
