@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
@@ -10,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedssl.methods  # noqa: F401 - registers them
+from fedssl.algorithms import FedAvg
 from fedssl.method import METHODS
 from fedssl.nets import CNN
+from fedssl.numerics import numerics
 from fedssl.pixels import Pixels, Rows, Streamed, place
 from fedssl.train import Task, Trainer, TrainSettings
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 CUDA = torch.device("cuda")
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+OBJECTIVE = FedAvg().objective
 
 
 def _pool(n: int, side: int = 16) -> Tensor:
@@ -65,7 +65,7 @@ def test_streamed_chunks_and_an_early_end() -> None:
     assert torch.equal(torch.cat([chunk.clone() for chunk in images.chunks(300)]).cpu(), pool)
 
 
-@pytest.mark.parametrize("mode", ["eager", "captured"])
+@pytest.mark.parametrize("mode", ["eager", "compiled", "captured"])
 @pytest.mark.parametrize("name", ["simclr", "byol"])
 def test_training_is_the_same_streamed_or_not(name: str, mode: str) -> None:
     pool, rows = _pool(400), torch.randperm(400, generator=torch.Generator().manual_seed(3))[:300]
@@ -77,13 +77,10 @@ def test_training_is_the_same_streamed_or_not(name: str, mode: str) -> None:
         trainer, images = Trainer(method, settings), make(Rows(pool)).select(rows)
         stream = torch.Generator(CUDA).manual_seed(1)
         task = Task(images, None, stream, 0.05, 0.0, threading.Event())
-        trainer.fit(task, lambda method, batch, out, given: method.loss(out, given), {})
+        trainer.fit(task, OBJECTIVE, {})
         return trainer.method.state.floats, trainer.embed(images)
 
-    torch.use_deterministic_algorithms(True)
-    try:
+    with numerics(CUDA, deterministic=True, exact=True):
         there, streamed = fit(lambda held: place(held, CUDA)), fit(_streamed)
-    finally:
-        torch.use_deterministic_algorithms(False)
     for a, b in zip(there, streamed, strict=True):
         assert torch.equal(a, b)
