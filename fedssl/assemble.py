@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedssl.errors import ConfigError, DataError
 from fedssl.experiment import Experiment
 from fedssl.federate import Sites
 from fedssl.method import Method, Normalisation
+from fedssl.pixels import place
 from fedssl.runtimes.local import Shard
 from fedssl.seeds import derive, generator
 from fedssl.train import Trainer
@@ -70,13 +71,16 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:
 def shards(
     experiment: Experiment, data: Dataset, owners: Mapping[str, Tensor], device: torch.device
 ) -> dict[str, Shard]:
-    """Each client's own images on the device. Labels are not loaded, only how to get them is passed on."""
-    held = {}
+    """Each client's own images, rows of one pool. Labels are not loaded, only how to get them is passed on."""
+    pool, held = place(data.train.held, device), {}
     for client, index in owners.items():
-        images = data.train.select(index)
-        labels = (lambda images=images: images.labels.to(device)) if images.labelled else None
-        held[client] = Shard(images.pixels.to(device), labels)
+        load = data.train.select(index).label_loader
+        held[client] = Shard(pool.select(index), None if load is None else _on(load, device))
     return held
+
+
+def _on(load: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    return lambda: load().to(device)
 
 
 def normalisation(experiment: Experiment, channels: int) -> Normalisation | None:

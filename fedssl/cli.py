@@ -152,10 +152,10 @@ def views(
 
     _writable(out, ".png")
     experiment = load(name, set)
-    images = assemble.read_data(experiment, data_dir, None, say_on_stderr).train.pixels
+    images = assemble.read_data(experiment, data_dir, None, say_on_stderr).train.held
     with torch.device("meta"):
         method = experiment.method.method(
-            experiment.method, assemble.build_backbone(experiment, images.shape[1]), images.shape[-1]
+            experiment.method, assemble.build_backbone(experiment, images.image[0]), images.image[-1]
         )
     if not method.views:
         raise FedsslError("this method trains on images as they are: there are no views to draw")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedssl.method import Given, Method
+from fedssl.pixels import Pixels
 from fedssl.seeds import generator
 from fedssl.step import Objective
 from fedssl.train import Metrics, Task, Trainer
@@ -22,7 +23,7 @@ class Client:
     """One client in one round, bound to a trainer that is lent to it for the time being."""
 
     id: str
-    pixels: Tensor  # (n, C, H, W) uint8
+    pixels: Tensor | Pixels  # (n, C, H, W) uint8
     labels: Callable[[], Tensor] | None  # called only for a method that declares it learns from them
     memory: Tree
     trainer: Trainer

@@ -14,6 +14,7 @@ from fedssl.assemble import build_backbone, normalisation
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
+from fedssl.pixels import Rows
 from fedssl.probes import Labelled, balanced, embed, knn, linear
 from fedssl.seeds import generator
 from fedssl.settings import suggest
@@ -54,7 +55,7 @@ class Evaluation:
 
     def __init__(self, experiment: Experiment, data: Dataset, device: torch.device) -> None:
         self.experiment, self.data, self.device = experiment, data, device
-        self._channels = data.train.pixels.shape[1]
+        self._channels = data.train.image[0]
         self._normalisation = normalisation(experiment, self._channels)
         self.note = HALVED if self.possible and not data.train.labelled else None
 
@@ -75,7 +76,7 @@ class Evaluation:
         order = order[test.labels.cpu()[order].argsort(stable=True)]  # class by class: every other one of each
         return test.select(order[1::2].sort().values), test.select(order[::2].sort().values)
 
-    def features(self, state: State, pixels: Tensor) -> Tensor:
+    def features(self, state: State, pixels: Tensor | Rows) -> Tensor:
         with torch.random.fork_rng(devices=[]):  # a new backbone draws weights, here only to be overwritten
             backbone = backbone_of(state, build_backbone(self.experiment, self._channels)).to(self.device)
         return embed(backbone, pixels, self._normalisation, self.device)
@@ -88,8 +89,8 @@ class Evaluation:
         train_labels, test_labels = (images.labels.to(self.device) for images in (known, unknown))
         scores = {probe: Score() for probe in probes}
         for name, state in models.items():
-            train = Labelled(self.features(state, known.pixels), train_labels)
-            test = Labelled(self.features(state, unknown.pixels), test_labels)
+            train = Labelled(self.features(state, known.held), train_labels)
+            test = Labelled(self.features(state, unknown.held), test_labels)
             for probe in probes:
                 scores[probe][name] = getattr(self, f"_{probe}")(train, test)
         for score in scores.values():

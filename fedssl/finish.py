@@ -67,7 +67,12 @@ def _finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> N
 
 
 def _hash(images: Images | None) -> str | None:
-    return None if images is None else hashlib.sha256(images.pixels.numpy().data).hexdigest()
+    if images is None:
+        return None
+    digest = hashlib.sha256()
+    for part in images.held.chunks(1024):
+        digest.update(part.numpy().data)
+    return digest.hexdigest()
 
 
 def _finished(folder: Path, experiment: Experiment, rounds: int, tested: str | None) -> bool:
@@ -122,7 +127,7 @@ def draw(
     """picture.png from the rounds log, the table and the first model's view of some test images."""
     some = test.select(torch.arange(min(MAPPED, len(test))))
     first, last = (
-        evaluation.features(next(iter(models.values())), some.pixels).cpu().numpy() for models in (before, after)
+        evaluation.features(next(iter(models.values())), some.held).cpu().numpy() for models in (before, after)
     )
     rounds = read_rounds(folder / "rounds.jsonl")
     draw_run(folder / "picture.png", rounds, table, first, last, some.labels.numpy(), some.classes)

@@ -21,6 +21,7 @@ from fedssl.health import effective_rank, spread
 from fedssl.layout import PARAMETERS
 from fedssl.method import Given, Method
 from fedssl.optim import SGD, Adam, FusedSGD, Optimizer
+from fedssl.pixels import Pixels, as_pixels
 from fedssl.settings import Settings
 from fedssl.step import Inputs, Objective, Step
 
@@ -66,7 +67,7 @@ class Metrics(NamedTuple):
 class Task(NamedTuple):
     """One client's share of one round: its images, its random stream and where the run stands."""
 
-    pixels: Tensor  # (n, C, H, W) uint8 on the trainer's device
+    pixels: Tensor | Pixels  # (n, C, H, W) uint8
     labels: Tensor | None
     generator: torch.Generator  # on the trainer's device
     rate: float
@@ -119,9 +120,10 @@ class Trainer:
             return self._fit(task, objective, given)
 
     def _fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
-        size = min(self.settings.batch, len(task.pixels))
+        pixels = as_pixels(task.pixels, self.device)
+        size = min(self.settings.batch, len(pixels))
         if size < 2:
-            raise ClientError(f"too few images: {len(task.pixels)}, at least 2 are needed to train")
+            raise ClientError(f"too few images: {len(pixels)}, at least 2 are needed to train")
         started = time.perf_counter()
         self.step.begin(task.rate, task.progress)
         self.method.train()
@@ -129,13 +131,14 @@ class Trainer:
         step = self._captured if self._captured and size == self.settings.batch else self.step
         steps = 0
         for _ in range(self.settings.epochs):
-            found = self.method.before_epoch(lambda: self.embed(task.pixels))
+            found = self.method.before_epoch(lambda: self.embed(pixels))
             given = {**given, **found} if found else given
             self.step.refresh()
-            for index in _batches(len(task.pixels), size, task.generator):
+            order = torch.randperm(len(pixels), generator=task.generator, device=task.generator.device)
+            for index, images in pixels.batches(order, size):
                 if task.stop.is_set():
                     raise Stopped
-                out = step(self._inputs(task, index), objective, given)
+                out = step(self._inputs(task, index, images), objective, given)
                 steps += 1
             if not math.isfinite(loss := self.step.loss.item() / steps):
                 raise ClientError("its loss is not finite any more")
@@ -143,30 +146,25 @@ class Trainer:
         return Metrics(loss, steps, steps * size, time.perf_counter() - started, std, rank)
 
     @torch.no_grad()
-    def embed(self, pixels: Tensor, what: Literal["h", "z", "p"] = "h", batch: int = 512) -> Tensor:
+    def embed(self, pixels: Tensor | Pixels, what: Literal["h", "z", "p"] = "h", batch: int = 512) -> Tensor:
         """Features (n, d) of clean images (n, C, H, W) under the resident model, in eval mode."""
         method, training = self.method, self.method.training
         method.eval()
         try:
-            return torch.cat([getattr(method.encode(method.clean(x)), what) for x in pixels.split(batch)])
+            chunks = as_pixels(pixels, self.device).chunks(batch)
+            return torch.cat([getattr(method.encode(method.clean(x)), what) for x in chunks])
         finally:
             method.train(training)
 
-    def _inputs(self, task: Task, index: Tensor) -> Inputs:
+    def _inputs(self, task: Task, index: Tensor, images: Tensor) -> Inputs:
         stream, n = task.generator, len(index)
         return Inputs(
             index,
-            task.pixels[index],
+            images,
             tuple(views.draw(g.augment, g.count * n, stream, self.device) for g in self.method.views),
             None if task.labels is None else task.labels[index],
             self.method.draw(n, stream),
         )
-
-
-def _batches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Row numbers of one epoch in a new order; a last incomplete batch is left out, as the papers do."""
-    order = torch.randperm(n, generator=generator, device=generator.device)
-    return (order[start : start + size] for start in range(0, n - size + 1, size))
 
 
 def make_optimizer(settings: TrainSettings, method: Method, row: Tensor, fused: bool = False) -> Optimizer:

@@ -86,6 +86,12 @@ def make_trainer() -> Callable[..., Trainer]:
     return make
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded images go where the tests' other files go, and not among the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture
 def pixels() -> Callable[..., torch.Tensor]:
     """pixels(n, seed): uint8 images (n, 3, 8, 8)."""

@@ -1,4 +1,4 @@
-"""Image files to uint8 tensors, one defined way for every mode.
+"""Image files to uint8 arrays, one defined way for every mode.
 
 1. More than 50 megapixels: refused from the header, before any pixel is decoded.
 2. Of animations, the first frame. EXIF orientation is applied.
@@ -8,103 +8,74 @@
 5. 16-bit, 32-bit and float images are rescaled so that their smallest value is 0 and their largest 255: the
    type's range says little (a 12-bit camera fills a sixteenth of 16 bits). An image of one value turns black.
 6. The square is scaled to `size`, bilinearly with antialias, up or down.
+
+This file is also the program that worker processes run. So it imports nothing of fedssl: it starts in a tenth of a
+second, where torch alone takes more than one.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import signal
+import sys
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import zlib
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-import torch
+import numpy.typing as npt
 from PIL import Image, ImageOps
-from torch import Tensor
 
-from fedssl.data.progress import Say, meter
-from fedssl.errors import DataError
-
+RULES = 1  # to be raised with every change of the rules above: pixels decoded by other rules are of no use
 MOST_PIXELS = 50_000_000
 # Only formats that are pixels: Pillow would also hand PostScript to an interpreter.
 _FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
-_CHUNK = 32  # files per task: a million files make 30,000 tasks, not a million
 
-Open = Callable[[str], Path | bytes]
-
-
-def decode(source: Path | bytes, size: int, channels: int = 3) -> Tensor:
-    """One image file to uint8 (channels, size, size); a DataError says in a few words what is wrong."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return _decode(source, size, channels)
+Array = npt.NDArray[np.uint8]
 
 
-def decode_all(names: Sequence[str], source: Open, size: int, channels: int, say: Say) -> tuple[Tensor, dict[int, str]]:
-    """Decode `source(name)` of all names in a pool of threads.
+class Unreadable(Exception):  # noqa: N818 - a verdict on a file
+    """Why a file gives no image, in a few words; `lasting` unless the disk or its rights may be to blame."""
 
-    Returns the pixels (n, channels, size, size) of those that could be read, in order, and the places in
-    `names` of those that could not, each with its reason.
-    """
-    pixels = torch.empty(len(names), channels, size, size, dtype=torch.uint8)
-    bad: dict[int, str] = {}
-    chunks = [names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK)]
-
-    def work(chunk: Sequence[str]) -> list[Tensor | str]:
-        return [_attempt(name, source, size, channels) for name in chunk]
-
-    # Filters of warnings belong to the whole process, so they are changed once, around all threads.
-    with warnings.catch_warnings(), meter(f"decoding {len(names):,} images", len(names), say) as advance:
-        warnings.simplefilter("ignore")
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            done = 0
-            try:
-                for results in pool.map(work, chunks):
-                    for result in results:
-                        if isinstance(result, str):
-                            bad[done] = result
-                        else:
-                            pixels[done - len(bad)] = result
-                        done += 1
-                    advance(len(results))
-            except BaseException:  # Ctrl-C must not wait for the rest
-                pool.shutdown(cancel_futures=True)
-                raise
-    return pixels[: len(names) - len(bad)], bad
+    def __init__(self, reason: str, lasting: bool = True) -> None:
+        super().__init__(reason)
+        self.lasting = lasting
 
 
-def _attempt(name: str, source: Open, size: int, channels: int) -> Tensor | str:
-    try:
-        return _decode(source(name), size, channels)
-    except DataError as failure:
-        return str(failure)
-
-
-def _decode(source: Path | bytes, size: int, channels: int) -> Tensor:
+def decode(source: Path | bytes, size: int, channels: int = 3) -> Array:
+    """One image file to uint8 (channels, size, size), or Unreadable. Pillow's warnings are the caller's affair."""
     with _stream(source) as stream, _opened(stream) as image:
         try:
             image.load()
             square = to_eight_bits(_square(_upright(image)))
-        except DataError:
+        except Unreadable:
             raise
-        except Exception:  # whatever Pillow stumbles over: OSError, SyntaxError, struct.error, zlib.error …
-            raise DataError("truncated or damaged") from None
+        except Exception as failure:  # whatever Pillow stumbles over: OSError, SyntaxError, struct.error, zlib.error …
+            raise _damaged(failure, "truncated or damaged") from None
     small = square.resize((size, size), Image.Resampling.BILINEAR)
-    return to_tensor(small.convert("L" if channels == 1 else "RGB"))
+    return to_array(small.convert("L" if channels == 1 else "RGB"))
+
+
+def _damaged(failure: Exception, reason: str) -> Unreadable:
+    """Pillow's own errors have no number; those of a disk do."""
+    if isinstance(failure, OSError) and failure.errno:
+        return Unreadable(f"cannot be read ({failure.strerror})", lasting=False)
+    return Unreadable(reason)
 
 
 def _stream(source: Path | bytes) -> BinaryIO:
     try:
         stream = source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
     except OSError as failure:
-        raise DataError(f"cannot be opened ({failure.strerror})") from None
+        raise Unreadable(f"cannot be opened ({failure.strerror})", lasting=False) from None
     if not stream.read(1):
         stream.close()
-        raise DataError("empty file")
+        raise Unreadable("empty file")
     stream.seek(0)
     return stream
 
@@ -114,11 +85,11 @@ def _opened(stream: BinaryIO) -> Image.Image:
     try:
         image = Image.open(stream, formats=_formats())
     except Image.DecompressionBombError:
-        raise DataError(f"more than {MOST_PIXELS:,} pixels") from None
-    except Exception:  # garbled headers make plugins raise more than Pillow's own error
-        raise DataError("not an image") from None
+        raise Unreadable(f"more than {MOST_PIXELS:,} pixels") from None
+    except Exception as failure:  # garbled headers make plugins raise more than Pillow's own error
+        raise _damaged(failure, "not an image") from None
     if image.width * image.height > MOST_PIXELS:
-        raise DataError(f"more than {MOST_PIXELS:,} pixels")
+        raise Unreadable(f"more than {MOST_PIXELS:,} pixels")
     return image
 
 
@@ -157,12 +128,56 @@ def _rescaled(image: Image.Image) -> Image.Image:
     values = np.asarray(image, dtype=np.float64)
     low, high = values.min(), values.max()
     if not np.isfinite(high - low):
-        raise DataError("holds values that are not finite")
+        raise Unreadable("holds values that are not finite")
     scale = 255 / (high - low) if high > low else 0.0
     return Image.fromarray(np.rint((values - low) * scale).astype(np.uint8))
 
 
-def to_tensor(image: Image.Image) -> Tensor:
+def to_array(image: Image.Image) -> Array:
     """An L or RGB image to uint8 (C, H, W)."""
-    pixels = torch.from_numpy(np.array(image))
-    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
+    pixels = np.array(image)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+Job = tuple[int, str]  # a row of the file to fill, and the path of the image
+Outcome = int | list[Any]  # the checksum of the pixels, or [reason, whether it is lasting]
+
+
+def wire_path(path: str) -> str:
+    """A path as text that survives JSON and does not depend on a process's idea of how names are encoded."""
+    return os.fsencode(path).decode("latin-1")
+
+
+def fill(target: int, size: int, channels: int, jobs: Iterable[Sequence[Any]]) -> list[Outcome]:
+    """Write the pixels of each job's file to its row of the open file `target`; OSError: it cannot be written."""
+    outcomes: list[Outcome] = []
+    for row, path in jobs:
+        try:
+            pixels = decode(Path(os.fsdecode(path.encode("latin-1"))), size, channels)
+        except Unreadable as failure:
+            outcomes.append([str(failure), failure.lasting])
+            continue
+        rest = memoryview(pixels.tobytes())
+        outcomes.append(zlib.crc32(rest))
+        place = row * len(rest)
+        while rest:  # a nearly full disk takes a part, and refuses the rest with a reason
+            written = os.pwrite(target, rest, place)
+            rest, place = rest[written:], place + written
+    return outcomes
+
+
+def serve(target: int, size: int, channels: int) -> None:
+    """Be a worker: a line of jobs in, a line of outcomes out (or the number of an error), until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks; it ends the input
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # it was killed: nobody wants to know
+    warnings.simplefilter("ignore")
+    for line in sys.stdin.buffer:
+        try:
+            answer: Any = fill(target, size, channels, json.loads(line))
+        except OSError as failure:
+            answer = failure.errno or -1
+        os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    serve(*map(int, sys.argv[1:]))

@@ -64,7 +64,7 @@ def download(file: Official, target: Path, say: Say) -> Path:
             )
         temporary.chmod(0o644)  # temporary files are private; data is meant to be shared
         temporary.replace(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except (OSError, http.client.HTTPException, ValueError) as failure:
         raise DataError(
             f"{file.name} is missing and cannot be downloaded ({failure}): get it from {file.url} "
@@ -103,7 +103,7 @@ def _answer(url: str) -> http.client.HTTPResponse:
     return answer
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the rename itself survive a power cut; systems that cannot open folders do without."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)

@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedssl.data.decode import decode_all
+from fedssl.data.cache import cached, default_place
+from fedssl.data.decoders import decode_all
 from fedssl.data.fetch import find_path
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.progress import Say
 from fedssl.data.walk import index_files, shown, subfolders
 from fedssl.errors import DataError
+from fedssl.pixels import Rows
+from fedssl.settings import suggest
 
 _LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}
+_NO_FOLDER = ("auto", "off")
 
 
 @SOURCES.register("folder")
@@ -36,6 +40,14 @@ class Folder(Source):
     channels: Literal[1, 3] = 3
     bad_share: float = Field(default=0.01, ge=0, le=1)  # of a client's files (or of all): more is an error
     test: str | None = None
+    cache: str = Field("auto", min_length=1)  # where decoded images are kept; auto: the user's cache, off: nowhere
+
+    @field_validator("cache")
+    @classmethod
+    def _no_slip(cls, value: str) -> str:
+        if value not in _NO_FOLDER and (hint := suggest(value, _NO_FOLDER)):
+            raise ValueError(f'a folder, "auto" or "off"{hint}')
+        return value
 
     def read(self, root: Path, say: Say) -> Dataset:
         top = find_path(self.path, root)
@@ -59,7 +71,7 @@ class Folder(Source):
             raise DataError(f"there is no folder {folder}")
         groups = subfolders(folder) if layout.startswith("clients") else []
         names, skipped = index_files(folder, top, _LEVELS[layout], say)
-        pixels, bad = decode_all(names, lambda name: folder / name, self.size, self.channels, say)
+        pixels, bad = self._decoded(folder, names, say)
         lines = skipped + [(reason, names[place]) for place, reason in bad.items()]
         _refuse_too_many_bad(names, bad, bool(groups), self.bad_share, folder)
         good = [name for place, name in enumerate(names) if place not in bad]
@@ -68,11 +80,18 @@ class Folder(Source):
         within = folder.relative_to(top)
         return _Part(pixels, good, layout, groups, [f"{why}: {shown(str(within / name))}" for why, name in lines])
 
+    def _decoded(self, folder: Path, names: list[str], say: Say) -> tuple[Rows, dict[int, str]]:
+        if self.cache == "off":
+            pixels, bad = decode_all(names, lambda name: folder / name, self.size, self.channels, say)
+            return Rows(pixels), bad
+        place = default_place() if self.cache == "auto" else Path(self.cache)
+        return cached(folder, names, self.size, self.channels, place, say)
+
 
 class _Part(NamedTuple):
     """Everything read from one folder; names are relative to it."""
 
-    pixels: Tensor
+    pixels: Rows
     names: list[str]
     layout: str
     clients: list[str]

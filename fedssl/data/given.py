@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedssl.data.decode import to_eight_bits, to_tensor
+from fedssl.data.decode import Unreadable, to_array, to_eight_bits
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError, DataError
@@ -104,7 +104,10 @@ def _stack(images: Iterable[Any]) -> Tensor:
 def _one(image: Any) -> Tensor:
     """uint8 (C, H, W) of one image."""
     if isinstance(image, Image.Image):
-        return to_tensor(to_eight_bits(image))
+        try:
+            return torch.from_numpy(to_array(to_eight_bits(image)))
+        except Unreadable as failure:
+            raise DataError(f"an image given {failure}") from None
     if isinstance(image, Tensor | np.ndarray):
         return _batch(image[None])[0]
     raise DataError(f"an image must be a PIL image, a tensor or an array, not a {type(image).__name__}")

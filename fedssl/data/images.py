@@ -1,11 +1,11 @@
-"""Images in host memory, their labels apart from them, and what a source of images is."""
+"""Images, their labels apart from them, and what a source of images is."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -15,20 +15,26 @@ from torch import Tensor
 
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import DataError
+from fedssl.pixels import Rows
 from fedssl.settings import Registry, Settings
 
 LabelLoader = Callable[[], Tensor]
 
 
 class Images:
-    """uint8 pixels (N, C, H, W) and, apart from them, int64 labels (N,), loaded only when asked for."""
+    """uint8 pixels (N, C, H, W) and, apart from them, int64 labels (N,), loaded only when asked for.
+
+    The pixels are `held` as rows of a pool, which may be a mapped file larger than memory.
+    """
 
     def __init__(
-        self, pixels: Tensor, labels: Tensor | LabelLoader | None = None, classes: tuple[str, ...] = ()
+        self, pixels: Tensor | Rows, labels: Tensor | LabelLoader | None = None, classes: tuple[str, ...] = ()
     ) -> None:
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4:
-            raise DataError(f"images must be uint8 of shape (N, C, H, W), not {pixels.dtype} of {tuple(pixels.shape)}")
-        self.pixels, self.classes = pixels, classes
+        self.held = Rows(pixels) if isinstance(pixels, Tensor) else pixels
+        pool = self.held.pool
+        if pool.dtype != torch.uint8 or pool.ndim != 4:
+            raise DataError(f"images must be uint8 of shape (N, C, H, W), not {pool.dtype} of {tuple(pool.shape)}")
+        self.classes = classes
         self._load: LabelLoader | None
         if isinstance(labels, Tensor):
             known = labels
@@ -37,13 +43,17 @@ class Images:
             self._load = labels if labels is None else cache(labels)
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.held)
+
+    @property
+    def pixels(self) -> Tensor:
+        """All of them as one tensor; of a selection, a copy in memory."""
+        return self.held.tensor()
 
     @property
     def image(self) -> tuple[int, int, int]:
         """(C, H, W) of each."""
-        channels, height, width = self.pixels.shape[1:]
-        return channels, height, width
+        return self.held.image
 
     @property
     def labelled(self) -> bool:
@@ -53,25 +63,32 @@ class Images:
     @property
     def labels(self) -> Tensor:
         """int64 (N,)."""
-        if self._load is None:
+        load = self.label_loader
+        if load is None:
             raise DataError("these images have no labels")
-        labels = self._load()
-        if labels.shape != (len(self),) or labels.is_floating_point():
-            raise DataError(
-                f"{len(self)} images need as many whole labels, not {labels.dtype} of {tuple(labels.shape)}"
-            )
-        if len(self) and labels.min() < 0:
-            raise DataError("labels must not be negative")
-        if len(self) and self.classes and labels.max() >= len(self.classes):
-            raise DataError(f"label {int(labels.max())} is beyond the {len(self.classes)} classes there are")
-        return labels.long()
+        return load()
+
+    @property
+    def label_loader(self) -> LabelLoader | None:
+        """How to get the labels, should anybody ask; it does not hold on to the pixels."""
+        return None if self._load is None else partial(_checked, self._load, len(self), self.classes)
 
     def select(self, index: Tensor) -> Images:
-        """The images at `index` (n,), their labels as lazy as before."""
-        # The closure holds the loader and not `self`: all other pixels can be freed.
-        load = self._load
+        """The images at `index` (n,): no pixel is copied, and their labels are as lazy as before."""
+        load = self._load  # not `self`: labels must not keep pixels alive
         picked = None if load is None else lambda: load()[index]
-        return Images(self.pixels[index], picked, self.classes)
+        return Images(self.held.select(index), picked, self.classes)
+
+
+def _checked(load: LabelLoader, count: int, classes: tuple[str, ...]) -> Tensor:
+    labels = load()
+    if labels.shape != (count,) or labels.is_floating_point():
+        raise DataError(f"{count} images need as many whole labels, not {labels.dtype} of {tuple(labels.shape)}")
+    if count and labels.min() < 0:
+        raise DataError("labels must not be negative")
+    if count and classes and labels.max() >= len(classes):
+        raise DataError(f"label {int(labels.max())} is beyond the {len(classes)} classes there are")
+    return labels.long()
 
 
 class Dataset(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedssl.data.archive import listing
-from fedssl.data.decode import decode_all
+from fedssl.data.decoders import decode_all
 from fedssl.data.fetch import Official, download, find
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.progress import Say

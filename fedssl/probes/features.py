@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.method import Normalisation
+from fedssl.pixels import Rows
 
 
 class Labelled(NamedTuple):
@@ -20,7 +21,7 @@ class Labelled(NamedTuple):
 @torch.inference_mode()
 def embed(
     backbone: nn.Module,
-    pixels: Tensor,
+    pixels: Tensor | Rows,
     normalisation: Normalisation | None,
     device: torch.device | str,
     batch: int = 1000,
@@ -31,9 +32,12 @@ def embed(
     if normalisation is not None:
         shift, scale = (torch.tensor(v, device=device)[:, None, None] for v in normalisation)
     chunks = []
-    for images in pixels.split(batch):
+    held = Rows(pixels) if isinstance(pixels, Tensor) else pixels
+    for images in held.chunks(batch):
         x = images.to(device).float() / 255
-        chunks.append(backbone(x if shift is None else (x - shift) / scale).float())
+        if shift is not None and scale is not None:
+            x = (x - shift) / scale
+        chunks.append(backbone(x).float())
     return torch.cat(chunks)
 
 

@@ -16,6 +16,7 @@ from fedssl.algorithm import Algorithm
 from fedssl.client import Client
 from fedssl.errors import ClientError
 from fedssl.guard import Reply
+from fedssl.pixels import Pixels
 from fedssl.store import Memory
 from fedssl.train import Trainer
 from fedssl.tree import Tree
@@ -24,7 +25,7 @@ from fedssl.tree import Tree
 class Shard(NamedTuple):
     """One client's private images, and how to get their labels should a method learn from them."""
 
-    pixels: Tensor  # (n, C, H, W) uint8, on the training device
+    pixels: Tensor | Pixels  # (n, C, H, W) uint8
     labels: Callable[[], Tensor] | None = None
 
 

@@ -211,6 +211,13 @@ def test_settings_are_checked():
         Folder(path=".", size=0, layout="flat")
 
 
+@pytest.mark.parametrize("slip", ["of", "Auto", "offf"])
+def test_a_slip_is_no_folder_to_keep_images_in(slip):
+    with pytest.raises(ValidationError, match='a folder, "auto" or "off", did you mean'):
+        Folder(path=".", size=2, layout="flat", cache=slip)
+    assert Folder(path=".", size=2, layout="flat", cache=f"./{slip}").cache == f"./{slip}"
+
+
 def test_labels_are_lazy(tmp_path, monkeypatch):
     put(tmp_path, "x/1.png", 1)
     data = load(tmp_path, "classes")

@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -29,15 +31,22 @@ def test_labels_are_loaded_once_and_only_when_asked_for():
     assert images.labels.dtype == torch.int64
 
 
-def test_a_selection_does_not_hold_on_to_the_other_pixels():
-    import weakref
-
-    images = Images(numbered(3), torch.tensor([2, 1, 0]))
+def test_how_to_get_labels_does_not_hold_on_to_the_pixels():
+    images = Images(numbered(3), torch.tensor([2, 1, 0]), ("a", "b", "c"))
     pixels = weakref.ref(images.pixels)
-    part = images.select(torch.tensor([1]))
+    load = images.select(torch.tensor([1])).label_loader
     del images
     assert pixels() is None
-    assert part.labels.tolist() == [1]
+    assert load().tolist() == [1]
+
+
+def test_a_selection_shares_the_pixels_until_they_are_asked_for():
+    images = Images(numbered(5))
+    part = images.select(torch.tensor([4, 1, 3])).select(torch.tensor([2, 0]))
+    assert part.held.pool is images.pixels
+    assert part.pixels.flatten().tolist() == [3, 4]
+    assert part.image == (1, 1, 1)
+    assert [chunk.flatten().tolist() for chunk in part.held.chunks(1)] == [[3], [4]]
 
 
 def test_images_without_labels_say_so():

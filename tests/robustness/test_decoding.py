@@ -1,0 +1,136 @@
+"""P1, P4 and P7 for decoded images: kills, two processes, scripts of all kinds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from fedssl.data import Folder, decode, decoders
+from fedssl.errors import DataError, RunError
+from fedssl.lock import locked
+
+COUNT = 700  # enough for worker processes
+
+# Without `if __name__ == "__main__"`: processes that import the script again would never end.
+SCRIPT = """
+import sys
+from pathlib import Path
+import fedssl.data.cache
+from fedssl.data import Folder
+fedssl.data.cache.SECONDS = 0
+data = Folder(path="photos", size=8, layout="flat", cache="cache").load(Path("."), print)
+print(len(data.train), int(data.train.pixels.sum()))
+"""
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for k in range(COUNT):
+        Image.effect_noise((40, 30), k / 5).save(tmp_path / f"photos/{k:03}.png")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _entries() -> int:
+    found = list(Path("cache").glob("*/ledger"))
+    return found[0].read_bytes().count(b".png") if found else 0
+
+
+def _direct() -> torch.Tensor:
+    return Folder(path="photos", size=8, layout="flat", cache="off").load(Path("."), lambda _: None).train.pixels
+
+
+def test_kills_lose_little_and_never_make_a_wrong_image(photos: Path) -> None:
+    kept = 0
+    for _ in range(3):
+        builder = _start()
+        while builder.poll() is None and _entries() <= kept + COUNT // 20:
+            time.sleep(0.001)
+        builder.kill()
+        builder.communicate()
+        assert kept < _entries() < COUNT, "it was to be killed in the middle"
+        kept = _entries()
+    said: list[str] = []
+    data = Folder(path="photos", size=8, layout="flat", cache="cache").load(photos, said.append)
+    assert torch.equal(data.train.pixels, _direct())
+    assert f"decoding {COUNT - kept} images, {kept} are decoded already" in said
+
+
+def test_a_script_without_a_guard_runs_once(photos: Path) -> None:
+    out, err = _start().communicate(timeout=120)
+    assert out.splitlines()[-1] == f"{COUNT} {int(_direct().sum())}", err
+    assert out.count("decoding") == 1
+
+
+def test_two_processes_decode_once(photos: Path) -> None:
+    both = [_start(), _start()]
+    outs = [process.communicate(timeout=120)[0] for process in both]
+    assert {out.splitlines()[-1] for out in outs} == {f"{COUNT} {int(_direct().sum())}"}
+    assert sum(out.count("decoding") for out in outs) == 1
+
+
+SLOW = """
+import sys, time
+sys.stdin.read()
+time.sleep(3)
+"""
+
+HOLD = f"""
+import os, sys
+from pathlib import Path
+from fedssl.data import decode, decoders
+from fedssl.lock import locked
+decode.__file__ = sys.argv[1]
+with locked(Path(".")) as lock:
+    jobs = [[(row, "none") for row in range({decoders.FEW})]]
+    with decoders.filling(os.open("target", os.O_RDWR | os.O_CREAT), 8, 3, jobs, lock) as answers:
+        print("held", flush=True)
+        next(answers)
+"""
+
+
+def test_a_dead_builders_workers_hold_the_lock_until_they_have_stopped_writing(photos: Path) -> None:
+    (photos / "slow.py").write_text(SLOW)
+    builder = subprocess.Popen([sys.executable, "-c", HOLD, "slow.py"], stdout=subprocess.PIPE, text=True)
+    assert builder.stdout is not None
+    assert builder.stdout.readline() == "held\n"
+    builder.kill()
+    builder.communicate()
+    with pytest.raises(RunError, match="in use by process"), locked(photos):
+        pass
+    said: list[str] = []
+    with locked(photos, said.append):
+        assert said == [f"waiting for process {builder.pid}, which is at work in {photos}"]
+
+
+@pytest.mark.parametrize("program", ["import sys; sys.exit(1)", "import sys; sys.stdin.readline(); sys.exit(1)"])
+def test_a_worker_that_dies_is_an_error(program: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (photos / "dies.py").write_text(program)
+    folder = Folder(path="photos", size=8, layout="flat", cache="cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "__file__", str(photos / "dies.py"))
+        with pytest.raises(DataError, match="a process that decodes images ended early"):
+            folder.load(photos, print)
+    assert torch.equal(folder.load(photos, print).train.pixels, _direct())
+
+
+def test_a_disk_that_fills_up_under_a_worker_is_an_error(photos: Path) -> None:
+    jobs = [[(0, decode.wire_path(str(photos / "photos/000.png")))] * decoders.FEW]
+    with (
+        open("/dev/full", "wb") as target,
+        pytest.raises(OSError, match="No space left on device"),
+        decoders.filling(target.fileno(), 8, 3, jobs, target.fileno()) as answers,
+    ):
+        next(answers)
