@@ -36,8 +36,11 @@ MAY_SEE = {
     "topology": {"algorithm", "errors", "seeds", "settings", "tree"},
     "guard": {"algorithm", "layout", "train", "tree"},
     "federate": {"algorithm", "topology", "tree", "guard", "errors"},
-    "runtimes": {"client", "federate", "guard", "store", "train", "algorithm", "tree", "errors"},
-    "store": {"errors", "federate", "tree"},
+    "extents": set(),
+    "tiers": {"tree"},
+    "memory": {"errors", "extents", "tiers", "tree"},
+    "runtimes": {"client", "federate", "guard", "memory", "tiers", "train", "algorithm", "tree", "errors"},
+    "store": {"errors", "extents", "federate", "memory", "tree"},
     "lock": {"errors"},
     "probes": {"method", "optim", "seeds", "settings", "errors"},
 }
