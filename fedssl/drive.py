@@ -45,7 +45,7 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
         snapshot = store.resume(say)
-        if snapshot is None and read_rounds(folder / "rounds.jsonl"):
+        if snapshot is None and any(True for _ in read_rounds(folder / "rounds.jsonl")):
             raise RunError(f"{folder} has finished rounds but no checkpoint to go on from; nothing was changed")
         if snapshot is not None and not (folder / "experiment.toml").is_file():
             raise RunError(f"{folder} has checkpoints but no experiment.toml that says of what; nothing was changed")

@@ -124,7 +124,7 @@ def draw(
     first, last = (
         evaluation.features(next(iter(models.values())), some.pixels).cpu().numpy() for models in (before, after)
     )
-    rounds = read_rounds(folder / "rounds.jsonl")
+    rounds = [{key: line[key] for key in ("round", "knn")} for line in read_rounds(folder / "rounds.jsonl")]
     draw_run(folder / "picture.png", rounds, table, first, last, some.labels.numpy(), some.classes)
 
 
