@@ -47,7 +47,16 @@ def free_host_memory() -> int:
 
 def on_device(tree: Tree, device: torch.device) -> Tree:
     """The tree on a device; from pinned memory the copy is in the current stream's order and holds up nobody."""
-    return _mapped(tree, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def placed(tensor: Tensor) -> Tensor:
+        there = tensor.to(device, non_blocking=True)
+        if (
+            device.type == "cuda"
+        ):  # it may be another stream's: its memory is not to be used again before this one's end
+            there.record_stream(torch.cuda.current_stream(device))
+        return there
+
+    return _mapped(tree, placed)
 
 
 def on_host(tree: Tree) -> Tree:

@@ -21,6 +21,8 @@ from fedssl.tiers import on_device
 from fedssl.train import Trainer
 from fedssl.tree import Tree
 
+WAITING = 4  # uploads for each worker, done or in the making
+
 
 class Shard(NamedTuple):
     """One client's private images, and how to get their labels should a method learn from them."""
@@ -61,11 +63,12 @@ class LocalRuntime:
         self._pool = ThreadPoolExecutor(self._workers, "client", initializer=lambda: torch.set_num_threads(threads))
 
     def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
-        """Replies in the clients' order; at most four uploads per worker wait for their turn.
+        """Replies in the clients' order; at most WAITING uploads per worker wait for their turn.
 
         Of each few clients the largest start first: a worker that took it last would leave the others idle.
         """
-        few, clients = 2 * self._workers, list(home)
+        clients, most = list(home), WAITING * self._workers
+        few = most if len(clients) <= most else most // 2
         pending: deque[Future[Reply]] = deque()
         try:
             for i in range(0, len(clients), few):
