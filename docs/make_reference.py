@@ -104,6 +104,8 @@ MEANINGS = {
     "train.lr": "the learning rate at the start of the run",
     "train.momentum": "of `sgd`",
     "train.weight_decay": "decoupled with `adamw`",
+    "train.memory": "where what clients keep to themselves lies between their turns: on the device, in host memory, or "
+    "in the run directory; `auto`: the first of these with room for all clients",
     "probe.k": "neighbours of the kNN probe",
     "probe.temperature": "of the kNN probe: votes weigh exp(similarity / temperature)",
     "probe.epochs": "of the linear probe",

@@ -27,7 +27,7 @@ CHOICES: dict[str, Any] = {
 USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star"}  # where a table names none
 # What may change when a run goes on. None of it changes what the model becomes, except that more rounds stretch the
 # learning rate's schedule from there on: the log and the results then say that the run was prolonged.
-HARMLESS = ("rounds", "probe", "data.cache", "train.workers", "train.checkpoint_every")
+HARMLESS = ("rounds", "probe", "data.cache", "train.workers", "train.memory", "train.checkpoint_every")
 
 
 def settings_class(table: str, name: Any) -> type[Settings]:

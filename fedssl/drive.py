@@ -23,10 +23,11 @@ from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
 from fedssl.lock import locked
+from fedssl.memory import Memory
 from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.runtimes.local import LocalRuntime, Pace
-from fedssl.store import Memory, Remembered, Snapshot, Store, write_atomic
+from fedssl.store import Snapshot, Store, write_atomic
 from fedssl.tree import Mean, to_device
 
 
@@ -44,7 +45,7 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
         snapshot = store.resume(say)
-        if snapshot is None and read_rounds(folder / "rounds.jsonl"):
+        if snapshot is None and any(True for _ in read_rounds(folder / "rounds.jsonl")):
             raise RunError(f"{folder} has finished rounds but no checkpoint to go on from; nothing was changed")
         if snapshot is not None and not (folder / "experiment.toml").is_file():
             raise RunError(f"{folder} has checkpoints but no experiment.toml that says of what; nothing was changed")
@@ -86,7 +87,7 @@ class Drive:
 
     def train(self, resumed: Snapshot | None, title: str, quiet: bool) -> None:
         last = resumed or self._begin()
-        memory = Memory(_memory_on(last, self.device))
+        memory = self._memory(last)
         if self.evaluation.note and self.experiment.probe.every:
             self.say(self.evaluation.note)
         log = RoundsLog(self.folder / "rounds.jsonl", last.rounds)
@@ -112,7 +113,7 @@ class Drive:
                     f"stopped after round {last.rounds} of {self.experiment.rounds}; the same command goes on"
                 ) from None
             finally:
-                self._close(runtime, last if unsaved else None)
+                self._close(runtime, memory, last if unsaved else None)
 
     def _begin(self) -> Snapshot:
         """The state before the first round, saved at once: a run that has begun is never mistaken for a new one."""
@@ -121,6 +122,10 @@ class Drive:
         self.store.save(snapshot)
         self.store.wait()
         return snapshot
+
+    def _memory(self, last: Snapshot) -> Memory:
+        tier, clients, ahead = self.experiment.train.memory, len(self.owners), len(self.trainers)
+        return Memory(self.store.rows, last.memory, tier, self.device, clients, ahead)
 
     def _rounds(self, runtime: LocalRuntime, last: Snapshot) -> Iterator[Round]:
         e = self.experiment
@@ -147,18 +152,15 @@ class Drive:
             return None
         return self.evaluation.measure(assemble.models(self.experiment, round.sites), ("knn",))["knn"].mean
 
-    def _close(self, runtime: LocalRuntime, unsaved: Snapshot | None) -> None:
+    def _close(self, runtime: LocalRuntime, memory: Memory, unsaved: Snapshot | None) -> None:
         """End the clients still training, then save what is finished; another Ctrl-C must not cut that short."""
         with _signals_ignored():
             self.stop.set()
             runtime.close()
+            memory.close()
             if unsaved is not None:
                 self.store.save(unsaved)
             self.store.wait()
-
-
-def _memory_on(snapshot: Snapshot, device: torch.device) -> dict[str, Remembered]:
-    return {c: Remembered(round, to_device(tree, device)) for c, (round, tree) in snapshot.memory.items()}
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ class Run:
 
     def models(self) -> dict[str, State]:
         """The models of the newest checkpoint, by name."""
-        snapshot = Store(self.dir).load(say_on_stderr)
+        snapshot = Store(self.dir).load(say_on_stderr, check_rows=False)
         if snapshot is None:
             raise ConfigError(f"{self.dir} has no checkpoint yet")
         return assemble.models(self.experiment, snapshot.sites)

@@ -1,11 +1,12 @@
-"""Checkpoints and client memory: atomic, hashed, never pickled.
+"""Checkpoints: atomic, hashed, never pickled.
 
-    checkpoints/00012.json            the manifest: names and SHA-256 of all files that make up round 12
-    checkpoints/00012.safetensors     the sites
-    memory/CLIENT@ROUND.safetensors   what a client remembers, tagged with the round that wrote it
+    checkpoints/00012.json           the manifest: the SHA-256 of all that makes up round 12
+    checkpoints/00012.safetensors    the sites
+    memory/rows                      what clients remember: for each its place in this file is in the manifest
 
-A file is written under a temporary name, synced and renamed; the manifest comes last, so a checkpoint is there
-whole or not at all. The last two are kept. A client's memory that did not change is not written again.
+A file is written under a temporary name, synced and renamed; new rows are synced before the manifest, which comes
+last, so a checkpoint is there whole or not at all. The last two are kept. A row is written to a place that neither
+of them refers to, and one that did not change is not written again: a checkpoint costs one sync for all clients.
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from fedssl.errors import RunError
+from fedssl.extents import Extent, Extents, sync_folder
 from fedssl.federate import Sites
+from fedssl.memory import Remembered
 from fedssl.tree import Tree, Value, dumps, loads
 
 KEPT = 2
-
-
-class Remembered(NamedTuple):
-    round: int  # that wrote it
-    tree: Tree
+LOOKS = 10  # at a run that goes on, before giving up
 
 
 class Snapshot(NamedTuple):
@@ -40,30 +39,38 @@ class Snapshot(NamedTuple):
     memory: Mapping[str, Remembered]
 
 
-class Memory:
-    """What clients of this process remember between rounds."""
-
-    def __init__(self, remembered: Mapping[str, Remembered] | None = None) -> None:
-        self._latest = dict(remembered or {})
-
-    def read(self, client: str) -> Tree:
-        return self._latest[client].tree if client in self._latest else {}
-
-    def write(self, client: str, round: int, tree: Tree) -> None:
-        if tree:  # a client that keeps nothing costs no file
-            self._latest[client] = Remembered(round, tree)
-
-    def snapshot(self) -> dict[str, Remembered]:
-        return dict(self._latest)
+class _Opened(NamedTuple):
+    rows: Extents
+    kept: dict[int, dict[str, Extent]]  # of each checkpoint on disk: while they are here their places are taken
 
 
 class Store:
     """The checkpoints of one run directory. Saving goes on in the background while training continues."""
 
     def __init__(self, root: Path) -> None:
-        self.checkpoints, self.memory = root / "checkpoints", root / "memory"
+        self.root, self.checkpoints = root, root / "checkpoints"
+        self._path = root / "memory" / "rows"
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
+
+    @property
+    def rows(self) -> Extents:
+        """What clients remember on disk, to write to."""
+        return self._opened.rows
+
+    @cached_property
+    def _opened(self) -> _Opened:
+        """The rows file, in which all that the checkpoints on disk refer to is taken before anybody writes."""
+        rows = Extents(self._path)
+        kept: dict[int, dict[str, Extent]] = {}
+        known: dict[tuple[int, int, str], Extent] = {}  # rows that did not change are in both
+        for manifest in self._manifests()[:KEPT]:
+            with contextlib.suppress(ValueError, KeyError):  # damaged: nobody will ask for its rows
+                memory = _unseal(manifest.read_bytes())["memory"]
+                places = {client: (offset, length, sha256) for client, (_, offset, length, sha256) in memory.items()}
+                known |= {place: rows.claim(*place) for place in places.values() if place not in known}
+                kept[int(manifest.stem)] = {client: known[place] for client, place in places.items()}
+        return _Opened(rows, kept)
 
     @property
     def busy(self) -> bool:
@@ -83,93 +90,95 @@ class Store:
                 raise RunError(f"a checkpoint could not be written: {problem}") from problem
 
     def _save(self, snapshot: Snapshot) -> None:
-        for folder in (self.checkpoints, self.memory):
-            folder.mkdir(parents=True, exist_ok=True)
-        name = f"{snapshot.rounds:05d}"
-        sites = self.checkpoints / f"{name}.safetensors"
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        sites = self.checkpoints / f"{snapshot.rounds:05d}.safetensors"
         files = {f"checkpoints/{sites.name}": write_atomic(sites, dumps(_flatten(snapshot.sites)))}
-        known = self._known_hashes()
-        for client, (round, tree) in snapshot.memory.items():
-            path = self.memory / _memory_name(client, round)
-            key = f"memory/{path.name}"
-            written = key in known and path.exists()
-            files[key] = known[key] if written else write_atomic(path, dumps(tree))
+        rows, kept = self._opened
+        places = {client: version.write(rows) for client, version in snapshot.memory.items()}
+        rows.sync()
         body = {
             "rounds": snapshot.rounds,
             "sites": list(snapshot.sites),
-            "memory": {client: round for client, (round, _) in snapshot.memory.items()},
+            "memory": {
+                client: [snapshot.memory[client].round, place.offset, place.length, place.sha256]
+                for client, place in places.items()
+            },
             "files": files,
         }
-        write_atomic(self.checkpoints / f"{name}.json", _seal(body))
+        write_atomic(sites.with_suffix(".json"), _seal(body))
+        kept[snapshot.rounds] = places
         self._forget_old()
-
-    def _known_hashes(self) -> dict[str, str]:
-        known: dict[str, str] = {}
-        for manifest in self._manifests():
-            with contextlib.suppress(ValueError):
-                known |= _unseal(manifest.read_bytes())["files"]
-        return known
 
     def _manifests(self) -> list[Path]:
         return sorted(self.checkpoints.glob("*.json"), key=lambda path: int(path.stem), reverse=True)
 
     def _forget_old(self) -> None:
-        for manifest in self._manifests()[KEPT:]:
+        manifests = self._manifests()
+        for manifest in manifests[KEPT:]:
             manifest.unlink()
-        needed = self._known_hashes()
-        left = [*self.checkpoints.glob("*.safetensors*"), *self.checkpoints.glob("*.tmp"), *self.memory.glob("*")]
-        for path in dict.fromkeys(left):
-            if f"{path.parent.name}/{path.name}" not in needed:
+            self._opened.kept.pop(int(manifest.stem), None)  # only now: nobody may read a row that is being replaced
+        needed = {f"{manifest.stem}.safetensors" for manifest in manifests[:KEPT]}
+        for path in {*self.checkpoints.glob("*.safetensors*"), *self.checkpoints.glob("*.tmp")}:
+            if path.name not in needed:
                 path.unlink()
 
-    def load(self, say: Callable[[str], None]) -> Snapshot | None:
-        """The newest checkpoint whose every file is what its manifest says; None if there never was one.
+    def load(self, say: Callable[[str], None], check_rows: bool = True) -> Snapshot | None:
+        """The newest checkpoint whose every byte is what its manifest says; None if there never was one.
 
-        Only reads, so that anybody may look at a run while it goes on.
+        Only reads, so that anybody may look at a run while it goes on. What clients remember is read when somebody
+        asks for it, and here to be checked.
         """
-        manifests = self._manifests()
-        for manifest in manifests:
-            try:
-                return self._read(manifest)
-            except (ValueError, KeyError, FileNotFoundError) as problem:
-                say(f"checkpoint {manifest.stem} is damaged ({problem}); trying the one before")
-            except OSError as problem:  # the disk's fault, perhaps a passing one: no reason to go back
-                raise RunError(f"{manifest} cannot be read: {problem}; nothing was changed") from problem
-        if manifests:
-            raise RunError(
-                f"no checkpoint in {self.checkpoints} is whole; nothing was changed. Start again in a new directory"
-            )
-        return None
+        for _ in range(LOOKS):
+            manifests = self._manifests()
+            for manifest in manifests:
+                try:
+                    return self._read(manifest, check_rows)
+                except (ValueError, KeyError, FileNotFoundError) as problem:
+                    if not manifest.exists():  # not damaged: a newer one took its place while it was being read
+                        break
+                    say(f"checkpoint {manifest.stem} is damaged ({problem}); trying the one before")
+                except OSError as problem:  # the disk's fault, perhaps a passing one: no reason to go back
+                    raise RunError(f"{manifest} cannot be read: {problem}; nothing was changed") from problem
+            else:
+                if not manifests:
+                    return None
+                raise RunError(
+                    f"no checkpoint in {self.checkpoints} is whole; nothing was changed. Start again in a new directory"
+                )
+        raise RunError(f"checkpoints in {self.checkpoints} are replaced faster than they can be read; try again")
 
     def resume(self, say: Callable[[str], None]) -> Snapshot | None:
         """`load`, to go on from it: newer checkpoints, all damaged, are set aside for good.
 
-        Or their files would pass for those of the rounds about to be replayed.
+        Or they would pass for those of the rounds about to be replayed.
         """
         snapshot = self.load(say)
+        if snapshot is None:
+            return None
         for manifest in self._manifests():
-            if snapshot is not None and int(manifest.stem) > snapshot.rounds:
+            if int(manifest.stem) > snapshot.rounds:
                 manifest.rename(manifest.with_suffix(".damaged"))
-        return snapshot
+        held = self._opened.kept[snapshot.rounds]
+        return snapshot._replace(memory={c: Remembered(v.round, extent=held[c]) for c, v in snapshot.memory.items()})
 
-    def _read(self, manifest: Path) -> Snapshot:
-        body = _unseal(manifest.read_bytes())
-        data = {}
+    def _read(self, manifest: Path, check_rows: bool) -> Snapshot:
+        body, data = _unseal(manifest.read_bytes()), {}
         for name, expected in body["files"].items():
-            data[name] = (self.checkpoints.parent / name).read_bytes()
+            data[name] = (self.root / name).read_bytes()
             if hashlib.sha256(data[name]).hexdigest() != expected:
                 raise ValueError(f"{name} does not match its hash")
+        if any(isinstance(entry, int) for entry in body["memory"].values()):
+            raise RunError(
+                f"{self.root} was written by an earlier fedssl, with a file for what each client remembers, and cannot "
+                "be gone on with; nothing was changed. Start again in a new directory"
+            )
+        rows, memory = Extents(self._path), {}
+        for client, (round, *place) in body["memory"].items():
+            memory[client] = Remembered(round, extent=rows.claim(*place))
+            if check_rows:
+                memory[client].check()
         flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])
-        memory = {
-            client: Remembered(round, loads(data[f"memory/{_memory_name(client, round)}"]))
-            for client, round in body["memory"].items()
-        }
         return Snapshot(body["rounds"], _unflatten(flat, body["sites"]), memory)
-
-
-def _memory_name(client: str, round: int) -> str:
-    """A file name for any client id, even one taken from a folder whose name is not UTF-8."""
-    return f"{quote(client, safe='', errors='surrogateescape')}@{round:05d}.safetensors"
 
 
 def write_atomic(path: Path, data: bytes) -> str:
@@ -180,11 +189,7 @@ def write_atomic(path: Path, data: bytes) -> str:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
     return hashlib.sha256(data).hexdigest()
 
 

@@ -42,6 +42,7 @@ class TrainSettings(Settings):
     threads: PositiveInt = 1  # CPU threads per client: one and two threads give different bits
     deterministic: bool = False  # on CUDA: equal bits from run to run, at a price
     workers: int = Field(0, ge=0)  # clients trained side by side; 0: as many as the machine has room for
+    memory: Literal["auto", "device", "host", "disk"] = "auto"  # of what clients keep; auto: the first with room
     checkpoint_every: float = Field(60.0, ge=0)  # seconds between checkpoints; 0: every round
 
     def rate(self, round: int, rounds: int) -> float:

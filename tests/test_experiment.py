@@ -401,6 +401,7 @@ def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.M
         ("probe.beside", ["random"], True),
         ("train.workers", 2, True),
         ("train.checkpoint_every", 0, True),
+        ("train.memory", "disk", True),
         ("seed", 1, False),
         ("clients", 6, False),
         ("data.name", "cifar10", False),

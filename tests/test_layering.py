@@ -55,8 +55,11 @@ MAY_SEE = {
     "guard": {"algorithm", "layout", "rows", "train", "tree"},
     "delivery": {"algorithm", "topology"},
     "federate": {"algorithm", "delivery", "topology", "tree", "guard", "errors"},
-    "runtimes": {"client", "federate", "guard", "pixels", "store", "train", "algorithm", "tree", "errors"},
-    "store": {"errors", "federate", "tree"},
+    "extents": set(),
+    "tiers": {"tree"},
+    "memory": {"errors", "extents", "tiers", "tree"},
+    "runtimes": {"client", "federate", "guard", "memory", "pixels", "tiers", "train", "algorithm", "tree", "errors"},
+    "store": {"errors", "extents", "federate", "memory", "tree"},
     "lock": {"errors"},
     "probes": {"method", "optim", "pixels", "seeds", "settings", "errors"},
 }

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from torch import Tensor
 from fedssl.algorithms import FedAvg
 from fedssl.client import Client
 from fedssl.errors import ClientError
+from fedssl.extents import Extents
 from fedssl.federate import Round, federate
 from fedssl.guard import Reply
+from fedssl.memory import Memory
 from fedssl.runtimes.local import LocalRuntime, Pace, Shard
-from fedssl.store import Memory
+from fedssl.tiers import Wanted
 from fedssl.topology import SERVER, Isolated, Star, Topology
 from fedssl.train import Stopped, Trainer
 from fedssl.tree import Mean, State, Tree, Value, dumps
@@ -69,10 +72,11 @@ class Federation:
         algorithm: FedAvg | None = None,
         topology: Topology | None = None,
         sizes: dict[str, int] = SIZES,
+        memory: Memory | None = None,
     ) -> None:
         self.algorithm, self.topology = algorithm or FedAvg(), topology or Star()
         self.trainers = [make_trainer(name) for _ in range(workers)]
-        self.memory, self.stop, self.finished = Memory(), threading.Event(), []
+        self.memory, self.stop, self.finished = memory or Memory(), threading.Event(), []
         shards = {c: Shard(pixels(n, seed)) for seed, (c, n) in enumerate(sizes.items())}
         self.runtime = LocalRuntime(
             self.algorithm,
@@ -120,6 +124,44 @@ def test_the_same_bits_for_any_order_in_which_clients_finish(make_trainer: MakeT
     assert len(orders) > 1, "clients always finished in the same order: nothing was shown"
 
 
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_same_bits_wherever_memory_lies(
+    workers: int, tier: Wanted, make_trainer: MakeTrainer, pixels: Pixels, tmp_path: Path
+) -> None:
+    expected = Federation(make_trainer, pixels, algorithm=Recalling()).run()
+    memory = Memory(Extents(tmp_path / "rows"), tier=tier, ahead=workers)
+    assert Federation(make_trainer, pixels, workers=workers, algorithm=Recalling(), memory=memory).run() == expected
+    memory.close()
+    assert (tmp_path / "rows").exists() == (tier == "disk")
+
+
+def test_an_exchange_broken_off_leaves_nothing_behind(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    """Whoever was still training when a round was given up writes nothing into the next attempt at it."""
+    held, go_on = [], threading.Event()
+
+    class Held(Recalling):
+        def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+            done = super().client(client, message)
+            if client.id == "b" and not held:
+                held.append(client)
+                go_on.wait(10)
+                return done[0], {"rounds": "late"}
+            return done
+
+    federation = Federation(make_trainer, pixels, "byol", 2, Held())
+    home = dict.fromkeys("ab", SERVER)
+    replies = federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER])
+    next(replies)
+    replies.close()
+    again = federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER])
+    assert [r.error for r in again] == [None, None]
+    go_on.set()
+    federation.runtime.close()
+    assert federation.finished.count("b") == 2
+    assert [federation.memory.latest(c)["rounds"] for c in "ab"] == ["0", "0"]
+
+
 def test_rounds_and_seeds_matter(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     federation = Federation(make_trainer, pixels)
     states = [dumps(r.sites[SERVER]) for r in federation.rounds()]
@@ -144,17 +186,43 @@ def test_replies_come_in_the_clients_order(make_trainer: MakeTrainer, pixels: Pi
     assert [r.images for r in replies] == [SIZES[c] for c in "edcba"]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"a": 8, "b": 16, "c": 40, "d": 16, "e": 16, "f": 16, "g": 60}, ["b", "a", "c", "d", "e", "f", "g"]),
+        ({"a": 8, "b": 16, "c": 16, "d": 60}, ["d", "b", "c", "a"]),
+    ],
+)
+def test_of_each_few_clients_the_largest_start_first(
+    sizes: dict[str, int], expected: list[str], make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    """One worker, for which four uploads may wait: two clients at a time, or all if there are no more than four."""
+    started: list[str] = []
+
+    class Noting(FedAvg):
+        def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+            started.append(client.id)
+            return {}, {}
+
+    federation = Federation(make_trainer, pixels, algorithm=Noting(), sizes=sizes)
+    home = dict.fromkeys(sizes, SERVER)
+    replies = list(federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER]))
+    federation.runtime.close()
+    assert [r.client for r in replies] == list(sizes)
+    assert started == expected
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_few_uploads_wait_for_their_turn(workers: int, make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    """While nobody takes the first reply, no more than a worker's share beyond it is made."""
-    federation = Federation(make_trainer, pixels, workers=workers, sizes={f"{i:02}": 8 for i in range(12)})
+    """While nobody takes the second reply, no more than four for each worker are made beyond the first."""
+    federation = Federation(make_trainer, pixels, workers=workers, sizes={f"{i:02}": 8 for i in range(30)})
     replies = federation.runtime.exchange(
         0, dict.fromkeys(federation.runtime.clients, SERVER), lambda c: federation.sites[SERVER]
     )
     next(replies)
-    time.sleep(0.2)
-    assert len(federation.finished) <= workers + 1
-    assert len(list(replies)) == 11
+    time.sleep(0.3)
+    assert len(federation.finished) <= 4 * workers
+    assert len(list(replies)) == 29
     federation.runtime.close()
 
 
@@ -165,7 +233,7 @@ def test_a_client_remembers_its_own_rounds(workers: int, make_trainer: MakeTrain
     federation.run()
     plans = [topology.plan(list(SIZES), round, 3).home for round in range(ROUNDS)]
     expected = {c: "".join(str(r) for r, home in enumerate(plans) if c in home) for c in SIZES}
-    assert {c: federation.memory.read(c).get("rounds", "") for c in SIZES} == expected
+    assert {c: federation.memory.latest(c).get("rounds", "") for c in SIZES} == expected
     assert {c: m.round for c, m in federation.memory.snapshot().items()} == {
         c: int(r[-1]) for c, r in expected.items() if r
     }
@@ -186,7 +254,7 @@ def test_images_never_appear_in_an_upload(settings: dict[str, Any], make_trainer
     for seed, reply in enumerate(replies):
         images = pixels(SIZES[reply.client], seed)
         assert reply.upload is not None
-        for tree in (reply.upload, federation.memory.read(reply.client)):
+        for tree in (reply.upload, federation.memory.latest(reply.client)):
             assert not [t for v in tree.values() for t in _tensors(v) if t.dtype == torch.uint8]
             data = dumps(tree)
             for row in images.flatten(1):
@@ -263,5 +331,6 @@ def test_a_reply_is_told_of_as_soon_as_it_is_there(make_trainer: MakeTrainer, pi
     federation.runtime._on_client = seen.append
     replies = list(federation.runtime.exchange(0, dict.fromkeys("abc", SERVER), lambda c: federation.sites[SERVER]))
     federation.runtime.close()
-    assert [id(r) for r in seen] == [id(r) for r in replies]
+    assert {id(r) for r in seen} == {id(r) for r in replies}
+    assert len(seen) == 3
     assert all(r.metrics and r.metrics.steps == max(1, SIZES[r.client] // 8) for r in replies)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fedssl import store as store_module
 from fedssl.errors import RunError
+from fedssl.extents import BLOCK
 from fedssl.layout import Entry, Layout
-from fedssl.store import Memory, Remembered, Snapshot, Store, write_atomic
+from fedssl.memory import Memory, Remembered
+from fedssl.store import Snapshot, Store, write_atomic
+from fedssl.tiers import Wanted
 from fedssl.tree import State, Tree, dumps, model
 
 LAYOUT = Layout.of([Entry("backbone.w", (4,), "weight"), Entry("backbone.n", (), "counter")])
@@ -27,7 +33,7 @@ def tree(value: float) -> Tree:
 
 
 def snapshot(rounds: int, **memory: int) -> Snapshot:
-    """Site and memories hold the number of the round that wrote them."""
+    """Site and memories hold the number of the round that wrote them, and none has been written to disk."""
     return Snapshot(rounds, {"server": tree(rounds)}, {c: Remembered(r, tree(r)) for c, r in memory.items()})
 
 
@@ -45,6 +51,12 @@ def same(a: Snapshot | None, b: Snapshot) -> bool:
         and {c: (m.round, dumps(m.tree)) for c, m in a.memory.items()}
         == {c: (m.round, dumps(m.tree)) for c, m in b.memory.items()}
     )
+
+
+def places(root: Path, rounds: int) -> dict[str, tuple[int, int]]:
+    """Where what each client remembered after so many rounds lies in the rows file: offset, length."""
+    manifest = json.loads((root / f"checkpoints/{rounds:05d}.json").read_text())
+    return {c: (offset, length) for c, (_, offset, length, _) in json.loads(manifest["body"])["memory"].items()}
 
 
 def files(root: Path) -> dict[str, str]:
@@ -78,23 +90,28 @@ def test_sites_that_are_one_tree(tmp_path: Path) -> None:
 
 
 def test_the_last_two_are_kept_and_nothing_else(tmp_path: Path) -> None:
-    save(Store(tmp_path), *[snapshot(r, c0=r - 1, c1=(r - 1) // 2 * 2) for r in range(1, 7)])
+    """Three places for a client that changes every round: two that are kept, one to write the next to."""
+    store, memory = Store(tmp_path), {}
+    for rounds in range(1, 21):
+        changed = ("c0", "c1") if rounds % 2 else ("c0",)
+        memory = {**memory, **{client: Remembered(rounds - 1, tree(rounds - 1)) for client in changed}}
+        save(store, Snapshot(rounds, {"server": tree(rounds)}, memory))
     assert sorted(files(tmp_path)) == [
-        "checkpoints/00005.json",
-        "checkpoints/00005.safetensors",
-        "checkpoints/00006.json",
-        "checkpoints/00006.safetensors",
-        "memory/c0@00004.safetensors",
-        "memory/c0@00005.safetensors",
-        "memory/c1@00004.safetensors",
+        "checkpoints/00019.json",
+        "checkpoints/00019.safetensors",
+        "checkpoints/00020.json",
+        "checkpoints/00020.safetensors",
+        "memory/rows",
     ]
+    assert places(tmp_path, 19)["c0"] != places(tmp_path, 20)["c0"]
+    assert places(tmp_path, 19)["c1"] == places(tmp_path, 20)["c1"]
+    assert (tmp_path / "memory/rows").stat().st_size <= (3 + 3) * BLOCK
 
 
 def test_leftovers_of_a_kill_are_cleared_away(tmp_path: Path) -> None:
     store = Store(tmp_path)
     save(store, snapshot(1, c=0))
     left = ["checkpoints/00002.safetensors", "checkpoints/00002.json.tmp", "checkpoints/00003.safetensors.tmp"]
-    left += ["memory/c@00001.safetensors", "memory/c@00009.safetensors.tmp"]
     for name in left:
         (tmp_path / name).write_bytes(b"half")
     assert same(Store(tmp_path).load(quiet), snapshot(1, c=0))
@@ -103,30 +120,81 @@ def test_leftovers_of_a_kill_are_cleared_away(tmp_path: Path) -> None:
     assert same(Store(tmp_path).load(quiet), snapshot(4, c=3))
 
 
-def test_memory_that_did_not_change_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
-    monkeypatch.setattr(
-        store_module, "write_atomic", lambda path, data: written.append(path.name) or write_atomic(path, data)
-    )
-    save(Store(tmp_path), snapshot(1, idle=0, busy=0))
-    written.clear()
-    save(Store(tmp_path), snapshot(2, idle=0, busy=1), snapshot(3, idle=0, busy=2))
-    assert [name for name in written if "@" in name] == ["busy@00001.safetensors", "busy@00002.safetensors"]
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The offsets of all rows written from here on."""
+    offsets: list[int] = []
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: offsets.append(offset) or real(fd, data, offset))
+    return offsets
+
+
+def test_memory_that_did_not_change_is_not_written_again(tmp_path: Path, written: list[int]) -> None:
+    store, idle = Store(tmp_path), Remembered(0, tree(0))
+    for rounds in (1, 2, 3):
+        memory = {"idle": idle, "busy": Remembered(rounds - 1, tree(rounds - 1))}
+        save(store, Snapshot(rounds, {"server": tree(rounds)}, memory))
+    assert written == [0, BLOCK, 2 * BLOCK, 3 * BLOCK]  # the third is saved while two are kept
     assert same(Store(tmp_path).load(quiet), snapshot(3, idle=0, busy=2))
 
 
-def test_half_a_memory_that_no_manifest_knows_is_written_again(tmp_path: Path) -> None:
-    """A kill after the file and before the manifest: the replayed round must not trust what lies there."""
-    save(Store(tmp_path), snapshot(1, c=0))
-    (tmp_path / "memory/c@00001.safetensors").write_bytes(b"something else")
-    save(Store(tmp_path), snapshot(2, c=1))
-    assert same(Store(tmp_path).load(quiet), snapshot(2, c=1))
+def test_nor_is_it_after_a_resume(tmp_path: Path, written: list[int]) -> None:
+    save(Store(tmp_path), snapshot(1, idle=0, busy=0))
+    store = Store(tmp_path)
+    resumed = store.resume(quiet)
+    assert resumed is not None
+    written.clear()
+    save(store, resumed._replace(rounds=2, memory={**resumed.memory, "busy": Remembered(1, tree(1))}))
+    assert written == [2 * BLOCK]
+
+
+def test_one_sync_for_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, sites, manifest; and the folder after each of the last two."""
+    store, synced = Store(tmp_path), []
+    save(store, snapshot(1, c=0))
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor) or real(descriptor))
+    save(store, snapshot(2, **{f"c{i}": 1 for i in range(500)}))
+    assert len(synced) == 5
+    synced.clear()
+    save(store, snapshot(3))
+    assert len(synced) == 4
+
+
+def test_rows_of_a_kept_checkpoint_are_never_written_to(tmp_path: Path, written: list[int]) -> None:
+    """Whoever saves, in one life or in many, and however the sizes of what is remembered change."""
+    draw = random.Random(0)
+    store = Store(tmp_path)
+    for rounds in range(1, 40):
+        kept = [r for r in (rounds - 2, rounds - 1) if r > 0]
+        taken = [range(o, o + n) for r in kept for o, n in places(tmp_path, r).values()]
+        memory = {
+            f"c{i}": Remembered(rounds - 1, {**tree(rounds), "more": torch.rand(draw.choice([1, 900, 3000]))})
+            for i in range(draw.randrange(4))
+        }
+        if draw.random() < 0.3:
+            store = Store(tmp_path)  # killed and started again
+            assert rounds == 1 or store.resume(quiet) is not None
+        written.clear()
+        saved = Snapshot(rounds, {"server": tree(rounds)}, memory)
+        save(store, saved)
+        assert len(written) == len(memory)
+        assert not [offset for offset in written for place in taken if offset in place]
+        assert same(Store(tmp_path).load(quiet), saved)
+    assert (tmp_path / "memory/rows").stat().st_size < 30 * 4 * BLOCK
+
+
+def test_what_was_read_elsewhere_is_written_here(tmp_path: Path) -> None:
+    save(Store(tmp_path / "a"), snapshot(1, c=0))
+    found = Store(tmp_path / "a").load(quiet)
+    assert found is not None
+    save(Store(tmp_path / "b"), found)
+    assert same(Store(tmp_path / "b").load(quiet), snapshot(1, c=0))
 
 
 def test_odd_client_ids(tmp_path: Path) -> None:
     saved = Snapshot(1, {"server": tree(1)}, {c: Remembered(0, tree(i)) for i, c in enumerate(ODD)})
     save(Store(tmp_path), saved)
-    assert len(list((tmp_path / "memory").iterdir())) == len(ODD)
     assert same(Store(tmp_path).load(quiet), saved)
     assert {p.parent.name for p in tmp_path.rglob("*") if p.is_file()} == {"checkpoints", "memory"}
 
@@ -136,12 +204,22 @@ def test_odd_client_ids(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("whole")
-    save(Store(root), snapshot(1, a=0, b=0), snapshot(2, a=1, b=0))
+    """Two checkpoints: a has changed between them, b has not."""
+    root, b = tmp_path_factory.mktemp("whole"), Remembered(0, tree(0))
+    store = Store(root)
+    for rounds in (1, 2):
+        memory = {"a": Remembered(rounds - 1, tree(rounds - 1)), "b": b}
+        save(store, Snapshot(rounds, {"server": tree(rounds)}, memory))
     return root
 
 
-NEWEST = ["checkpoints/00002.json", "checkpoints/00002.safetensors", "memory/a@00001.safetensors"]
+NEWEST = ["checkpoints/00002.json", "checkpoints/00002.safetensors", "memory/rows"]
+
+
+def _part(root: Path, name: str) -> slice:
+    """What of a file is the newest checkpoint's alone: of the rows, where a's last lies."""
+    offset, length = places(root, 2)["a"] if name == "memory/rows" else (0, (root / name).stat().st_size)
+    return slice(offset, offset + length)
 
 
 def _falls_back(root: Path) -> None:
@@ -154,12 +232,11 @@ def _falls_back(root: Path) -> None:
 
 @pytest.mark.parametrize("name", NEWEST)
 def test_flipped_bits(name: str, whole: Path, tmp_path: Path) -> None:
-    data = (whole / name).read_bytes()
+    data, part = (whole / name).read_bytes(), _part(whole, name)
     draw = random.Random(name)
     for i in range(50):
-        offset = i * len(data) // 50
         broken = bytearray(data)
-        broken[offset] ^= 1 << draw.randrange(8)
+        broken[part.start + i * (part.stop - part.start) // 50] ^= 1 << draw.randrange(8)
         root = shutil.copytree(whole, tmp_path / str(i))
         (root / name).write_bytes(broken)
         _falls_back(root)
@@ -167,17 +244,27 @@ def test_flipped_bits(name: str, whole: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NEWEST)
 def test_truncated(name: str, whole: Path, tmp_path: Path) -> None:
-    data = (whole / name).read_bytes()
-    for i, length in enumerate([0, 1, 7, 8, 9, len(data) // 2, len(data) - 1]):
+    """a's last row is the last in the file."""
+    data, part = (whole / name).read_bytes(), _part(whole, name)
+    assert part.stop == len(data)
+    size = part.stop - part.start
+    for i, length in enumerate([0, 1, 7, 8, 9, size // 2, size - 1]):
         root = shutil.copytree(whole, tmp_path / str(i))
-        (root / name).write_bytes(data[:length])
+        (root / name).write_bytes(data[: part.start + length])
         _falls_back(root)
 
 
-@pytest.mark.parametrize("name", NEWEST[1:])
-def test_gone(name: str, whole: Path, tmp_path: Path) -> None:
+def test_gone(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
-    (root / name).unlink()
+    (root / NEWEST[1]).unlink()
+    _falls_back(root)
+
+
+def test_places_that_two_clients_claim(whole: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(whole, tmp_path / "x")
+    body = json.loads(json.loads((root / NEWEST[0]).read_text())["body"])
+    body["memory"]["c"] = [1, body["memory"]["a"][1], 8, "0"]
+    (root / NEWEST[0]).write_bytes(store_module._seal(body))
     _falls_back(root)
 
 
@@ -192,7 +279,7 @@ def test_after_a_fall_back_the_replayed_round_is_written_anew(whole: Path, tmp_p
     """What the damaged checkpoint left must not pass for the files of the round that replaces it."""
     root = shutil.copytree(whole, tmp_path / "x")
     broken = bytearray((root / NEWEST[2]).read_bytes())
-    broken[-1] ^= 1
+    broken[_part(root, NEWEST[2]).start] ^= 1
     (root / NEWEST[2]).write_bytes(broken)
     store = Store(root)
     _falls_back(root)
@@ -207,7 +294,7 @@ def test_after_a_fall_back_the_replayed_round_is_written_anew(whole: Path, tmp_p
 def test_looking_at_a_run_changes_nothing(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged file is passed over; a disk that cannot be read just now is not taken for a damaged file."""
     root = shutil.copytree(whole, tmp_path / "x")
-    (root / NEWEST[2]).write_bytes(b"no")
+    (root / NEWEST[2]).write_bytes((root / NEWEST[2]).read_bytes()[:-1])
     before = files(root)
     assert Store(root).load(lambda line: None) is not None
     assert files(root) == before
@@ -244,9 +331,53 @@ def test_none_whole_is_refused_and_nothing_changed(whole: Path, tmp_path: Path) 
 
 def test_a_memory_both_checkpoints_need(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
-    (root / "memory/b@00000.safetensors").write_bytes(b"")
+    data = bytearray((root / "memory/rows").read_bytes())
+    data[places(root, 1)["b"][0]] ^= 1
+    (root / "memory/rows").write_bytes(data)
     with pytest.raises(RunError, match="whole"):
         Store(root).load(lambda line: None)
+
+
+def test_models_can_be_had_without_what_clients_remember(whole: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(whole, tmp_path / "x")
+    (root / "memory/rows").unlink()
+    found = Store(root).load(quiet, check_rows=False)
+    assert found is not None
+    assert (found.rounds, dumps(found.sites["server"])) == (2, dumps(tree(2)))
+
+
+def test_a_directory_of_an_earlier_kind(tmp_path: Path) -> None:
+    save(Store(tmp_path), snapshot(1))
+    body = json.loads(json.loads((tmp_path / "checkpoints/00001.json").read_text())["body"])
+    (tmp_path / "checkpoints/00001.json").write_bytes(store_module._seal(body | {"memory": {"a": 0}}))
+    with pytest.raises(RunError, match="written by an earlier fedssl, with a file for what each client remembers"):
+        Store(tmp_path).resume(quiet)
+
+
+def test_looking_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between reading a manifest and its rows two newer ones are written, and the rows replaced: look again."""
+    store = Store(tmp_path)
+    save(store, snapshot(1, c=0))
+    real, left = store_module._unseal, [2, 3, 4]
+
+    def overtaken(data: bytes) -> dict[str, object]:
+        if left:
+            body, _ = real(data), monkeypatch.setattr(store_module, "_unseal", real)
+            save(store, *[snapshot(left.pop(0), c=9) for _ in range(len(left))])
+            return body
+        return real(data)
+
+    monkeypatch.setattr(store_module, "_unseal", overtaken)
+    assert same(Store(tmp_path).load(quiet), snapshot(4, c=9))
+    assert left == []
+
+
+def test_looking_at_a_run_that_is_too_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(Store(tmp_path), snapshot(1))
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    monkeypatch.setattr(store_module, "_unseal", lambda data: {})
+    with pytest.raises(RunError, match="faster than they can be read; try again"):
+        Store(tmp_path).load(quiet)
 
 
 # -- writing --
@@ -271,18 +402,22 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("fail_at", range(4))
 def test_a_full_disk_stops_safely(fail_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of the files fails (sites, two memories, manifest), the checkpoint before is what is loaded."""
+    """Whichever write fails (sites, two rows, manifest), the checkpoint before is what is loaded."""
     store = Store(tmp_path)
     save(store, snapshot(1, a=0, b=0))
     calls = iter(range(99))
 
-    def sometimes(path: Path, data: bytes) -> str:
-        if next(calls) == fail_at:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write_atomic(path, data)
+    def sometimes(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if next(calls) == fail_at:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args)
+
+        return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_atomic", sometimes)
+        patch.setattr(store_module, "write_atomic", sometimes(write_atomic))
+        patch.setattr(os, "pwrite", sometimes(os.pwrite))
         store.save(snapshot(2, a=1, b=1))
         with pytest.raises(RunError, match=r"a checkpoint could not be written: .*No space"):
             store.wait()
@@ -299,15 +434,18 @@ def test_a_failure_in_the_background_is_raised_at_the_next_save(tmp_path: Path) 
         store.save(snapshot(2))
 
 
-def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
-    memory = Memory({"a": Remembered(0, tree(0))})
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_a_snapshot_is_of_its_moment(tier: Wanted, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    memory = Memory(store.rows, {"a": Remembered(0, tree(0))}, tier)
     taken = Snapshot(1, {"server": tree(1)}, memory.snapshot())
-    memory.write("a", 1, tree(1))
-    memory.write("b", 1, tree(1))
-    save(Store(tmp_path), taken)
+    for client in ("a", "b"):
+        memory.write(memory.expect(client, 1), tree(1))
+    memory.close()
+    save(store, taken)
     assert same(Store(tmp_path).load(quiet), snapshot(1, a=0))
-    assert model(memory.read("a"), "model").floats[0] == 1
-    assert memory.read("nobody") == {}
+    assert model(memory.latest("a"), "model").floats[0] == 1
+    assert memory.latest("nobody") == {}
 
 
 def test_busy_only_while_writing(tmp_path: Path) -> None:

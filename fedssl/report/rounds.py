@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedssl.extents import sync_folder
 from fedssl.federate import Round
 from fedssl.guard import Report
-from fedssl.store import write_atomic
 
 
 def record(round: Round, rounds: int, rate: float, seconds: float, knn: float | None) -> dict[str, Any]:
@@ -56,9 +56,15 @@ class RoundsLog:
     """The log of one run directory; rounds after the checkpoint a run resumes from are taken off first."""
 
     def __init__(self, path: Path, finished: int) -> None:
-        self.path = path
-        kept = [line for line in read_rounds(path) if line["round"] <= finished]
-        write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        self.path, kept = path, 0
+        for line in _whole_lines(path):
+            if json.loads(line)["round"] > finished:
+                break
+            kept += len(line)
+        with path.open("ab") as file:
+            file.truncate(kept)
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
 
     def append(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -67,9 +73,12 @@ class RoundsLog:
             os.fsync(file.fileno())
 
 
-def read_rounds(path: Path) -> Sequence[dict[str, Any]]:
-    """All whole lines; a last one that a kill cut short is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text("utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+def read_rounds(path: Path) -> Iterator[dict[str, Any]]:
+    """All whole lines; a last one that a kill cut short is left out. One at a time: with many clients they are long."""
+    return map(json.loads, _whole_lines(path))
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    if path.exists():
+        with path.open("rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))

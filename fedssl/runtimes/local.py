@@ -16,10 +16,13 @@ from fedssl.algorithm import Algorithm
 from fedssl.client import Client
 from fedssl.errors import ClientError
 from fedssl.guard import Reply
+from fedssl.memory import Memory, Turn
 from fedssl.pixels import Pixels
-from fedssl.store import Memory
+from fedssl.tiers import on_device
 from fedssl.train import Trainer
 from fedssl.tree import Tree
+
+WAITING = 4  # uploads for each worker, done or in the making
 
 
 class Shard(NamedTuple):
@@ -61,49 +64,68 @@ class LocalRuntime:
         self._pool = ThreadPoolExecutor(self._workers, "client", initializer=lambda: torch.set_num_threads(threads))
 
     def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
-        """Replies in the clients' order; at most one upload per worker waits for its turn."""
+        """Replies in the clients' order; at most WAITING uploads per worker wait for their turn.
+
+        Of each few clients the largest start first: a worker that took it last would leave the others idle.
+        """
+        clients, most = list(home), WAITING * self._workers
+        few = most if len(clients) <= most else most // 2
         pending: deque[Future[Reply]] = deque()
         try:
-            for client in home:
-                pending.append(self._pool.submit(self._one, round, client, message(client)))
-                if len(pending) > self._workers:
+            for i in range(0, len(clients), few):
+                chosen = clients[i : i + few]
+                largest = sorted(chosen, key=lambda client: len(self._shards[client].pixels), reverse=True)
+                started = {client: self._start(round, client, message(client)) for client in largest}
+                pending.extend(started[client] for client in chosen)
+                while len(pending) > few:  # the next few start while these are being finished
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         finally:
             for future in pending:
                 future.cancel()
+            self._memory.expect_nobody()
 
-    def _one(self, round: int, client_id: str, message: Tree) -> Reply:
+    def _start(self, round: int, client_id: str, message: Tree) -> Future[Reply]:
+        return self._pool.submit(self._one, self._memory.expect(client_id, round), message)
+
+    def _one(self, turn: Turn, message: Tree) -> Reply:
         trainer = self._idle.get()
         try:
-            client = self._client(round, client_id, trainer)
+            client, message = self._enter(turn, message, trainer)
             upload, memory = self._algorithm.client(client, message)
-            self._memory.write(client_id, round, memory)
-            reply = Reply(client_id, client.count, upload, client.metrics[-1] if client.metrics else None)
+            reply = self._leave(turn, client, upload, memory)
         except ClientError as problem:
-            reply = Reply(client_id, 0, None, None, str(problem))
+            reply = Reply(turn.client, 0, None, None, str(problem))
         except torch.OutOfMemoryError:
-            reply = Reply(client_id, 0, None, None, "the device is out of memory; try a smaller train.batch")
+            reply = Reply(turn.client, 0, None, None, "the device is out of memory; try a smaller train.batch")
         finally:
             self._idle.put(trainer)
         self._on_client(reply)
         return reply
 
-    def _client(self, round: int, client_id: str, trainer: Trainer) -> Client:
-        shard, pace = self._shards[client_id], self._pace(round)
-        return Client(
-            client_id,
+    def _enter(self, turn: Turn, message: Tree, trainer: Trainer) -> tuple[Client, Tree]:
+        """All that a client's round needs, on its trainer's device: what it remembers, and the message."""
+        shard, pace = self._shards[turn.client], self._pace(turn.round)
+        memory = on_device(self._memory.read(turn), trainer.device)
+        client = Client(
+            turn.client,
             shard.pixels,
             shard.labels,
-            self._memory.read(client_id),
+            memory,
             trainer,
             self._seed,
-            round,
+            turn.round,
             pace.rate,
             pace.progress,
             self._stop,
         )
+        return client, on_device(message, trainer.device)
+
+    def _leave(self, turn: Turn, client: Client, upload: Tree, memory: Tree) -> Reply:
+        """All that is left of it: what the client remembers stays here, the upload goes to the server."""
+        self._memory.write(turn, memory)
+        return Reply(turn.client, client.count, upload, client.metrics[-1] if client.metrics else None)
 
     def close(self) -> None:
         """Wait for clients still training (a set `stop` ends them within a step) and let the threads go."""

@@ -73,10 +73,10 @@ def _log(path: Path, rounds: int) -> None:
 
 def test_append_and_read(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
-    assert read_rounds(path) == []
+    assert list(read_rounds(path)) == []
     _log(path, 3)
     assert [line["round"] for line in read_rounds(path)] == [1, 2, 3]
-    assert read_rounds(path)[0] == json.loads(json.dumps(record(Round(0, {}, [A, C]), 10, 0.1, 1.0, None)))
+    assert next(read_rounds(path)) == json.loads(json.dumps(record(Round(0, {}, [A, C]), 10, 0.1, 1.0, None)))
     assert path.read_bytes().count(b"\n") == 3
 
 

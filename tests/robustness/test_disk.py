@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,19 @@ def _small_files_only() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))  # a checkpoint of the tiny model is larger
 
 
-def test_disk_full_while_a_run_goes_on(federation: Any) -> None:
-    federation.here("run", "simclr", "rounds=2")
-    code, _, err = federation.run("run", "simclr", "rounds=6", preexec_fn=_small_files_only)
+@pytest.mark.parametrize(("method", "tier"), [("simclr", "host"), ("byol", "disk")])
+def test_disk_full_while_a_run_goes_on(method: str, tier: str, federation: Any) -> None:
+    memory = f"train.memory={tier}"
+    federation.here("run", method, "rounds=2", memory)
+    code, _, err = federation.run("run", method, "rounds=6", memory, preexec_fn=_small_files_only)
     assert code == 4
     assert "Traceback" not in err
-    assert err.splitlines()[-1].startswith("fedssl: a checkpoint could not be written: [Errno 27] File too large")
+    said = r"fedssl: (a checkpoint|what a client remembers) could not be written: \[Errno 27\] File too large"
+    assert re.match(said, err.splitlines()[-1])
     snapshot = Store(federation.root / "run").load(print)
     assert snapshot is not None
     assert snapshot.rounds == 2
-    federation.here("run", "simclr", "rounds=6")  # and once there is room, it goes on
+    federation.here("run", method, "rounds=6", memory)  # and once there is room, it goes on
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4, 5, 6]
 
 
@@ -55,8 +59,12 @@ def test_each_file_that_cannot_be_written(file: str, federation: Any, monkeypatc
     assert federation.hashes("run") == federation.hashes("whole")
 
 
+def _manifests(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("*.json"), reverse=True)
+
+
 def _newest(folder: Path) -> tuple[Path, Path]:
-    manifest = max((folder / "checkpoints").glob("*.json"))
+    manifest = _manifests(folder)[0]
     return manifest, manifest.with_suffix(".safetensors")
 
 
@@ -70,15 +78,40 @@ def _flip(path: Path, place: float = 0.6) -> None:
     path.write_bytes(bytes(data))
 
 
+def _row(folder: Path) -> slice:
+    """Where a row lies that the newest checkpoint refers to and the one before does not."""
+    new, old = (json.loads(json.loads(path.read_text())["body"])["memory"] for path in _manifests(folder)[:2])
+    _, offset, length, _ = next(new[client] for client in new if new[client] != old[client])
+    return slice(offset, offset + length)
+
+
+def _in_row(damage: Any) -> Any:
+    """The damage done to a row alone: all that lies beside it in the file stays as it was."""
+
+    def harm(path: Path) -> None:
+        place, data = _row(path.parents[1]), bytearray(path.read_bytes())
+        alone = path.with_name("row")
+        alone.write_bytes(data[place])
+        damage(alone)
+        left = alone.read_bytes() if alone.exists() else b""
+        data[place] = left.ljust(place.stop - place.start, b"\0")
+        path.write_bytes(data)
+        alone.unlink(missing_ok=True)
+
+    return harm
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize("damage", [_truncate, _flip, Path.unlink], ids=["truncated", "one bit", "gone"])
 @pytest.mark.parametrize("what", ["manifest", "model", "memory"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    damage: Any, what: str, federation: Any, capsys: pytest.CaptureFixture[str]
+    damage: Any, what: str, tier: str, federation: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    federation.here("run", "byol")
+    federation.here("run", "byol", f"train.memory={tier}")
     whole, folder = federation.hashes("run"), federation.root / "run"
     manifest, model = _newest(folder)
-    damage({"manifest": manifest, "model": model, "memory": max((folder / "memory").iterdir())}[what])
+    harm = _in_row(damage) if what == "memory" else damage
+    harm({"manifest": manifest, "model": model, "memory": folder / "memory/rows"}[what])
     (folder / "backbone.safetensors").unlink()
     federation.here("run", "byol", quiet=False)
     err = capsys.readouterr().err
@@ -87,6 +120,19 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert "going on after round" in err
     assert federation.hashes("run") == whole
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("damage", [_truncate, Path.unlink], ids=["truncated", "gone"])
+def test_what_clients_remember_is_lost(damage: Any, federation: Any) -> None:
+    """Both checkpoints need it: the run is refused, not gone on with clients that have forgotten everything."""
+    federation.here("run", "byol")
+    folder = federation.root / "run"
+    rows = folder / "memory/rows"
+    rows.rename(folder / "aside") if damage is Path.unlink else rows.write_bytes(b"")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"}
+    with pytest.raises(RunError, match=r"no checkpoint in .* is whole; nothing was changed"):
+        federation.here("run", "byol", "rounds=8")
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"} == before
 
 
 def test_no_checkpoint_is_whole(federation: Any, cli: Any) -> None:
@@ -142,6 +188,7 @@ REFUSED = {
     "rounds": "1",
 }
 ALLOWED = ("rounds=3", "probe.every=1", "probe.k=5", "train.workers=1", "train.checkpoint_every=9", "probe.labels=6")
+ALLOWED += ("train.memory=disk",)
 
 
 @pytest.fixture(scope="module")

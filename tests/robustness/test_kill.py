@@ -27,9 +27,11 @@ Kill = Callable[[subprocess.Popen[str]], int]
 SLOWER = "train.epochs=6"  # rounds long enough to be hit in their middle
 
 
-def _killed_and_resumed(federation: Any, kill: Kill, folder: str, method: str, after: int, delay: float) -> bool:
+def _killed_and_resumed(
+    federation: Any, kill: Kill, folder: str, method: str, after: int, delay: float, tier: str = "auto"
+) -> bool:
     """Kill a run `delay` seconds after a round, and go on with it; whether it was still running."""
-    process = federation.start(folder, method, SLOWER)
+    process = federation.start(folder, method, SLOWER, f"train.memory={tier}")
     while not (federation.root / folder / "checkpoints/00000.json").exists() and process.poll() is None:
         time.sleep(0.002)
     federation.wait_for_round(folder, after, process)
@@ -39,9 +41,10 @@ def _killed_and_resumed(federation: Any, kill: Kill, folder: str, method: str, a
     return killed
 
 
-def test_killed_run_goes_on_to_the_same_bits(federation: Any, uninterrupted: Hashes, kill: Kill) -> None:
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_killed_run_goes_on_to_the_same_bits(tier: str, federation: Any, uninterrupted: Hashes, kill: Kill) -> None:
     # A method with a memory beside its model, killed when two of four rounds are done.
-    assert _killed_and_resumed(federation, kill, "run", "mocov2", after=2, delay=random.uniform(0, 0.05))
+    assert _killed_and_resumed(federation, kill, "run", "mocov2", after=2, delay=random.uniform(0, 0.05), tier=tier)
     assert federation.hashes("run") == uninterrupted("mocov2", SLOWER)
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
 
@@ -52,7 +55,8 @@ def test_every_method_killed_at_random_moments(method: str, federation: Any, uni
     killed = 0
     for turn, after in enumerate((0, 1, 2, 2, 3)):
         delay = random.uniform(0, 0.2)
-        killed += _killed_and_resumed(federation, kill, f"run{turn}", method, after, delay)
+        tier = ("host", "disk")[turn % 2]
+        killed += _killed_and_resumed(federation, kill, f"run{turn}", method, after, delay, tier)
         assert federation.hashes(f"run{turn}") == uninterrupted(method, SLOWER), (after, delay)
     assert killed >= 3  # or nothing was tested
 
@@ -76,35 +80,51 @@ def _cut(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
 
         return call
 
+    def torn(descriptor: int, data: memoryview, offset: int, real: Callable[..., int] = os.pwrite) -> int:
+        """Of the write in whose middle the power fails, half is on the disk."""
+        calls.append("pwrite")
+        if len(calls) > after:
+            if len(calls) == after + 1:
+                real(descriptor, data[: len(data) // 2], offset)
+            raise PowerCut
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", torn)
     monkeypatch.setattr(os, "fsync", counted("fsync", os.fsync))
     for name in ("replace", "unlink", "rename"):
         monkeypatch.setattr(Path, name, counted(name, getattr(Path, name)))
     return calls
 
 
-def _cuts(federation: Any, monkeypatch: pytest.MonkeyPatch, method: str, moments: Callable[[int], list[int]]) -> None:
+def _cuts(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, method: str, tier: str, moments: Callable[[int], list[int]]
+) -> None:
+    sets = (f"train.memory={tier}",)
     with monkeypatch.context() as patch:
         calls = _cut(patch, after=10**9)
-        federation.here("whole", method)
+        federation.here("whole", method, *sets)
+    assert "pwrite" in calls
     whole = federation.hashes("whole")
     for moment in moments(len(calls)):
         with monkeypatch.context() as patch:
             _cut(patch, after=moment)
             with pytest.raises(PowerCut):
-                federation.here(f"cut{moment}", method)
-        federation.here(f"cut{moment}", method)
+                federation.here(f"cut{moment}", method, *sets)
+        federation.here(f"cut{moment}", method, *sets)
         assert federation.hashes(f"cut{moment}") == whole, f"cut after {moment} of {len(calls)} calls"
         assert [line["round"] for line in federation.rounds(f"cut{moment}")] == [1, 2, 3, 4]
 
 
-def test_power_cut_in_the_middle_of_writes(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between any two of sync, rename and delete; here six moments spread over the run."""
-    _cuts(federation, monkeypatch, "byol", lambda count: list(range(count // 12, count, count // 6)))
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_power_cut_in_the_middle_of_writes(tier: str, federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two of sync, rename and delete, or in a write; here six moments spread over the run."""
+    _cuts(federation, monkeypatch, "byol", tier, lambda count: list(range(count // 12, count, count // 6)))
 
 
 @pytest.mark.slow
-def test_power_cut_at_every_write(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _cuts(federation, monkeypatch, "mocov1", lambda count: list(range(count)))
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_power_cut_at_every_write(tier: str, federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cuts(federation, monkeypatch, "mocov1", tier, lambda count: list(range(count)))
 
 
 LONG = ("train.epochs=12", "rounds=3", "train.checkpoint_every=60")  # nothing but the end saves
