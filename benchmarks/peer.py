@@ -40,8 +40,8 @@ from benchmarks.peer_views import Pairs, View, make_view
 from fedssl import assemble
 from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
+from fedssl.memory import Memory
 from fedssl.runtimes.local import LocalRuntime, Pace, Shard
-from fedssl.store import Memory
 from fedssl.train import resolve_mode
 from fedssl.tree import Mean
 from fedssl.views import Augment

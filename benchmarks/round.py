@@ -37,10 +37,10 @@ from fedssl.algorithms import FedAvg
 from fedssl.client import Client
 from fedssl.federate import federate
 from fedssl.layout import PARAMETERS
+from fedssl.memory import Memory
 from fedssl.method import METHODS, Given
 from fedssl.runtimes.local import LocalRuntime, Pace, Shard
 from fedssl.step import Objective
-from fedssl.store import Memory
 from fedssl.topology import SERVER, Star
 from fedssl.train import Metrics, Task, Trainer, TrainSettings
 from fedssl.tree import Mean, model
@@ -87,7 +87,8 @@ class Federation:
 
     def kept(self) -> int:
         """Numbers one client remembers."""
-        memory = self.memory.read(self.first)
+        remembered = self.memory.snapshot().get(self.first)
+        memory = remembered.tree if remembered else {}
         return model(memory, "kept").layout.floats if memory else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,12 @@ from fedssl.tree import State
 LISTED = 20  # files left out that are named
 
 
+CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
+BYTES_PER_PIXEL = 12_000  # of a batch's views, for a training step's activations; a ResNet-50 takes as many
+
+
 def resolve_device(name: str) -> torch.device:
-    """`auto`: the first CUDA device if there is one, else the CPU."""
+    """`auto`: all CUDA devices if there are any, else the CPU. `cuda` means all of them, `cuda:1` that one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -68,19 +72,23 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:
     return owners
 
 
+def training_devices(device: torch.device) -> list[torch.device]:
+    """Those that clients are spread over; the first is where sites are merged and models measured."""
+    if device == torch.device("cuda"):
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return [device]
+
+
 def shards(
     experiment: Experiment, data: Dataset, owners: Mapping[str, Tensor], device: torch.device
 ) -> dict[str, Shard]:
-    """Each client's own images, rows of one pool. Labels are not loaded, only how to get them is passed on."""
-    pool, held = place(data.train.held, device), {}
-    for client, index in owners.items():
-        load = data.train.select(index).label_loader
-        held[client] = Shard(pool.select(index), None if load is None else _on(load, device))
-    return held
-
-
-def _on(load: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    return lambda: load().to(device)
+    """Each client's own images, rows of one pool on each device. Labels are not loaded, only how to get them is passed
+    on."""
+    pools = {each: place(data.train.held, each) for each in training_devices(device)}
+    return {
+        client: Shard({each: pool.select(index) for each, pool in pools.items()}, data.train.select(index).label_loader)
+        for client, index in owners.items()
+    }
 
 
 def normalisation(experiment: Experiment, channels: int) -> Normalisation | None:
@@ -110,14 +118,23 @@ def build_method(experiment: Experiment, image: tuple[int, int, int], device: to
 def build_trainers(
     experiment: Experiment, image: tuple[int, int, int], device: torch.device, clients: int
 ) -> list[Trainer]:
-    """One for each client that trains at the same time."""
-    settings = experiment.train
+    """One for each client that trains at the same time, on each device in turn."""
+    devices = training_devices(device)
+    room = sum(_room(experiment, image, each) for each in devices)
+    workers = max(1, min(experiment.train.workers or room, clients))
+    return [
+        Trainer(build_method(experiment, image, devices[i % len(devices)]), experiment.train) for i in range(workers)
+    ]
+
+
+def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> int:
+    """How many clients train side by side on a device: one for each core, or as many as a GPU's memory surely holds."""
+    if device.type == "cuda":
+        side = experiment.method.view_size or image[1]
+        needed = BYTES_PER_PIXEL * 2 * experiment.train.batch * side * side
+        return max(1, min(CLIENTS_PER_GPU, torch.cuda.mem_get_info(device)[0] // needed))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    room = 1 if device.type == "cuda" else max(1, cores // settings.threads)
-    if device.type == "cuda" and settings.workers > 1:
-        raise ConfigError("train.workers above 1 is for CPUs: on one CUDA device clients train one after another")
-    workers = max(1, min(settings.workers or room, clients))
-    return [Trainer(build_method(experiment, image, device), settings) for _ in range(workers)]
+    return max(1, cores // experiment.train.threads)
 
 
 def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str]) -> Sites:

@@ -49,7 +49,7 @@ class Client:
     def train(self, objective: Objective, given: Given) -> Metrics:
         """Train the resident method on this client's images."""
         device = self.trainer.device
-        labels = self.labels() if self.labels and self.method.learns_from_labels else None
+        labels = self.labels().to(device) if self.labels and self.method.learns_from_labels else None
         stream = self.generator(f"train {len(self.metrics)}", device)
         task = Task(self.pixels, labels, stream, self.rate, self.progress, self.stop)
         self.metrics.append(self.trainer.fit(task, objective, given))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -24,10 +23,12 @@ from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
 from fedssl.lock import locked
 from fedssl.memory import Memory
+from fedssl.numerics import numerics
 from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.runtimes.local import LocalRuntime, Pace
 from fedssl.store import Snapshot, Store, write_atomic
+from fedssl.train import resolve_precision
 from fedssl.tree import Mean, to_device
 
 
@@ -41,7 +42,9 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
     """Train what is left of an experiment in its directory; nothing if it is finished."""
     say: Say = (lambda line: None) if quiet else say_on_stderr
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder), _reproducible(experiment, device):
+    train = experiment.train
+    exact = resolve_precision(train.precision, device) == "fp32"
+    with locked(folder), numerics(device, train.deterministic, exact):
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
         snapshot = store.resume(say)
@@ -130,7 +133,7 @@ class Drive:
     def _rounds(self, runtime: LocalRuntime, last: Snapshot) -> Iterator[Round]:
         e = self.experiment
         wire = e.algorithm.wire(self.trainers[0].method)
-        sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
+        sites = {site: to_device(tree, self.trainers[0].device) for site, tree in last.sites.items()}
         return federate(e.algorithm, e.topology, runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds)
 
     def _runtime(self, memory: Memory, progress: Progress) -> LocalRuntime:
@@ -174,20 +177,3 @@ def _signals_ignored() -> Iterator[None]:
     finally:
         for number, handler in found.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _reproducible(experiment: Experiment, device: torch.device) -> Iterator[None]:
-    """On CUDA: the fastest kernels, or with train.deterministic only those that give equal bits from run to run."""
-    if device.type != "cuda":
-        yield
-        return
-    strict, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(experiment.train.deterministic)
-    torch.backends.cudnn.benchmark = not experiment.train.deterministic
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(strict)
-        torch.backends.cudnn.benchmark = benchmark

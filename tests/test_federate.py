@@ -19,9 +19,9 @@ from fedssl.errors import RunError
 from fedssl.federate import GIVE_UP_AFTER, Round, federate
 from fedssl.guard import Reply
 from fedssl.layout import Entry, Layout
+from fedssl.memory import Memory
 from fedssl.method import Method
 from fedssl.runtimes.local import LocalRuntime, Pace, Shard
-from fedssl.store import Memory
 from fedssl.topology import SERVER, TOPOLOGIES, Isolated, Plan, Star, Topology
 from fedssl.train import Trainer
 from fedssl.tree import Mean, State, Tree, Value, model

@@ -28,8 +28,15 @@ WAITING = 4  # uploads for each worker, done or in the making
 class Shard(NamedTuple):
     """One client's private images, and how to get their labels should a method learn from them."""
 
-    pixels: Tensor | Pixels  # (n, C, H, W) uint8
+    pixels: Tensor | Pixels | Mapping[torch.device, Pixels]  # (n, C, H, W) uint8; perhaps a pool on each device
     labels: Callable[[], Tensor] | None = None
+
+    def on(self, device: torch.device) -> Tensor | Pixels:
+        return self.pixels[device] if isinstance(self.pixels, Mapping) else self.pixels
+
+    @property
+    def images(self) -> int:
+        return len(next(iter(self.pixels.values())) if isinstance(self.pixels, Mapping) else self.pixels)
 
 
 class Pace(NamedTuple):
@@ -40,7 +47,10 @@ class Pace(NamedTuple):
 
 
 class LocalRuntime:
-    """One thread and one resident model per worker. Which worker trains whom does not change a bit of the result."""
+    """One thread and one resident model per worker. Which worker trains whom does not change a bit of the result.
+
+    On CUDA a worker has a stream of its own, on one of the devices; what the server merges comes to the first.
+    """
 
     def __init__(
         self,
@@ -53,9 +63,10 @@ class LocalRuntime:
         stop: threading.Event,
         on_client: Callable[[Reply], None] = lambda reply: None,
     ) -> None:
-        self.clients = [client for client, shard in shards.items() if len(shard.pixels)]
+        self.clients = [client for client, shard in shards.items() if shard.images]
         self._algorithm, self._shards, self._memory = algorithm, shards, memory
         self._seed, self._pace, self._stop, self._on_client = seed, pace, stop, on_client
+        self._home = trainers[0].device
         self._idle: SimpleQueue[Trainer] = SimpleQueue()
         for trainer in trainers:
             self._idle.put(trainer)
@@ -74,7 +85,7 @@ class LocalRuntime:
         try:
             for i in range(0, len(clients), few):
                 chosen = clients[i : i + few]
-                largest = sorted(chosen, key=lambda client: len(self._shards[client].pixels), reverse=True)
+                largest = sorted(chosen, key=lambda client: self._shards[client].images, reverse=True)
                 started = {client: self._start(round, client, message(client)) for client in largest}
                 pending.extend(started[client] for client in chosen)
                 while len(pending) > few:  # the next few start while these are being finished
@@ -92,9 +103,12 @@ class LocalRuntime:
     def _one(self, turn: Turn, message: Tree) -> Reply:
         trainer = self._idle.get()
         try:
-            client, message = self._enter(turn, message, trainer)
-            upload, memory = self._algorithm.client(client, message)
-            reply = self._leave(turn, client, upload, memory)
+            with trainer.active():
+                client, message = self._enter(turn, message, trainer)
+                upload, memory = self._algorithm.client(client, message)
+                self._memory.write(turn, memory)
+            metrics = client.metrics[-1] if client.metrics else None
+            reply = Reply(turn.client, client.count, on_device(upload, self._home), metrics, round=turn.round)
         except ClientError as problem:
             reply = Reply(turn.client, 0, None, None, str(problem))
         except torch.OutOfMemoryError:
@@ -110,7 +124,7 @@ class LocalRuntime:
         memory = on_device(self._memory.read(turn), trainer.device)
         client = Client(
             turn.client,
-            shard.pixels,
+            shard.on(trainer.device),
             shard.labels,
             memory,
             trainer,
@@ -121,11 +135,6 @@ class LocalRuntime:
             self._stop,
         )
         return client, on_device(message, trainer.device)
-
-    def _leave(self, turn: Turn, client: Client, upload: Tree, memory: Tree) -> Reply:
-        """All that is left of it: what the client remembers stays here, the upload goes to the server."""
-        self._memory.write(turn, memory)
-        return Reply(turn.client, client.count, upload, client.metrics[-1] if client.metrics else None)
 
     def close(self) -> None:
         """Wait for clients still training (a set `stop` ends them within a step) and let the threads go."""
