@@ -87,8 +87,7 @@ class Federation:
 
     def kept(self) -> int:
         """Numbers one client remembers."""
-        remembered = self.memory.snapshot().get(self.first)
-        memory = remembered.tree if remembered else {}
+        memory = self.memory.latest(self.first)
         return model(memory, "kept").layout.floats if memory else 0
 
 

@@ -86,7 +86,7 @@ def test_shards_hold_a_clients_own_images_and_no_labels() -> None:
     shards = assemble.shards(experiment(), lazy, owners, CPU)
     for client, shard in shards.items():
         assert torch.equal(shard.on(CPU).tensor(), data.train.pixels[owners[client]])
-        assert shard.pixels.pool is lazy.train.pixels  # held once for all clients
+        assert shard.on(CPU).pool is lazy.train.pixels  # held once for all clients
     assert asked == []
     assert shards["a"].labels is not None
     assert shards["a"].labels().tolist() == [1, 0]

@@ -113,7 +113,7 @@ def test_a_round_of_the_peer_is_a_round_of_fedssl(seen: Seen) -> None:
         theirs = {name: t for name, t in peer.state_dict().items() if not name.startswith("target.")}
         torch.testing.assert_close(theirs, merged, rtol=0, atol=1e-4, check_stride=False)
         for i, client in enumerate(clients):
-            target = model(ours.memory.read(f"{i}"), "kept").without_prefix("target").tensors()
+            target = model(ours.memory.latest(f"{i}"), "kept").without_prefix("target").tensors()
             torch.testing.assert_close(dict(client.model.target.state_dict()), target, rtol=0, atol=1e-4)
     ours.close()
     assert (theirs["predictor.3.weight"] - first["predictor.3.weight"]).abs().max() > 0.004
