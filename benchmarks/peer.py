@@ -13,6 +13,8 @@ round, with the exchange of models, between two synchronisations. cuDNN may try 
 float32 is torch's by default: convolutions in TF32 where the device has it. Left out for both are imports, building and
 the first round. What building and the first round cost fedssl beyond a usual round, the start of CUDA included, is
 `startup_s`.
+`fedema_default_run_minutes`: how long FedEMA's default run would train at this rate (100 rounds of five clients with
+10,000 images each, five epochs a round).
 The peer may meet fewer images of each client (`--peer-images`). Its rate is then that of a round as long as fedssl's:
 the exchange once, as measured, and the epoch in proportion.
 """
@@ -41,10 +43,13 @@ from fedssl import assemble
 from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
 from fedssl.memory import Memory
+from fedssl.numerics import numerics
 from fedssl.runtimes.local import LocalRuntime, Pace, Shard
 from fedssl.train import resolve_mode
 from fedssl.tree import Mean
 from fedssl.views import Augment
+
+FEDEMA_IMAGES = 100 * 5 * 5 * (10_000 // 128) * 128  # of its default run: rounds, clients, epochs, images of each
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Case:
     images: int
     peer_images: int
     peer_workers: int = 0  # processes that make views for the peer's training process
+    epochs: int = 1  # of fedssl's rounds; the peer trains for one, its others would be the same
     batch: int = 128
     clients: int = 5
     size: int = 32
@@ -64,9 +70,9 @@ class Case:
     mode: str = "auto"
     precision: str = "auto"
 
-    def trained(self, images: int) -> int:
+    def trained(self, images: int, epochs: int = 1) -> int:
         """Images a round trains on: of each client, whole batches."""
-        return self.clients * (images // self.batch) * self.batch
+        return epochs * self.clients * (images // self.batch) * self.batch
 
     def pixels(self) -> list[Tensor]:
         """Each client's images (n, 3, size, size), uint8 noise on the host."""
@@ -77,6 +83,7 @@ class Case:
         method = {"name": "byol", "backbone": self.backbone, "hidden": self.hidden, "dim": self.dim}
         train = {
             "batch": self.batch,
+            "epochs": self.epochs,
             "lr": self.lr,
             "schedule": "constant",
             "mode": self.mode,
@@ -90,7 +97,7 @@ class Ours:
 
     def __init__(self, case: Case, pixels: list[Tensor], rounds: int, device: torch.device) -> None:
         experiment = case.experiment()
-        self.trained = sum(len(images) // case.batch * case.batch for images in pixels)
+        self.trained = case.epochs * sum(len(images) // case.batch * case.batch for images in pixels)
         shards = {f"{i}": Shard(images.to(device)) for i, images in enumerate(pixels)}
         self.trainers = assemble.build_trainers(experiment, (3, case.size, case.size), device, len(shards))
         self.sites = assemble.first_sites(experiment, self.trainers[0], list(shards))
@@ -145,7 +152,8 @@ class Peer:
     def full_round(self, took: float) -> float:
         """Seconds of a round with all images, where one with the peer's took `took`."""
         training = sum(client.seconds for client in self.clients)
-        return took + training * (self.case.trained(self.case.images) / self.case.trained(self.case.peer_images) - 1)
+        case = self.case
+        return took + training * (case.trained(case.images, case.epochs) / case.trained(case.peer_images) - 1)
 
 
 def compare(case: Case, device: torch.device, repeats: int, view: View) -> dict[str, Any]:
@@ -163,7 +171,7 @@ def compare(case: Case, device: torch.device, repeats: int, view: View) -> dict[
             took.append(seconds(ours.round, device))
     finally:
         ours.close()
-    rates, peer_rates = ([case.trained(case.images) / s for s in side] for side in (took, peer_full))
+    rates, peer_rates = ([case.trained(case.images, case.epochs) / s for s in side] for side in (took, peer_full))
     return {
         "ratio": digits(statistics.median(rates) / statistics.median(peer_rates), 3),
         "ratio_each": [digits(a / b, 3) for a, b in zip(rates, peer_rates, strict=True)],
@@ -174,6 +182,7 @@ def compare(case: Case, device: torch.device, repeats: int, view: View) -> dict[
             "images_per_s_spread": spread(rates),
             "round_s": spread(took),
             "startup_s": digits(first - statistics.median(took), 3),
+            "fedema_default_run_minutes": digits(FEDEMA_IMAGES / statistics.median(rates) / 60, 3),
             "loss": digits(ours.loss),
         },
         "peer": {
@@ -193,6 +202,7 @@ def main() -> None:
     parser.add_argument("--backbone", choices=list(NETS), help="default: resnet18 on CUDA, cnn on a CPU")
     parser.add_argument("--images", type=int, help="of each client; default: 10000 on CUDA, 512 on a CPU")
     parser.add_argument("--peer-images", type=int, help="of each client that the peer meets; default: at most 1280")
+    parser.add_argument("--epochs", type=int, default=1, help="of fedssl's rounds")
     parser.add_argument("--peer-workers", type=int, default=0, help="its DataLoader's num_workers")
     parser.add_argument("--mode", default="auto", help="fedssl's train.mode")
     parser.add_argument("--precision", default="auto", help="fedssl's train.precision; the peer's is float32")
@@ -201,7 +211,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the JSON there")
     args = parser.parse_args()
     device, cuda = torch.device(args.device), args.device == "cuda"
-    torch.backends.cudnn.benchmark = cuda
     images = args.images or (10_000 if cuda else 512)
     hidden, dim = (4096, 2048) if cuda else (512, 256)
     case = Case(
@@ -211,13 +220,15 @@ def main() -> None:
         images,
         min(args.peer_images or 1280, images),
         args.peer_workers,
+        args.epochs,
         mode=args.mode,
         precision=args.precision,
     )
     if case.peer_images < case.batch:
         parser.error(f"a client needs a batch of images or more: {case.batch}")
     view, made_by = make_view(Augment(), case.size, args.views)
-    figures = compare(case, device, args.repeats, view)
+    with numerics(device):
+        figures = compare(case, device, args.repeats, view)
     report = {"machine": machine(), "device": args.device, "case": asdict(case), "peer_views": made_by, **figures}
     text = json.dumps(report, indent=2) + "\n"
     if args.out is not None:

@@ -1,6 +1,6 @@
 """Images and TFLOP per second of a training step, by method and mode, beside the rate of a large matrix product.
 
-    python -m benchmarks.step [--device cuda] [--methods byol,simclr,simsiam,mocov2] [--modes eager,compiled,captured]
+    python -m benchmarks.step [--device cuda] [--methods byol,simclr,simsiam,mocov2] [--modes eager,captured]
                               [--steps 100] [--out results/speed/step.json]
 
 `Trainer.fit` over one epoch of random images (n, 3, 32, 32) on the device: views, forward, backward, optimizer and
@@ -9,7 +9,8 @@ finish in a minute, a small network with small heads. Modes take turns; a figure
 synchronisations.
 TFLOP are those of convolutions and matrix products in one eager step, a multiplication and an addition being two. The
 product they are compared with is of square matrices of random numbers, 8192 in bf16 on CUDA and 1024 in fp32 on a CPU,
-timed between the repeats in the same process. A mode that the settings refuse is skipped.
+timed between the repeats in the same process. A mode that the settings refuse is skipped; captured-deterministic is
+captured with `train.deterministic`.
 Steps are counted first, so that CUDA has started and cuDNN has chosen its kernels (`warm_up_s`) before any mode is
 built. `first_step_s` is a mode's first call of `fit`, with one batch; `startup_s` what building and the first few steps
 take beyond the usual. Each mode starts with nothing compiled in this process; what compilers find in their caches on
@@ -39,10 +40,12 @@ from fedssl.algorithms import FedAvg
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
 from fedssl.method import METHODS
+from fedssl.numerics import numerics
 from fedssl.train import Task, Trainer
 
 WARM = 3  # steps after the first: a captured step is recorded at the second, and replayed from then on
 SMALL = {"hidden": 512, "dim": 128}
+STRICT = "-deterministic"  # a mode with train.deterministic
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,12 @@ class Case:
             data="given",
             clients=1,
             method={"name": method, "backbone": self.backbone, **heads},
-            train={"batch": self.batch, "mode": mode, "precision": self.precision, "threads": torch.get_num_threads()},
+            train={
+                "batch": self.batch,
+                "mode": mode.removesuffix(STRICT),
+                "precision": self.precision,
+                "threads": torch.get_num_threads(),
+            },
         )
         (trainer,) = assemble.build_trainers(experiment, (3, self.size, self.size), device, 1)
         trainer.method.fresh(torch.Generator().manual_seed(0))
@@ -152,17 +160,20 @@ def measure(case: Case, method: str, modes: list[str], repeats: int, pixels: Ten
     fits, found = {}, {}
     for mode in modes:
         try:
-            fits[mode], found[mode] = start(case, method, mode, pixels)
+            with numerics(device, mode.endswith(STRICT)):
+                fits[mode], found[mode] = start(case, method, mode, pixels)
         except ConfigError as refusal:
             print(f"{method}, {mode}: skipped: {refusal}", flush=True)
-    for fit in fits.values():
-        fit(WARM)  # what the next one's start has made this one forget is compiled again
+    for mode, fit in fits.items():
+        with numerics(device, mode.endswith(STRICT)):
+            fit(WARM)  # what the next one's start has made this one forget is compiled again
     took: dict[str, list[float]] = {mode: [] for mode in fits}
     products = []
     for _ in range(repeats):
         products.append(matmul_tflops(device))
         for mode, fit in fits.items():
-            took[mode].append(seconds(lambda fit=fit: fit(case.steps), device))  # type: ignore[misc]
+            with numerics(device, mode.endswith(STRICT)):
+                took[mode].append(seconds(lambda fit=fit: fit(case.steps), device))  # type: ignore[misc]
     product = statistics.median(products)
     for mode in fits:
         found[mode] = _figures(case, took[mode], flops, product) | found[mode]
@@ -191,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--methods", default="byol,simclr,simsiam,mocov2")
-    parser.add_argument("--modes", default="eager,compiled,captured")
+    parser.add_argument("--modes", default="eager,compiled,captured,captured-deterministic")
     parser.add_argument("--backbone", help="default: resnet18 on CUDA, cnn on a CPU")
     parser.add_argument("--steps", type=int, help="of a repeat; default: 100 on CUDA, 10 on a CPU")
     parser.add_argument("--repeats", type=int, default=5)
@@ -201,21 +212,19 @@ def main() -> None:
     args = parser.parse_args()
     device, cuda = torch.device(args.device), args.device == "cuda"
     torch.set_num_threads(args.threads)
-    torch.backends.cudnn.benchmark = cuda
     steps = max(args.steps or (100 if cuda else 10), WARM)  # as many images as the first steps take are needed
     case = Case(args.backbone or ("resnet18" if cuda else "cnn"), not cuda, steps, precision=args.precision)
     pixels, modes = case.pixels(device), args.modes.split(",")
-    methods = {name: measure(case, name, modes, args.repeats, pixels) for name in args.methods.split(",")}
-    report = {"machine": machine(), "device": args.device, "case": asdict(case), "methods": methods}
-    text = json.dumps(report, indent=2) + "\n"
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text)
-    print(text, end="")
-    for name, found in methods.items():
+    methods: dict[str, Any] = {}
+    for name in args.methods.split(","):
+        methods[name] = found = measure(case, name, modes, args.repeats, pixels)
         for mode, f in found["modes"].items():
             share = f"{f['tflops']:g} TFLOP/s, {f['share_of_matmul']:.0%} of a matrix product's"
-            print(f"{name}, {mode}: {f['images_per_s']:,.0f} images/s, {share}")
+            print(f"{name}, {mode}: {f['images_per_s']:,.0f} images/s, {share}", flush=True)
+        if args.out is not None:  # after each method: a measurement cut short is still one
+            report = {"machine": machine(), "device": args.device, "case": asdict(case), "methods": methods}
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

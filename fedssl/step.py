@@ -28,8 +28,9 @@ class Inputs(NamedTuple):
 
 
 class Step:
-    """Called with a step's inputs. `compiled`: views become a few kernels of torch's compiler, and weights are cast as
-    one row; without it every line is plain torch. Method and optimizer know for themselves whether they are fused."""
+    """Called with a step's inputs. `compiled`: views and loss become a few kernels of torch's compiler, and weights are
+    cast as one row; without it every line is plain torch. Method and optimizer know for themselves whether they are
+    fused."""
 
     def __init__(self, method: Method, optimizer: Optimizer, compiled: bool = False) -> None:
         self.method, self.optimizer = method, optimizer
@@ -37,7 +38,10 @@ class Step:
         self.loss = torch.zeros((), device=self.device)  # the sum over steps
         self.progress = torch.zeros((), device=self.device)
         self.grad = torch.zeros_like(optimizer.row)
-        self._make_views = torch.compile(views.make_views, dynamic=False) if compiled else views.make_views
+        self._make_views = views.make_views
+        if compiled:
+            self._make_views = torch.compile(views.make_views, dynamic=False)
+            method.loss = torch.compile(method.loss, dynamic=False)  # type: ignore[method-assign]
         self._shadow = method.shadow() if compiled and method.precision == "bf16" else None
         if self._shadow is not None:
             optimizer.low = self._shadow.beside(optimizer.row)

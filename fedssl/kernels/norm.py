@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS, ROWS, WARPS = 64, 32, 4  # of a block: 64 channels in bfloat16 are 128 bytes, one line of the cache
-REDUCE_ROWS = 64
+WARPS = 4
+MAP_ROWS, MAP_COLUMNS = 32, 128  # of a block that is written
+REDUCE_ROWS, REDUCE_COLUMNS = 64, 64  # of one that is added up: 64 channels in bfloat16 are a line of the cache
 PROGRAMS = 528  # of a reduction, at most: four for each multiprocessor of a large GPU
 FINISH = 16  # channels a program adds up the blocks' sums of
 STAGES = 3  # tiles on their way from memory while one is added up
@@ -197,15 +198,15 @@ class _Shape:
     def __init__(self, x: Tensor, groups: int) -> None:
         self.c, self.g = x.shape[1], groups
         self.rows = x.numel() // (self.c * groups)
-        self.bc = min(COLUMNS, triton.next_power_of_2(self.c))
-        self.br, reduce_rows = (rows * COLUMNS // self.bc for rows in (ROWS, REDUCE_ROWS))
-        blocks = triton.cdiv(self.c, self.bc)
-        splits = max(1, min(triton.cdiv(self.rows, reduce_rows), PROGRAMS // (groups * blocks)))
-        self.per = triton.cdiv(triton.cdiv(self.rows, splits), reduce_rows) * reduce_rows
+        widest = triton.next_power_of_2(self.c)
+        self.map_columns, self.reduce_columns = min(MAP_COLUMNS, widest), min(REDUCE_COLUMNS, widest)
+        self.map_rows = MAP_ROWS * MAP_COLUMNS // self.map_columns
+        self.reduce_rows = REDUCE_ROWS * REDUCE_COLUMNS // self.reduce_columns
+        blocks, tiles = triton.cdiv(self.c, self.reduce_columns), triton.cdiv(self.rows, self.reduce_rows)
+        self.per = triton.cdiv(tiles, max(1, min(tiles, PROGRAMS // (groups * blocks)))) * self.reduce_rows
         self.s = triton.cdiv(self.rows, self.per)
-        self.reduce_rows = reduce_rows
         self.reduce = groups * self.s, blocks
-        self.map = triton.cdiv(self.rows, self.br), groups, blocks
+        self.map = triton.cdiv(self.rows, self.map_rows), groups, triton.cdiv(self.c, self.map_columns)
         self.finish = (triton.cdiv(self.c, FINISH),)
         self.bs = min(128, triton.next_power_of_2(self.s))
 
@@ -233,14 +234,16 @@ class _Normalise(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.groups, ctx.relu = groups, relu
         partial = x.new_empty((groups * s.s, 2, s.c), dtype=torch.float32)
-        _moments_kernel[s.reduce](x, partial, s.rows, s.per, s.c, s.s, s.reduce_rows, s.bc, STAGES, num_warps=WARPS)
+        _moments_kernel[s.reduce](
+            x, partial, s.rows, s.per, s.c, s.s, s.reduce_rows, s.reduce_columns, STAGES, num_warps=WARPS
+        )
         _statistics_kernel[s.finish](
             x, partial, mean, inv, running_mean, running_var, s.rows, eps, momentum,
             s.c, groups, s.s, FINISH, s.bs, num_warps=WARPS,
         )  # fmt: skip
         _apply_kernel[s.map](
             x, residual, y, mean, inv, weight, bias, s.rows,
-            s.c, residual is not None, relu, s.br, s.bc, num_warps=WARPS,
+            s.c, residual is not None, relu, s.map_rows, s.map_columns, num_warps=WARPS,
         )  # fmt: skip
         return y, y.view_as(y)
 
@@ -257,12 +260,12 @@ class _Normalise(torch.autograd.Function):
         sums = x.new_empty((s.g, 2, s.c), dtype=torch.float32)
         _sums_kernel[s.reduce](
             grads[0], grads[-1], x, y, masked, partial, mean, inv, weight, bias, s.rows, s.per,
-            s.c, s.s, residual, two, ctx.relu, s.reduce_rows, s.bc, STAGES, num_warps=WARPS,
+            s.c, s.s, residual, two, ctx.relu, s.reduce_rows, s.reduce_columns, STAGES, num_warps=WARPS,
         )  # fmt: skip
         _gradients_kernel[s.finish](partial, sums, dweight, dbias, s.rows, s.c, s.g, s.s, FINISH, s.bs, num_warps=WARPS)
         _input_kernel[s.map](
             grads[0] if masked is None else masked, x, dx, mean, inv, weight, bias, sums, s.rows,
-            s.c, ctx.relu and masked is None, s.br, s.bc, num_warps=WARPS,
+            s.c, ctx.relu and masked is None, s.map_rows, s.map_columns, num_warps=WARPS,
         )  # fmt: skip
         return dx, masked if residual else None, dweight, dbias, None, None, None, None, None, None
 
