@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,9 @@ def numerics(device: torch.device, deterministic: bool = False, exact: bool = Fa
     cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32 = not deterministic, 0, cudnn.allow_tf32 and not exact
     fill.fill_uninitialized_memory = False  # every byte we allocate we write: filling it first costs a pass
     try:
-        yield
+        with warnings.catch_warnings():  # torch's compiler would have us use TF32
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+            yield
     finally:
         cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, fill.fill_uninitialized_memory = found
         torch.use_deterministic_algorithms(strict)

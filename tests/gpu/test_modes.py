@@ -60,7 +60,7 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
         for _ in range(steps):
             rows = torch.randint(len(pixels), (model.settings.batch,), generator=stream, device=CUDA)
             model.step.loss.zero_()
-            step(model._inputs(task, rows), OBJECTIVE, {})
+            step(model._inputs(task, rows, pixels[rows]), OBJECTIVE, {})
             losses.append(model.step.loss.item())
     return losses
 
