@@ -107,7 +107,7 @@ def measure_a_kill(source: Folder, count: int) -> dict[str, Any]:
     said: list[str] = []
     kept = _decoded(Path(source.cache))
     rest = seconds(lambda: source.load(Path("."), said.append))
-    line = next(line for line in said if line.startswith("decoding"))
+    line = next((line for line in said if line.startswith("decoding")), "it had ended before the kill")
     return {"kept": kept, "of": count, "rest_s": round(rest, 1), "said": line}
 
 
