@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fedssl import kernels
+
 EXTRAS = {"viz": ("matplotlib", "scikit-learn"), "vision": ("torchvision", "timm")}
 CLASH = (
     "torchvision's wheel is built for CUDA and cannot be imported beside this CPU build of torch "
@@ -47,6 +49,8 @@ def _problems() -> list[str]:
             problems.append(CLASH if "torchvision::nms" in str(failure) else f"torchvision: {failure}")
     if not torch.cuda.is_available() and "+cpu" not in torch.__version__:
         problems.append("this torch is built for CUDA, but no CUDA device is in reach")
+    if torch.cuda.is_available() and (problem := kernels.missing(torch.device("cuda"))):
+        problems.append(f"{problem}: training on CUDA runs at about half its speed without compiled kernels")
     return problems
 
 

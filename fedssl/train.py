@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -95,10 +94,11 @@ class Trainer:
         frozen = [n for n, p in method.named_parameters() if not p.requires_grad and n.split(".")[0] in method.online]
         if frozen:
             raise TypeError(f"{frozen[0]} does not train but lies among what does: make it a buffer")
-        fused = mode != "eager" and kernels.available(self.device)
+        compiled = mode != "eager" and kernels.missing(self.device) is None
+        fused = compiled and self.device.type == "cuda"
         method.fuse(fused)
         optimizer = make_optimizer(settings, method, method.parameter_row(method.online), fused)
-        self.step = Step(method, optimizer, compiled=mode != "eager")
+        self.step = Step(method, optimizer, compiled)
         self._captured = CapturedSteps(self.step) if mode == "captured" else None
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
@@ -185,11 +185,12 @@ def make_optimizer(settings: TrainSettings, method: Method, row: Tensor, fused: 
 
 
 def resolve_mode(mode: str, device: torch.device) -> str:
-    """eager: plain torch. compiled: fewer passes over memory. captured: that as one CUDA graph."""
+    """eager: plain torch. compiled: fewer passes over memory. captured: that as one CUDA graph, or, where nothing can be
+    compiled, eager as one."""
     if mode == "captured" and device.type != "cuda":
         raise ConfigError('train.mode = "captured" needs a CUDA device')
-    if mode == "compiled" and device.type == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        raise ConfigError('train.mode = "compiled" needs a C++ compiler on a CPU; there is none')
+    if mode == "compiled" and (problem := kernels.missing(device)):
+        raise ConfigError(f'train.mode = "compiled" cannot be: {problem}')
     return ("captured" if device.type == "cuda" else "eager") if mode == "auto" else mode
 
 

@@ -42,7 +42,7 @@ def shadowed(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Make
 
     def make(name: str = "byol", **settings: Any) -> Trainer:
         monkeypatch.setattr(torch, "compile", lambda function, **how: function)
-        monkeypatch.setattr("fedssl.train.shutil.which", lambda program: program)
+        monkeypatch.setattr("fedssl.kernels.shutil.which", lambda program: program)
         return make_trainer(name, {"mode": "compiled", "precision": "bf16", "epochs": 2}, **settings)
 
     return make
@@ -112,6 +112,6 @@ def test_modes_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_mode("auto", cuda) == "captured"
     with pytest.raises(ConfigError, match="needs a CUDA device"):
         resolve_mode("captured", cpu)
-    monkeypatch.setattr("fedssl.train.shutil.which", lambda program: None)
-    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
+    monkeypatch.setattr("fedssl.kernels.shutil.which", lambda program: None)
+    with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler"):
         resolve_mode("compiled", cpu)

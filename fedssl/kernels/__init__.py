@@ -4,10 +4,18 @@ torch where it is called. Modules of this package import Triton; this file does 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 
 import torch
 
 
-def available(device: torch.device) -> bool:
-    """Whether these kernels run on a device: CUDA, and Triton beside torch (on Windows it is not)."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+def missing(device: torch.device) -> str | None:
+    """What stands in the way of compiled steps on a device, in a few words; None: nothing."""
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    programs = ("cc", "gcc", "clang") if device.type == "cuda" else ("c++", "g++", "clang++")
+    chosen = os.environ.get("CC" if device.type == "cuda" else "CXX")
+    if not any(map(shutil.which, (*programs, *([chosen] if chosen else [])))):
+        return "there is no C compiler" if device.type == "cuda" else "there is no C++ compiler"
+    return None
