@@ -104,7 +104,8 @@ class Method(nn.Module, ABC):
     mean: Tensor | None = None  # (C,), as `Normalisation`; None: pixels stay in 0…1
     std: Tensor | None = None
     precision: str = "fp32"
-    fused: bool = False  # see `fuse`
+    compiled: bool = False  # see `compile_with`
+    fused: bool = False
     _target_low: Tensor | None = None
 
     def __init_subclass__(cls) -> None:
@@ -243,8 +244,16 @@ class Method(nn.Module, ABC):
         """Parts a client keeps to itself between rounds; others it has not received start `fresh`."""
         return tuple(part for part in ("target", *self.private) if part in self._modules)
 
+    def compile_with(self, loss: Callable[[Output, Given], Tensor] | None) -> None:
+        """Train with this compiled loss and, on CUDA, with the kernels that layers have; None: in plain torch."""
+        self.compiled = loss is not None
+        self.__dict__.pop("loss", None)
+        if loss is not None:
+            self.__dict__["loss"] = loss  # before the class's own
+        self.fuse(self.compiled and self.state.floats.is_cuda)
+
     def fuse(self, fused: bool) -> None:
-        """Whether layers that have kernels of their own train with them, or in plain torch."""
+        """Whether layers that have kernels of their own train with them."""
         for module in self.modules():
             if hasattr(module, "fused"):
                 module.fused = fused  # type: ignore[assignment]

@@ -28,22 +28,26 @@ class Inputs(NamedTuple):
 
 
 class Step:
-    """Called with a step's inputs. `compiled`: views and loss become a few kernels of torch's compiler, and weights are
-    cast as one row; without it every line is plain torch. Method and optimizer know for themselves whether they are
-    fused."""
+    """Called with a step's inputs. `compiled`: views and loss become a few kernels of torch's compiler, layers use
+    those they have of their own, and weights are cast as one row; without it every line is plain torch.
 
-    def __init__(self, method: Method, optimizer: Optimizer, compiled: bool = False) -> None:
-        self.method, self.optimizer = method, optimizer
+    `beside`: another step of the same method, for other batches; what a client's steps add up to, they share.
+    """
+
+    def __init__(
+        self, method: Method, optimizer: Optimizer, compiled: bool = False, beside: Step | None = None
+    ) -> None:
+        self.method, self.optimizer, self.compiled = method, optimizer, compiled
         self.device = method.state.floats.device
-        self.loss = torch.zeros((), device=self.device)  # the sum over steps
-        self.progress = torch.zeros((), device=self.device)
-        self.grad = torch.zeros_like(optimizer.row)
-        self._make_views = views.make_views
+        zero = torch.zeros((), device=self.device)
+        self.loss: Tensor = zero.clone() if beside is None else beside.loss  # the sum over steps
+        self.progress: Tensor = zero if beside is None else beside.progress
+        self.grad: Tensor = torch.zeros_like(optimizer.row) if beside is None else beside.grad
+        self._make_views, self._loss, self._shadow = views.make_views, type(method).loss.__get__(method), None
         if compiled:
-            self._make_views = torch.compile(views.make_views, dynamic=False)
-            method.loss = torch.compile(method.loss, dynamic=False)  # type: ignore[method-assign]
-        self._shadow = method.shadow() if compiled and method.precision == "bf16" else None
-        if self._shadow is not None:
+            self._make_views, self._loss = (torch.compile(f, dynamic=False) for f in (self._make_views, self._loss))
+        if compiled and method.precision == "bf16":
+            self._shadow = method.shadow()
             optimizer.low = self._shadow.beside(optimizer.row)
         trained = {name: p for name, p in method.named_parameters() if p.requires_grad}
         layout = method.state.layout.pick(method.online, PARAMETERS)
@@ -70,6 +74,8 @@ class Step:
                 self._shadow.refresh()
 
     def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+        if self.method.compiled != self.compiled:
+            self.method.compile_with(self._loss if self.compiled else None)
         batch = self._batch(inputs)
         with contextlib.nullcontext() if self._shadow is None else self._shadow.worn():
             out: Output = self.method(batch)

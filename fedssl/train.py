@@ -39,7 +39,7 @@ class TrainSettings(Settings):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on CUDA, fp32 on a CPU
     mode: Literal["auto", "eager", "compiled", "captured"] = "auto"  # auto: captured on CUDA, eager on a CPU
     threads: PositiveInt = 1  # CPU threads per client: one and two threads give different bits
-    deterministic: bool = False  # on CUDA: equal bits from run to run, at a price
+    deterministic: bool = False  # on CUDA: equal bits from run to run
     workers: int = Field(0, ge=0)  # clients trained side by side; 0: as many as the machine has room for
     memory: Literal["auto", "device", "host", "disk"] = "auto"  # of what clients keep; auto: the first with room
     checkpoint_every: float = Field(60.0, ge=0)  # seconds between checkpoints; 0: every round
@@ -95,12 +95,12 @@ class Trainer:
         if frozen:
             raise TypeError(f"{frozen[0]} does not train but lies among what does: make it a buffer")
         compiled = mode != "eager" and kernels.missing(self.device) is None
-        fused = compiled and self.device.type == "cuda"
-        method.fuse(fused)
-        optimizer = make_optimizer(settings, method, method.parameter_row(method.online), fused)
-        self.step = Step(method, optimizer, compiled)
+        row, cuda = method.parameter_row(method.online), self.device.type == "cuda"
+        self.step = Step(method, make_optimizer(settings, method, row, fused=compiled and cuda), compiled)
+        # Small clients have batches of any size: to compile for each would take longer than to train.
+        self._plain = Step(method, self.step.optimizer, beside=self.step) if compiled else self.step
         self._captured = CapturedSteps(self.step) if mode == "captured" else None
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(self.device) if cuda else None
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -128,8 +128,7 @@ class Trainer:
         started = time.perf_counter()
         self.step.begin(task.rate, task.progress)
         self.method.train()
-        # A client with fewer images than a batch is rare and quick: not worth a graph of its own.
-        step = self._captured if self._captured and size == self.settings.batch else self.step
+        step = self._captured or self.step if size == self.settings.batch else self._plain
         steps = 0
         for _ in range(self.settings.epochs):
             found = self.method.before_epoch(lambda: self.embed(pixels))
@@ -185,8 +184,8 @@ def make_optimizer(settings: TrainSettings, method: Method, row: Tensor, fused: 
 
 
 def resolve_mode(mode: str, device: torch.device) -> str:
-    """eager: plain torch. compiled: fewer passes over memory. captured: that as one CUDA graph, or, where nothing can be
-    compiled, eager as one."""
+    """eager: plain torch. compiled: fewer passes over memory. captured: that as one CUDA graph, or, where nothing can
+    be compiled, eager as one."""
     if mode == "captured" and device.type != "cuda":
         raise ConfigError('train.mode = "captured" needs a CUDA device')
     if mode == "compiled" and (problem := kernels.missing(device)):

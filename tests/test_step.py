@@ -84,6 +84,24 @@ def test_a_loaded_client_is_computed_with(shadowed: MakeTrainer, pixels: Pixels)
     assert torch.equal(train(alone, pixels(32)), train(second, pixels(32)))
 
 
+def test_nothing_is_compiled_for_a_small_client(
+    make_trainer: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with fewer images than a batch trains as in mode eager, also between others."""
+    compiled: list[Any] = []
+
+    def spy(function: Any, **how: Any) -> Any:
+        return lambda *given: compiled.append(function) or function(*given)
+
+    monkeypatch.setattr(torch, "compile", spy)
+    monkeypatch.setattr("fedssl.kernels.shutil.which", lambda program: program)
+    ours, theirs = (make_trainer("byol", {"mode": mode, "precision": "bf16"}) for mode in ("compiled", "eager"))
+    for n, expected in ((5, 0), (16, 4), (3, 0), (8, 2)):
+        compiled.clear()
+        torch.testing.assert_close(train(ours, pixels(n)), train(theirs, pixels(n)), rtol=0, atol=1e-6)
+        assert len(compiled) == expected  # views and loss of each step
+
+
 def test_a_parameter_the_loss_does_not_see_only_decays(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     def blind(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
         return out.h.square().mean()
