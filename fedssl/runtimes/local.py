@@ -79,7 +79,7 @@ class LocalRuntime:
 
         Of each few clients the largest start first: a worker that took it last would leave the others idle.
         """
-        clients, most = list(home), WAITING * self._workers if self._workers > 1 else 2  # alone there is no order
+        clients, most = list(home), WAITING * self._workers
         few = most if len(clients) <= most else most // 2
         pending: deque[Future[Reply]] = deque()
         try:
