@@ -138,13 +138,14 @@ def test_the_same_bits_wherever_memory_lies(
 
 def test_an_exchange_broken_off_leaves_nothing_behind(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     """Whoever was still training when a round was given up writes nothing into the next attempt at it."""
-    held, go_on = [], threading.Event()
+    held, waiting, go_on = [], threading.Event(), threading.Event()
 
     class Held(Recalling):
         def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
             done = super().client(client, message)
             if client.id == "b" and not held:
                 held.append(client)
+                waiting.set()
                 go_on.wait(10)
                 return done[0], {"rounds": "late"}
             return done
@@ -153,6 +154,7 @@ def test_an_exchange_broken_off_leaves_nothing_behind(make_trainer: MakeTrainer,
     home = dict.fromkeys("ab", SERVER)
     replies = federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER])
     next(replies)
+    assert waiting.wait(10)  # or it would never have begun
     replies.close()
     again = federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER])
     assert [r.error for r in again] == [None, None]
