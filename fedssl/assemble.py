@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedssl.experiment import Experiment
 from fedssl.federate import Sites
 from fedssl.method import Method, Normalisation
 from fedssl.pixels import place
+from fedssl.room import free_on_device
 from fedssl.runtimes.local import Shard
 from fedssl.seeds import derive, generator
 from fedssl.train import Trainer
@@ -39,7 +40,9 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f'device "{name}" is not one torch knows; try auto, cpu, cuda or cuda:1') from None
-    if device.type not in ("cpu", "cuda"):
+    if device.type == "cpu":
+        return torch.device("cpu")  # there is but one
+    if device.type != "cuda":
         raise ConfigError(f'device "{name}" is not one fedssl trains on; try auto, cpu, cuda or cuda:1')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
@@ -79,12 +82,10 @@ def training_devices(device: torch.device) -> list[torch.device]:
     return [device]
 
 
-def shards(
-    experiment: Experiment, data: Dataset, owners: Mapping[str, Tensor], device: torch.device
-) -> dict[str, Shard]:
+def shards(data: Dataset, owners: Mapping[str, Tensor], devices: Iterable[torch.device]) -> dict[str, Shard]:
     """Each client's own images, rows of one pool on each device. Labels are not loaded, only how to get them is passed
     on."""
-    pools = {each: place(data.train.held, each) for each in training_devices(device)}
+    pools = {each: place(data.train.held, each) for each in dict.fromkeys(devices)}
     return {
         client: Shard({each: pool.select(index) for each, pool in pools.items()}, data.train.select(index).label_loader)
         for client, index in owners.items()
@@ -119,12 +120,11 @@ def build_trainers(
     experiment: Experiment, image: tuple[int, int, int], device: torch.device, clients: int
 ) -> list[Trainer]:
     """One for each client that trains at the same time, on each device in turn."""
-    devices = training_devices(device)
-    room = sum(_room(experiment, image, each) for each in devices)
-    workers = max(1, min(experiment.train.workers or room, clients))
-    return [
-        Trainer(build_method(experiment, image, devices[i % len(devices)]), experiment.train) for i in range(workers)
-    ]
+    devices, settings = training_devices(device), experiment.train
+    room = {each: settings.workers or _room(experiment, image, each) for each in devices}
+    turns = [each for turn in range(max(room.values())) for each in devices if turn < room[each]]
+    places = turns[: max(1, min(settings.workers or len(turns), clients))]
+    return [Trainer(build_method(experiment, image, each), settings) for each in places]
 
 
 def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> int:
@@ -132,7 +132,7 @@ def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.dev
     if device.type == "cuda":
         side = experiment.method.view_size or image[1]
         needed = BYTES_PER_PIXEL * 2 * experiment.train.batch * side * side
-        return max(1, min(CLIENTS_PER_GPU, torch.cuda.mem_get_info(device)[0] // needed))
+        return max(1, min(CLIENTS_PER_GPU, free_on_device(device) // needed))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // experiment.train.threads)
 

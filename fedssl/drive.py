@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl import assemble
+from fedssl import assemble, kernels
 from fedssl.agree import agree, agree_on_images
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, say_on_stderr
@@ -28,7 +28,7 @@ from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.runtimes.local import LocalRuntime, Pace
 from fedssl.store import Snapshot, Store, write_atomic
-from fedssl.train import resolve_precision
+from fedssl.train import resolve_mode, resolve_precision
 from fedssl.tree import Mean, to_device
 
 
@@ -44,6 +44,11 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
     folder.mkdir(parents=True, exist_ok=True)
     train = experiment.train
     exact = resolve_precision(train.precision, device) == "fp32"
+    mode, problem = resolve_mode(train.mode, device), kernels.missing(device)
+    if mode == "captured" and problem:
+        say(f"{problem}: nothing is compiled, and training runs at about half its speed")
+    if mode != "eager":
+        torch.compiler.reset()  # what other runs of this process have compiled must not decide how this one computes
     with locked(folder), numerics(device, train.deterministic, exact):
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
@@ -83,8 +88,9 @@ class Drive:
         )
         # Only those with images: a site of a client that never trains would be measured as if it had.
         self.owners = {client: index for client, index in owners.items() if len(index)}
-        self.shards = assemble.shards(experiment, data, self.owners, device)
-        self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(self.owners))
+        asked = experiment.topology.plan(list(self.owners), 0, experiment.seed).home
+        self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(asked))
+        self.shards = assemble.shards(data, self.owners, [trainer.device for trainer in self.trainers])
         self.evaluation = Evaluation(experiment, data, device)
         self.stop = threading.Event()
 

@@ -95,6 +95,7 @@ class Method(nn.Module, ABC):
     private: ClassVar[tuple[str, ...]] = ()  # parts that never travel
     mirrored: ClassVar[tuple[str, ...]] = ("backbone", "projector")
     learns_from_labels: ClassVar[bool] = False
+    moves_target_only: ClassVar[bool] = False  # `after_step` changes weights by `move_target` alone, or not at all
 
     backbone: nn.Module
     projector: nn.Module

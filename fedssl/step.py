@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -14,6 +15,7 @@ from fedssl.layout import PARAMETERS
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.optim import Optimizer
 
+COMPILING = threading.RLock()  # compiling and recording happen in one thread at a time
 Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
 
 
@@ -38,6 +40,7 @@ class Step:
         self, method: Method, optimizer: Optimizer, compiled: bool = False, beside: Step | None = None
     ) -> None:
         self.method, self.optimizer, self.compiled = method, optimizer, compiled
+        self._fresh = True  # never called
         self.device = method.state.floats.device
         zero = torch.zeros((), device=self.device)
         self.loss: Tensor = zero.clone() if beside is None else beside.loss  # the sum over steps
@@ -74,6 +77,10 @@ class Step:
                 self._shadow.refresh()
 
     def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+        if self._fresh and self.compiled:
+            self._fresh = False
+            with COMPILING:
+                return self(inputs, objective, given)
         if self.method.compiled != self.compiled:
             self.method.compile_with(self._loss if self.compiled else None)
         batch = self._batch(inputs)
@@ -85,16 +92,11 @@ class Step:
             self._collect(grads)
             self.optimizer.step(self.grad)
             self.method.count_batch()
-            found = self._version()
             self.method.after_step(out)
-            if self._version() != found:  # a method with a rule of its own for some weights, such as unit length
+            if not self.method.moves_target_only:  # a rule of its own for some weights, such as unit length
                 self.refresh()
             self.loss.add_(loss.detach())
         return out
-
-    def _version(self) -> int:
-        """Differs whenever torch has changed a parameter by its name."""
-        return 0 if self._shadow is None else sum(p._version for p in self.method.parameters())
 
     def _batch(self, inputs: Inputs) -> Batch:
         method = self.method

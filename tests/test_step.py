@@ -58,18 +58,37 @@ def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
+def by_name(method: Method) -> None:
+    weight = method.projector[0].weight  # type: ignore[index]
+    weight.div_(weight.norm(dim=1, keepdim=True))
+
+
+def by_data(method: Method) -> None:
+    weight = method.projector[0].weight.data  # type: ignore[index]
+    weight.div_(weight.norm(dim=1, keepdim=True))
+
+
+def by_row(method: Method) -> None:
+    method.parameter_row(("projector",)).mul_(0.7)
+
+
+@pytest.mark.parametrize("rule", [by_name, by_data, by_row])
 def test_a_rule_of_the_methods_own_reaches_the_copy(
-    shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
+    rule: Callable[[Method], None],
+    shadowed: MakeTrainer,
+    make_trainer: MakeTrainer,
+    pixels: Pixels,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Weights that `after_step` sets to something else are the ones the next step computes with."""
     after = BYOL.after_step
 
-    def unit(self: BYOL, out: Output) -> None:
+    def changed(self: BYOL, out: Output) -> None:
         after(self, out)
-        weight = self.projector[0].weight
-        weight.div_(weight.norm(dim=1, keepdim=True))
+        rule(self)
 
-    monkeypatch.setattr(BYOL, "after_step", unit)
+    monkeypatch.setattr(BYOL, "after_step", changed)
+    monkeypatch.setattr(BYOL, "moves_target_only", False)  # as for any method that says nothing
     ours = train(shadowed(), pixels(32))
     theirs = train(make_trainer("byol", {"mode": "eager", "precision": "bf16", "epochs": 2}), pixels(32))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
