@@ -18,7 +18,7 @@ from fedssl.agree import agree, agree_on_images
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import FedsslError, RunError
-from fedssl.evaluate import Evaluation
+from fedssl.evaluate import Evaluation, Score
 from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
 from fedssl.lock import locked
@@ -145,15 +145,16 @@ class Drive:
         return LocalRuntime(e.algorithm, self.shards, self.trainers, memory, e.seed, pace, self.stop, progress.client)
 
     def _record(self, round: Round, seconds: float) -> dict[str, Any]:
-        rounds = self.experiment.rounds
-        return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, self._knn(round))
+        rounds, knn = self.experiment.rounds, self._knn(round)
+        accuracies = (None, None) if knn is None else (knn.mean, knn.common)
+        return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, *accuracies)
 
-    def _knn(self, round: Round) -> float | None:
+    def _knn(self, round: Round) -> Score | None:
         every, number = self.experiment.probe.every, round.number + 1
         due = every and (number % every == 0 or number == self.experiment.rounds)
         if not due or not self.evaluation.possible:
             return None
-        return self.evaluation.measure(assemble.models(self.experiment, round.sites), ("knn",))["knn"].mean
+        return self.evaluation.measure(assemble.models(self.experiment, round.sites), ("knn",))["knn"]
 
     def _close(self, runtime: LocalRuntime, memory: Memory, unsaved: Snapshot | None) -> None:
         """End the clients still training, then save what is finished; another Ctrl-C must not cut that short."""

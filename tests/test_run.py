@@ -276,6 +276,40 @@ def test_topologies(small: Experiment, labelled: Dataset, tmp_path: Path) -> Non
     assert [(c["client"], c["images"]) for c in pooled.rounds[0]["clients"]] == [("all", 48)]
 
 
+def test_peers_without_a_server(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    """Each peer's model and their mean are measured and exported; a run that goes on is the one that never stopped."""
+    changes = {"topology.name": "cycle", "clients": 4, "train.schedule": "constant"}
+    whole = fedssl.run(small, tmp_path / "whole", dataset=labelled, quiet=True, set=changes)
+    fedssl.run(small, tmp_path / "parts", dataset=labelled, quiet=True, set=changes | {"rounds": 1})
+    parts = fedssl.run(small, tmp_path / "parts", dataset=labelled, quiet=True, set=changes)
+    assert _tensors(parts) == _tensors(whole)
+    assert list(whole.models()) == ["0", "1", "2", "3", "mean"]
+    assert sorted(path.name for path in whole.dir.glob("backbone*")) == [
+        f"backbone-{name}.safetensors" for name in ("0", "1", "2", "3", "mean")
+    ]
+    peers = [load_file(whole.dir / f"backbone-{k}.safetensors")["layers.0.0.weight"] for k in range(4)]
+    mean = load_file(whole.dir / "backbone-mean.safetensors")["layers.0.0.weight"]
+    assert torch.allclose(torch.stack(peers).mean(0), mean, atol=1e-7)
+    assert not torch.equal(peers[0], peers[1])
+    score = whole.results["table"]["this run"]["knn"]
+    each = [score["models"][str(k)] for k in range(4)]
+    assert (score["mean"], score["std"]) == (pytest.approx(np.mean(each)), pytest.approx(np.std(each, ddof=1)))
+    assert whole.rounds[-1]["knn"] == score["mean"]
+    assert whole.rounds[-1]["knn_of_mean"] == score["models"]["mean"]
+
+
+def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    changes = {"topology.name": "edges", "topology.edges": [[0, 1]]}
+    with pytest.raises(ConfigError, match=r"falls into 2 parts: 0, 1 \| 2"):
+        fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=changes)
+    run = fedssl.run(
+        small, tmp_path / "run", dataset=labelled, quiet=True, set=changes | {"topology.edges": [[0, 1], ["1", 2]]}
+    )
+    assert len(run.rounds) == 2
+
+
 def test_one_isolated_client_is_centralized_training(small: Experiment, tmp_path: Path) -> None:
     """One client that merges with nobody and one client with everything differ in nothing but a name."""
     federated = fedssl.run(small, tmp_path / "one", dataset=_images(24)[0], quiet=True, clients=1)
