@@ -61,8 +61,11 @@ def read_data(experiment: Experiment, root: Path, given: Any, say: Say) -> Datas
     return data
 
 
-def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:
-    """Who holds which training images: client → indices. Clients without any are named once."""
+def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict[str, Tensor]]:
+    """The images as clients see them, and who holds which: client → indices. Clients without any are named once.
+
+    What is handed back is for training; models are measured with the images that were handed in.
+    """
     parts = experiment.partition.split(data, experiment.clients, generator(experiment.seed, "partition"))
     owners = dict(experiment.topology.owners(parts))
     empty = [client for client, index in owners.items() if not len(index)]
@@ -71,7 +74,7 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:
     if empty:
         say(f"without images, so never asked to train: {', '.join(empty)}")
     experiment.topology.plan([c for c in owners if c not in empty], 0, experiment.seed)  # for its refusals
-    return owners
+    return experiment.partition.shift(data, parts), owners
 
 
 def training_devices(device: torch.device) -> list[torch.device]:

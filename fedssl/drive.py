@@ -52,11 +52,12 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
             raise RunError(f"{folder} has finished rounds but no checkpoint to go on from; nothing was changed")
         if snapshot is not None and not (folder / "experiment.toml").is_file():
             raise RunError(f"{folder} has checkpoints but no experiment.toml that says of what; nothing was changed")
-        owners = assemble.deal(experiment, data, say)
-        agree_on_images(folder, data, owners)
+        seen, owners = assemble.deal(experiment, data, say)
+        agree_on_images(folder, seen, owners)
         write_atomic(folder / "experiment.toml", experiment.to_toml().encode())
         if snapshot is None or snapshot.rounds < experiment.rounds:
-            Drive(experiment, folder, data, owners, device, store, say).train(snapshot, title, quiet)
+            evaluation = Evaluation(experiment, data, device)
+            Drive(experiment, folder, seen, owners, evaluation, device, store, say).train(snapshot, title, quiet)
         if all(line["failed"] for line in read_rounds(folder / "rounds.jsonl")):
             raise RunError(f"{folder}: no round had a sound upload, so nothing was learned; rounds.jsonl says why")
 
@@ -70,6 +71,7 @@ class Drive:
         folder: Path,
         data: Dataset,
         owners: Mapping[str, Tensor],
+        evaluation: Evaluation,
         device: torch.device,
         store: Store,
         say: Say,
@@ -85,7 +87,7 @@ class Drive:
         self.owners = {client: index for client, index in owners.items() if len(index)}
         self.shards = assemble.shards(experiment, data, self.owners, device)
         self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(self.owners))
-        self.evaluation = Evaluation(experiment, data, device)
+        self.evaluation = evaluation
         self.stop = threading.Event()
 
     def train(self, resumed: Snapshot | None, title: str, quiet: bool) -> None:

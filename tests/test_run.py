@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import fedssl
+from fedssl import assemble
 from fedssl.data import Dataset, Images, from_python
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
@@ -308,6 +309,21 @@ def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(
         small, tmp_path / "run", dataset=labelled, quiet=True, set=changes | {"topology.edges": [[0, 1], ["1", 2]]}
     )
     assert len(run.rounds) == 2
+
+
+def test_clients_that_see_their_images_differently(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    """They train on shifted images, and on nothing else; a run is measured with the images as they came."""
+    run, plain = (
+        fedssl.run(small, tmp_path / name, dataset=labelled, quiet=True, rounds=1, partition=name)
+        for name in ("rotation", "iid")
+    )
+    assert _tensors(run) != _tensors(plain)
+    assert [c["images"] for c in run.rounds[0]["clients"]] == [c["images"] for c in plain.rounds[0]["clients"]]
+    assert run.evaluate("knn").mean == run.rounds[-1]["knn"] == run.results["table"]["this run"]["knn"]["mean"]
+    shifted, owners = assemble.deal(run.experiment, labelled, print)
+    data = Dataset(shifted.train, labelled.test, owners)
+    given = fedssl.run(small, tmp_path / "given", dataset=data, quiet=True, rounds=1, partition="natural")
+    assert _tensors(given) == _tensors(run)
 
 
 def test_one_isolated_client_is_centralized_training(small: Experiment, tmp_path: Path) -> None:
