@@ -76,7 +76,18 @@ def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Da
     assert [line["knn"] is None for line in run.rounds] == [True, False]
     model = load_file(run.dir / "backbone.safetensors")
     for line in run.rounds:
-        assert line.keys() == {"round", "of", "rate", "failed", "loss", "knn", "seconds", "images_per_s", "clients"}
+        assert line.keys() == {
+            "round",
+            "of",
+            "rate",
+            "failed",
+            "loss",
+            "knn",
+            "knn_of_mean",
+            "seconds",
+            "images_per_s",
+            "clients",
+        }
         assert line["failed"] is False
         assert line["images_per_s"] == pytest.approx(48 / line["seconds"])
         shares = [c["images"] * c["loss"] for c in line["clients"]]
