@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from fedssl.pixels import place
 from fedssl.room import free_on_device
 from fedssl.runtimes.local import Shard
 from fedssl.seeds import derive, generator
+from fedssl.topology import MEAN
 from fedssl.train import Trainer
-from fedssl.tree import State
+from fedssl.tree import Mean, State
 
 LISTED = 20  # files left out that are named
 
@@ -63,8 +64,11 @@ def read_data(experiment: Experiment, root: Path, given: Any, say: Say) -> Datas
     return data
 
 
-def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:
-    """Who holds which training images: client → indices. Clients without any are named once."""
+def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict[str, Tensor]]:
+    """The images as clients see them, and who holds which: client → indices. Clients without any are named once.
+
+    What is handed back is for training; models are measured with the images that were handed in.
+    """
     parts = experiment.partition.split(data, experiment.clients, generator(experiment.seed, "partition"))
     owners = dict(experiment.topology.owners(parts))
     empty = [client for client, index in owners.items() if not len(index)]
@@ -72,7 +76,8 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:
         raise DataError("no client has any images")
     if empty:
         say(f"without images, so never asked to train: {', '.join(empty)}")
-    return owners
+    experiment.topology.plan([c for c in owners if c not in empty], 0, experiment.seed)  # for its refusals
+    return experiment.partition.shift(data, parts), owners
 
 
 def training_devices(device: torch.device) -> list[torch.device]:
@@ -146,12 +151,23 @@ def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str]) ->
 
 
 def models(experiment: Experiment, sites: Sites) -> dict[str, State]:
-    """Every model worth evaluating, by name: `global` with one server, else by site."""
+    """Every model worth evaluating, by name: `global` with one server, else by site; of peers, `mean` as well."""
     exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
     if len(exported) == 1:
         return next(iter(exported.values()))
+    if experiment.topology.consensus:
+        exported[MEAN] = _mean_of(list(exported.values()))
     return {
         site if len(named) == 1 else f"{site}/{name}": state
         for site, named in exported.items()
         for name, state in named.items()
     }
+
+
+def _mean_of(exported: Sequence[Mapping[str, State]]) -> dict[str, State]:
+    """The plain mean over all sites of each model they export; counters keep the largest."""
+    means = {name: Mean() for name in exported[0]}
+    for named in exported:
+        for name, mean in means.items():
+            mean.add(named[name], 1.0)
+    return {name: mean.result() for name, mean in means.items()}

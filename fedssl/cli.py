@@ -113,7 +113,7 @@ def evaluate(
     if score.note:
         print(score.note)
     if len(score) > 1:
-        print(f"mean: {score.mean:.2f}% ± {score.std:.2f}")
+        print(f"on average: {score.mean:.2f}% ± {score.std:.2f}")
 
 
 @app.command()

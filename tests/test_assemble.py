@@ -57,7 +57,7 @@ def test_no_more_workers_than_clients() -> None:
 def test_clients_without_images_are_named_once() -> None:
     said: list[str] = []
     data = dataset(owners={"a": [0, 1], "b": [], "c": [5, 6, 7]})
-    owners = assemble.deal(experiment({"partition.name": "natural"}), data, said.append)
+    _, owners = assemble.deal(experiment({"partition.name": "natural"}), data, said.append)
     assert {c: index.tolist() for c, index in owners.items()} == {"a": [0, 1], "b": [], "c": [5, 6, 7]}
     assert said == ["without images, so never asked to train: b"]
     nobody = dataset(owners={"a": [], "b": [], "c": []})
@@ -67,7 +67,8 @@ def test_clients_without_images_are_named_once() -> None:
 
 def test_the_deal_is_of_the_seed_alone() -> None:
     def deal(seed: int) -> list[list[int]]:
-        return [i.tolist() for i in assemble.deal(experiment({"seed": seed}), dataset(), print).values()]
+        _, owners = assemble.deal(experiment({"seed": seed}), dataset(), print)
+        return [i.tolist() for i in owners.values()]
 
     assert deal(0) == deal(0)
     assert deal(0) != deal(1)

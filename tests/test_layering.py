@@ -52,6 +52,7 @@ MAY_SEE = {
     "algorithm": {"client", "layout", "method", "settings", "tree"},
     "algorithms": {"algorithm", "client", "errors", "layout", "method", "seeds", "settings", "train", "tree"},
     "topology": {"algorithm", "errors", "seeds", "settings", "tree"},
+    "graphs": {"errors", "seeds", "topology"},
     "guard": {"algorithm", "layout", "rows", "train", "tree"},
     "delivery": {"algorithm", "topology"},
     "federate": {"algorithm", "delivery", "topology", "tree", "guard", "errors"},
