@@ -64,10 +64,11 @@ MEANINGS = {
     "partition.skew.beta": "0: sorted by class, 1: all clients alike",
     "method.backbone": "the network that is kept; see below",
     "method.stem": "how a ResNet meets its images: `cifar` keeps their resolution (3x3 convolution of stride 1, no "
-    "max-pooling) and draws the first weights as torch does, `imagenet` quarters it and draws them as torchvision does",
+    "max-pooling) and draws the first weights as torch does, `imagenet` quarters it and draws them as torchvision does; "
+    "of a ViT, how many pixels make a patch",
     "method.view_size": "side of the views, in pixels; none: the images' own",
     "method.init": "a safetensors file, from the current directory, to start the backbone from; torchvision's and "
-    "timm's names for ResNets are known",
+    "timm's names are known",
     "method.augment": "how views are made; the table `[method.augment]` below",
     "method.byol.hidden": "width of the heads' hidden layer",
     "method.byol.dim": "width of projections and predictions",
