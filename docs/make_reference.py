@@ -64,8 +64,8 @@ MEANINGS = {
     "partition.skew.beta": "0: sorted by class, 1: all clients alike",
     "method.backbone": "the network that is kept; see below",
     "method.stem": "how a ResNet meets its images: `cifar` keeps their resolution (3x3 convolution of stride 1, no "
-    "max-pooling) and draws the first weights as torch does, `imagenet` quarters it and draws them as torchvision does; "
-    "of a ViT, how many pixels make a patch",
+    "max-pooling) and draws the first weights as torch does, `imagenet` quarters it and draws them as torchvision "
+    "does; of a ViT, how many pixels make a patch",
     "method.view_size": "side of the views, in pixels; none: the images' own",
     "method.init": "a safetensors file, from the current directory, to start the backbone from; torchvision's and "
     "timm's names are known",
@@ -73,6 +73,7 @@ MEANINGS = {
     "method.byol.hidden": "width of the heads' hidden layer",
     "method.byol.dim": "width of projections and predictions",
     "method.byol.momentum": "of the target: target ← momentum · target + (1 − momentum) · online, after every step",
+    "method.mae.backbone": "a vision transformer",
     "method.simclr.hidden": "width of the projector's hidden layer",
     "method.simclr.dim": "width of projections",
     "method.simclr.temperature": "of the softmax over similarities",

@@ -33,7 +33,8 @@ class Batch(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """h: the backbone's features (n, d); z: projections (n, k); p: predictions (n, k), or z where nothing predicts."""
+    """h: the backbone's features (n, d); z: projections (n, k), or h where nothing projects; p: predictions (n, k), or
+    z where nothing predicts."""
 
     h: Tensor
     z: Tensor
@@ -145,7 +146,7 @@ class Method(nn.Module, ABC):
         self.passed += groups if self.training else 0
         with self._autocast(images):
             h = self.backbone(images)
-            z = self.projector(h)
+            z = self.projector(h) if "projector" in self._modules else h
             p = self.predictor(z) if "predictor" in self._modules else z
         return Encoded(h.float(), z.float(), p.float())
 

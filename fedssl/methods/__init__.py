@@ -1,8 +1,9 @@
 """Self-supervised methods, one file each; importing this registers them all."""
 
 from fedssl.methods.byol import BYOL
+from fedssl.methods.mae import MAE
 from fedssl.methods.moco import MoCoV1, MoCoV2
 from fedssl.methods.simclr import SimCLR
 from fedssl.methods.simsiam import SimSiam
 
-__all__ = ["BYOL", "MoCoV1", "MoCoV2", "SimCLR", "SimSiam"]
+__all__ = ["BYOL", "MAE", "MoCoV1", "MoCoV2", "SimCLR", "SimSiam"]

@@ -126,12 +126,13 @@ class ViT(Backbone):
     def tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """The class token and one for each patch, (n, 1 + t, dim); `keep` (n, t): the only patches that enter."""
         grid = self.cut(images.shape[2], images.shape[3])
-        place = resample(self.pos_embed[:, 1:], self.grid, grid).float()
-        x = self.patch_embed(images).float() + place  # tokens are summed up in float32, whatever layers compute in
+        x = self.patch_embed(images)
+        # In the precision that layers compute in, and then summed up in float32.
+        first = (self.cls_token.to(x.dtype) + self.pos_embed[:, :1].to(x.dtype)).float()
+        x = x.float() + resample(self.pos_embed[:, 1:], self.grid, grid).to(x.dtype).float()
         if keep is not None:
             x = x.gather(1, keep[..., None].expand(-1, -1, self.dim))
-        first = (self.cls_token.float() + self.pos_embed[:, :1].float()).expand(len(x), -1, -1)
-        return self.norm(self.blocks(torch.cat([first, x], 1)))  # type: ignore[no-any-return]
+        return self.norm(self.blocks(torch.cat([first.expand(len(x), -1, -1), x], 1)))  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
         return self.tokens(images)[:, 0]
