@@ -5,5 +5,6 @@ from fedssl.methods.mae import MAE
 from fedssl.methods.moco import MoCoV1, MoCoV2
 from fedssl.methods.simclr import SimCLR
 from fedssl.methods.simsiam import SimSiam
+from fedssl.methods.swav import SwAV
 
-__all__ = ["BYOL", "MAE", "MoCoV1", "MoCoV2", "SimCLR", "SimSiam"]
+__all__ = ["BYOL", "MAE", "MoCoV1", "MoCoV2", "SimCLR", "SimSiam", "SwAV"]

@@ -9,9 +9,9 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.method import METHODS, Batch, Method
-from fedssl.methods import BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam
+from fedssl.methods import BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV
 
-EVERY = [BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam]
+EVERY = [BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV]
 PER_VIEW = [BYOL, MoCoV1, MoCoV2, SimSiam]
 
 
@@ -142,6 +142,7 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
         (SimSiam, {"predictor": False}, {"backbone", "projector"}, ()),
         (BYOL, {}, {"backbone", "projector", "predictor", "target"}, ("target",)),
         (BYOL, {"ema": False}, {"backbone", "projector", "predictor"}, ()),
+        (SwAV, {}, {"backbone", "projector", "prototypes"}, ()),
         (MoCoV1, {}, {"backbone", "projector", "target", "queue"}, ("target", "queue")),
         (MoCoV2, {"key": "reset"}, {"backbone", "projector", "target", "queue"}, ("queue",)),
     ],
@@ -173,6 +174,8 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
         (BYOL, {"stop_gradient": False}),
         (SimCLR, {"temperature": 0.0}),
         (SimSiam, {"dim": 0}),
+        (SwAV, {"epsilon": 0.0}),
+        (SwAV, {"prototypes": 1}),
         (MoCoV1, {"queue": 0}),
         (MoCoV1, {"hidden": 5}),
         (MoCoV2, {"key": "global"}),
