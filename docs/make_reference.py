@@ -73,6 +73,8 @@ MEANINGS = {
     "method.byol.hidden": "width of the heads' hidden layer",
     "method.byol.dim": "width of projections and predictions",
     "method.byol.momentum": "of the target: target ← momentum · target + (1 − momentum) · online, after every step",
+    "method.dino.hidden": "width of the head's two hidden layers",
+    "method.dino.momentum": "of the teacher, after every step",
     "method.mae.backbone": "a vision transformer",
     "method.simclr.hidden": "width of the projector's hidden layer",
     "method.simclr.dim": "width of projections",

@@ -83,7 +83,8 @@ def make_trainer() -> Callable[..., Trainer]:
 
     def make(name: str = "byol", train: dict[str, Any] | None = None, **settings: Any) -> Trainer:
         cls = METHODS[name].Settings
-        small = {k: v for k, v in {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5}.items() if k in cls.model_fields}
+        sizes = {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5, "bottleneck": 4}
+        small = {k: v for k, v in sizes.items() if k in cls.model_fields}
         net = TinyViT if cls.model_fields["backbone"].default.startswith("vit") else Tiny
         with torch.random.fork_rng():
             torch.manual_seed(5)

@@ -9,10 +9,10 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.method import METHODS, Batch, Method
-from fedssl.methods import BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV
+from fedssl.methods import BYOL, DINO, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV
 
-EVERY = [BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV]
-PER_VIEW = [BYOL, MoCoV1, MoCoV2, SimSiam]
+EVERY = [BYOL, DINO, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV]
+PER_VIEW = [BYOL, DINO, MoCoV1, MoCoV2, SimSiam]
 
 
 def _descend(method: Method, batch: Batch, rate: float = 0.01, after: bool = True) -> float:
@@ -105,7 +105,7 @@ def test_simclr_shares_statistics_between_views(make, batch: Batch) -> None:
     assert (method.encode(batch.views[0][0]).z - both.z[:6]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("cls", [BYOL, MoCoV1, MoCoV2])
+@pytest.mark.parametrize("cls", [BYOL, DINO, MoCoV1, MoCoV2])
 def test_fresh_copies_the_online_network(cls: type[Method], make, batch: Batch) -> None:
     method = make(cls)
     for _ in range(2):  # in the first step target and online network are still the same
@@ -120,7 +120,7 @@ def test_fresh_copies_the_online_network(cls: type[Method], make, batch: Batch) 
             assert torch.equal(tensor, tensors[name.removeprefix("target.")]), name
 
 
-@pytest.mark.parametrize("cls", [BYOL, MoCoV1, MoCoV2])
+@pytest.mark.parametrize("cls", [BYOL, DINO, MoCoV1, MoCoV2])
 def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
     """Online 1, target 0, m = 0.9: 0·0.9 + 1·0.1 = 0.1, then 0.1·0.9 + 0.1 = 0.19."""
     method = make(cls)
@@ -143,6 +143,7 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
         (BYOL, {}, {"backbone", "projector", "predictor", "target"}, ("target",)),
         (BYOL, {"ema": False}, {"backbone", "projector", "predictor"}, ()),
         (SwAV, {}, {"backbone", "projector", "prototypes"}, ()),
+        (DINO, {}, {"backbone", "projector", "target", "centre"}, ("target", "centre")),
         (MoCoV1, {}, {"backbone", "projector", "target", "queue"}, ("target", "queue")),
         (MoCoV2, {"key": "reset"}, {"backbone", "projector", "target", "queue"}, ("queue",)),
     ],
@@ -151,7 +152,7 @@ def test_what_an_instance_provides_and_keeps(cls, settings, parts, kept, make) -
     method = make(cls, **settings)
     assert method.provides == parts
     assert method.kept == kept
-    assert set(method.online) == parts - {"target", "queue"}
+    assert set(method.online) == parts - {"target", "queue", "centre"}
 
 
 @pytest.mark.parametrize("cls", EVERY)
@@ -163,7 +164,7 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
     for name, tensor in method.state.tensors().items():
         if name.endswith("num_batches_tracked"):
             assert tensor == views, name
-    if method.private:
+    if "queue" in method.private:
         assert method.queue.pointer == 0
 
 
@@ -176,6 +177,7 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
         (SimSiam, {"dim": 0}),
         (SwAV, {"epsilon": 0.0}),
         (SwAV, {"prototypes": 1}),
+        (DINO, {"tau_t": 0.0}),
         (MoCoV1, {"queue": 0}),
         (MoCoV1, {"hidden": 5}),
         (MoCoV2, {"key": "global"}),
