@@ -2,8 +2,8 @@
 
 He et al., "Masked Autoencoders Are Scalable Vision Learners", CVPR 2022.
 Departures: a decoder of four blocks as wide as the encoder, as Dec-SSL trains it with ViT-tiny; no augmentation, as
-there; pixels are not normalised patch by patch unless `norm_pix` says so; the encoder's positions are learned, as
-timm's, the decoder's are the paper's sines and cosines.
+there; pixels are not normalised patch by patch unless `norm_pix` says so; the encoder's positions begin as the paper's
+sines and cosines and are trained, the decoder's stay so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import ViT
-from fedssl.nets.vit import Block, initialise
+from fedssl.nets.vit import Block, initialise, sines
 from fedssl.views import ViewGroup
 
 
@@ -26,15 +26,6 @@ def patchify(images: Tensor, patch: int) -> Tensor:
     n, channels, height, width = images.shape
     x = images.view(n, channels, height // patch, patch, width // patch, patch)
     return x.permute(0, 2, 4, 1, 3, 5).reshape(n, -1, channels * patch**2)
-
-
-def sines(grid: int, dim: int) -> Tensor:
-    """Positions (grid², dim) of a square grid: a quarter of the numbers each for sine and cosine of row and column."""
-    rates = 10_000.0 ** -(torch.arange(dim // 4) / (dim // 4))
-    angles = torch.arange(grid)[:, None] * rates  # (grid, dim/4)
-    side = torch.cat([angles.sin(), angles.cos()], 1)  # (grid, dim/2)
-    down, across = side[:, None].expand(-1, grid, -1), side[None].expand(grid, -1, -1)
-    return torch.cat([across, down], 2).reshape(grid**2, -1)
 
 
 def masked_error(drawn: Tensor, patches: Tensor, norm_pix: bool) -> Tensor:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fedssl.errors import ConfigError
 from fedssl.method import Batch
 from fedssl.methods import MAE
-from fedssl.methods.mae import masked_error, patchify, sines
+from fedssl.methods.mae import masked_error, patchify
 from fedssl.nets import ViTMini
 
 
@@ -108,14 +108,6 @@ def test_every_patch_is_masked_equally_often() -> None:
     counts = draws.argsort(1)[:, method.seen :].flatten().bincount(minlength=16) / 4000
     assert (counts - 0.75).abs().max() < 0.03  # four standard deviations
     assert torch.equal(draws, method.draw(4000, torch.Generator().manual_seed(0))["mask"])
-
-
-def test_places_differ() -> None:
-    """Sines of row and column: distances depend on the step between two places, and no two places are alike."""
-    places = sines(5, 16).view(5, 5, 16)
-    assert len(places.flatten(0, 1).unique(dim=0)) == 25
-    torch.testing.assert_close((places[1, 2] - places[2, 4]).norm(), (places[3, 1] - places[4, 3]).norm())
-    torch.testing.assert_close(places.square().sum(-1), torch.full((5, 5), 8.0))
 
 
 def test_steps_lower_the_loss_and_every_parameter_takes_a_gradient() -> None:
