@@ -42,12 +42,16 @@ class Encoded(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What `forward` made of a batch, by view: h (V, B, d), z and p (V, B, k), keys (V, B, k) from a target network."""
+    """What `forward` made of a batch, by view: h (V, B, d), z and p (V, B, k), keys (V, B, k) from a target network.
+
+    index (B,): the batch's rows in the client's data, for a loss that looks them up in `given`.
+    """
 
     h: Tensor
     z: Tensor
     p: Tensor
     keys: Tensor | None = None
+    index: Tensor | None = None  # type: ignore[assignment]
 
 
 Given = Mapping[str, Tensor]

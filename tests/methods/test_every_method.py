@@ -8,16 +8,22 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedssl.method import METHODS, Batch, Method
-from fedssl.methods import BYOL, DINO, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV
+from fedssl.method import METHODS, Batch, Given, Method
+from fedssl.methods import BYOL, DINO, DeepCluster, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV
 
-EVERY = [BYOL, DINO, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV]
-PER_VIEW = [BYOL, DINO, MoCoV1, MoCoV2, SimSiam]
+EVERY = [BYOL, DINO, DeepCluster, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV]
+PER_VIEW = [BYOL, DINO, DeepCluster, MoCoV1, MoCoV2, SimSiam]
+
+
+def _given(method: Method) -> Given:
+    """What the method finds before an epoch of six images."""
+    return method.before_epoch(lambda: torch.randn(6, 24, generator=torch.Generator().manual_seed(8)))
 
 
 def _descend(method: Method, batch: Batch, rate: float = 0.01, after: bool = True) -> float:
+    given = _given(method)
     out = method(batch)
-    loss = method.loss(out, {})
+    loss = method.loss(out, given)
     loss.backward()
     with torch.no_grad():
         for parameter in method.parameters():
@@ -56,7 +62,8 @@ def test_steps_lower_the_loss_while_target_and_queue_stand_still(cls, make, batc
 @pytest.mark.parametrize("cls", EVERY)
 def test_only_online_parts_take_gradients(cls: type[Method], make, batch: Batch) -> None:
     method = make(cls)
-    method.loss(method(batch), {}).backward()
+    given = _given(method)
+    method.loss(method(batch), given).backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == (name.partition(".")[0] in method.online), name
 
@@ -68,8 +75,8 @@ def test_shapes_and_precision_of_an_output(cls: type[Method], make, batch: Batch
     out = method(batch)
     assert out.h.shape == (2, 6, 24)
     assert out.z.shape == out.p.shape == (2, 6, 5)
-    assert {tensor.dtype for tensor in out if tensor is not None} == {torch.float32}
-    loss = method.loss(out, {})
+    assert {tensor.dtype for tensor in out._replace(index=None) if tensor is not None} == {torch.float32}
+    loss = method.loss(out, _given(method))
     assert (loss.shape, loss.dtype) == ((), torch.float32)
 
 
@@ -142,6 +149,7 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
         (SimSiam, {"predictor": False}, {"backbone", "projector"}, ()),
         (BYOL, {}, {"backbone", "projector", "predictor", "target"}, ("target",)),
         (BYOL, {"ema": False}, {"backbone", "projector", "predictor"}, ()),
+        (DeepCluster, {}, {"backbone", "projector"}, ()),
         (SwAV, {}, {"backbone", "projector", "prototypes"}, ()),
         (DINO, {}, {"backbone", "projector", "target", "centre"}, ("target", "centre")),
         (MoCoV1, {}, {"backbone", "projector", "target", "queue"}, ("target", "queue")),
@@ -178,6 +186,7 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
         (SwAV, {"epsilon": 0.0}),
         (SwAV, {"prototypes": 1}),
         (DINO, {"tau_t": 0.0}),
+        (DeepCluster, {"clusters": 1}),
         (MoCoV1, {"queue": 0}),
         (MoCoV1, {"hidden": 5}),
         (MoCoV2, {"key": "global"}),
