@@ -5,7 +5,8 @@ Departures: two views and no small crops; constant momentum and teacher temperat
 momentum copies; fewer outputs, since a client holds thousands of images and not a million; the last layer trains from
 the first step. The centre is the client's own, as the teacher is whose outputs it is the mean of.
 
-It wants a small learning rate: ten rounds of the demo end at the random backbone's kNN with its 0.004, above with 0.0005.
+It wants a small learning rate: after ten rounds of the demo the backbone is no better than a random one with its
+0.004, and is with 0.0005.
 """
 
 from __future__ import annotations
