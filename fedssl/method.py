@@ -33,7 +33,8 @@ class Batch(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """h: the backbone's features (n, d); z: projections (n, k); p: predictions (n, k), or z where nothing predicts."""
+    """h: the backbone's features (n, d); z: projections (n, k), or h where nothing projects; p: predictions (n, k), or
+    z where nothing predicts."""
 
     h: Tensor
     z: Tensor
@@ -41,12 +42,16 @@ class Encoded(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What `forward` made of a batch, by view: h (V, B, d), z and p (V, B, k), keys (V, B, k) from a target network."""
+    """What `forward` made of a batch, by view: h (V, B, d), z and p (V, B, k), keys (V, B, k) from a target network.
+
+    index (B,): the batch's rows in the client's data, for a loss that looks them up in `given`.
+    """
 
     h: Tensor
     z: Tensor
     p: Tensor
     keys: Tensor | None = None
+    index: Tensor | None = None  # type: ignore[assignment]
 
 
 Given = Mapping[str, Tensor]
@@ -146,7 +151,7 @@ class Method(nn.Module, ABC):
         self.passed += groups if self.training else 0
         with self._autocast(images):
             h = self.backbone(images)
-            z = self.projector(h)
+            z = self.projector(h) if "projector" in self._modules else h
             p = self.predictor(z) if "predictor" in self._modules else z
         return Encoded(h.float(), z.float(), p.float())
 

@@ -31,7 +31,7 @@ MAY_SEE = {
     "views": {"errors", "settings"},
     "nets": {"errors", "kernels", "settings"},
     "method": {"kernels", "layout", "tree", "resident", "settings", "views", "seeds", "errors"},
-    "methods": {"method", "nets", "views", "settings"},
+    "methods": {"errors", "method", "nets", "views", "settings"},
     "kernels": set(),
     "step": {"layout", "method", "optim", "views"},
     "capture": {"errors", "method", "step"},

@@ -49,7 +49,7 @@ def shadowed(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Make
 
 
 @pytest.mark.parametrize("objective", [plain, pulled])
-@pytest.mark.parametrize("name", ["byol", "mocov2", "simclr", "simsiam"])
+@pytest.mark.parametrize("name", ["byol", "deepcluster", "dino", "mae", "mocov2", "simclr", "simsiam", "swav"])
 def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
     name: str, objective: Any, shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_parameter_the_loss_does_not_see_only_decays(make_trainer: MakeTrainer
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with a C++ compiler")
-@pytest.mark.parametrize("name", ["byol", "simclr"])
+@pytest.mark.parametrize("name", ["byol", "deepcluster", "dino", "mae", "simclr", "swav"])
 def test_compiled_is_eager_on_a_cpu(name: str, make_trainer: MakeTrainer, pixels: Pixels) -> None:
     ours, theirs = (train(make_trainer(name, {"mode": mode}), pixels(32)) for mode in ("compiled", "eager"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -8,16 +8,22 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedssl.method import METHODS, Batch, Method
-from fedssl.methods import BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam
+from fedssl.method import METHODS, Batch, Given, Method
+from fedssl.methods import BYOL, DINO, DeepCluster, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV
 
-EVERY = [BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam]
-PER_VIEW = [BYOL, MoCoV1, MoCoV2, SimSiam]
+EVERY = [BYOL, DINO, DeepCluster, MoCoV1, MoCoV2, SimCLR, SimSiam, SwAV]
+PER_VIEW = [BYOL, DINO, DeepCluster, MoCoV1, MoCoV2, SimSiam]
+
+
+def _given(method: Method) -> Given:
+    """What the method finds before an epoch of six images."""
+    return method.before_epoch(lambda: torch.randn(6, 24, generator=torch.Generator().manual_seed(8)))
 
 
 def _descend(method: Method, batch: Batch, rate: float = 0.01, after: bool = True) -> float:
+    given = _given(method)
     out = method(batch)
-    loss = method.loss(out, {})
+    loss = method.loss(out, given)
     loss.backward()
     with torch.no_grad():
         for parameter in method.parameters():
@@ -56,7 +62,8 @@ def test_steps_lower_the_loss_while_target_and_queue_stand_still(cls, make, batc
 @pytest.mark.parametrize("cls", EVERY)
 def test_only_online_parts_take_gradients(cls: type[Method], make, batch: Batch) -> None:
     method = make(cls)
-    method.loss(method(batch), {}).backward()
+    given = _given(method)
+    method.loss(method(batch), given).backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == (name.partition(".")[0] in method.online), name
 
@@ -68,8 +75,8 @@ def test_shapes_and_precision_of_an_output(cls: type[Method], make, batch: Batch
     out = method(batch)
     assert out.h.shape == (2, 6, 24)
     assert out.z.shape == out.p.shape == (2, 6, 5)
-    assert {tensor.dtype for tensor in out if tensor is not None} == {torch.float32}
-    loss = method.loss(out, {})
+    assert {tensor.dtype for tensor in out._replace(index=None) if tensor is not None} == {torch.float32}
+    loss = method.loss(out, _given(method))
     assert (loss.shape, loss.dtype) == ((), torch.float32)
 
 
@@ -105,7 +112,7 @@ def test_simclr_shares_statistics_between_views(make, batch: Batch) -> None:
     assert (method.encode(batch.views[0][0]).z - both.z[:6]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("cls", [BYOL, MoCoV1, MoCoV2])
+@pytest.mark.parametrize("cls", [BYOL, DINO, MoCoV1, MoCoV2])
 def test_fresh_copies_the_online_network(cls: type[Method], make, batch: Batch) -> None:
     method = make(cls)
     for _ in range(2):  # in the first step target and online network are still the same
@@ -120,7 +127,7 @@ def test_fresh_copies_the_online_network(cls: type[Method], make, batch: Batch) 
             assert torch.equal(tensor, tensors[name.removeprefix("target.")]), name
 
 
-@pytest.mark.parametrize("cls", [BYOL, MoCoV1, MoCoV2])
+@pytest.mark.parametrize("cls", [BYOL, DINO, MoCoV1, MoCoV2])
 def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
     """Online 1, target 0, m = 0.9: 0·0.9 + 1·0.1 = 0.1, then 0.1·0.9 + 0.1 = 0.19."""
     method = make(cls)
@@ -142,6 +149,9 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
         (SimSiam, {"predictor": False}, {"backbone", "projector"}, ()),
         (BYOL, {}, {"backbone", "projector", "predictor", "target"}, ("target",)),
         (BYOL, {"ema": False}, {"backbone", "projector", "predictor"}, ()),
+        (DeepCluster, {}, {"backbone", "projector"}, ()),
+        (SwAV, {}, {"backbone", "projector", "prototypes"}, ()),
+        (DINO, {}, {"backbone", "projector", "target", "centre"}, ("target", "centre")),
         (MoCoV1, {}, {"backbone", "projector", "target", "queue"}, ("target", "queue")),
         (MoCoV2, {"key": "reset"}, {"backbone", "projector", "target", "queue"}, ("queue",)),
     ],
@@ -150,7 +160,7 @@ def test_what_an_instance_provides_and_keeps(cls, settings, parts, kept, make) -
     method = make(cls, **settings)
     assert method.provides == parts
     assert method.kept == kept
-    assert set(method.online) == parts - {"target", "queue"}
+    assert set(method.online) == parts - {"target", "queue", "centre"}
 
 
 @pytest.mark.parametrize("cls", EVERY)
@@ -162,7 +172,7 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
     for name, tensor in method.state.tensors().items():
         if name.endswith("num_batches_tracked"):
             assert tensor == views, name
-    if method.private:
+    if "queue" in method.private:
         assert method.queue.pointer == 0
 
 
@@ -173,6 +183,10 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
         (BYOL, {"stop_gradient": False}),
         (SimCLR, {"temperature": 0.0}),
         (SimSiam, {"dim": 0}),
+        (SwAV, {"epsilon": 0.0}),
+        (SwAV, {"prototypes": 1}),
+        (DINO, {"tau_t": 0.0}),
+        (DeepCluster, {"clusters": 1}),
         (MoCoV1, {"queue": 0}),
         (MoCoV1, {"hidden": 5}),
         (MoCoV2, {"key": "global"}),

@@ -26,7 +26,9 @@ QUICK = {"train.batch": 4, "train.checkpoint_every": 0, "probe.every": 0, "probe
 def _settings(method: str = "simclr", **more: Any) -> dict[str, Any]:
     heads = {f"method.{k}": v for k, v in SMALL.items() if k in METHODS[method].Settings.model_fields}
     queue = {"method.queue": 32} if method.startswith("moco") else {}
-    base = {"clients": 5, "data": {"name": "given"}, "method": {"name": method, "backbone": "cnn"}}
+    usual = METHODS[method].Settings.model_fields["backbone"].default
+    backbone = usual if usual.startswith("vit") else "cnn"  # a method that needs patches has no use for a small CNN
+    base = {"clients": 5, "data": {"name": "given"}, "method": {"name": method, "backbone": backbone}}
     return {"base": base, "set": heads | queue | QUICK | more}
 
 
