@@ -136,6 +136,7 @@ def test_a_parameter_the_loss_does_not_see_only_decays(make_trainer: MakeTrainer
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what torch itself does
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with a C++ compiler")
 @pytest.mark.parametrize("name", ["byol", "deepcluster", "dino", "mae", "simclr", "swav"])
 def test_compiled_is_eager_on_a_cpu(name: str, make_trainer: MakeTrainer, pixels: Pixels) -> None:
