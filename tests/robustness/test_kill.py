@@ -20,7 +20,8 @@ from fedssl.lock import locked
 from fedssl.store import Store
 
 # But for those of vision transformers, into whose patches the 10x10 images here cannot be cut.
-EVERY = [
+USUAL = {name: METHODS[name].Settings.model_fields["backbone"].default for name in METHODS.names()}
+EVERY = [name for name, backbone in USUAL.items() if not backbone.startswith("vit")]
     name for name in METHODS.names() if not METHODS[name].Settings.model_fields["backbone"].default.startswith("vit")
 ]
 Hashes = Callable[..., dict[str, str]]
