@@ -27,8 +27,6 @@ from fedssl.train import Trainer
 from fedssl.tree import Mean, State
 
 LISTED = 20  # files left out that are named
-
-
 CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
 BYTES_PER_PIXEL = 12_000  # of a batch's views, for a training step's activations; a ResNet-50 takes as many
 
@@ -45,7 +43,7 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")  # there is but one
     if device.type != "cuda":
         raise ConfigError(f'device "{name}" is not one fedssl trains on; try auto, cpu, cuda or cuda:1')
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f'device "{name}" is not there: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices'
         )

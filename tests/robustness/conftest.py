@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 import fedssl
 from fedssl.changes import parse_assignment
+from fedssl.experiment import METHODS
 
 TINY = """
 rounds = 4
@@ -28,8 +29,7 @@ name = "npz"
 path = "tiny.npz"
 [method]
 name = "{method}"
-backbone = "cnn"
-dim = 16
+{small}
 [method.augment]
 jitter = [0.4, 0.4, 0.4, 0.1]
 [train]
@@ -48,15 +48,16 @@ class Federation:
         self.root = root
         random = np.random.default_rng(0)
         labels = np.arange(48) % 3
-        images = (random.integers(0, 80, (48, 10, 10, 3)) + labels[:, None, None, None] * 60).astype(np.uint8)
+        images = (random.integers(0, 80, (48, 12, 12, 3)) + labels[:, None, None, None] * 60).astype(np.uint8)
         (root / "data").mkdir(exist_ok=True)
         np.savez(root / "data/tiny.npz", x_train=images, y_train=labels, x_test=images[:24], y_test=labels[:24])
 
     def toml(self, method: str = "simclr") -> Path:
-        path = self.root / f"{method}.toml"
-        heads = {"byol": "hidden = 32", "simclr": "hidden = 32", "simsiam": "hidden = 32", "mocov2": "hidden = 32"}
-        extra = heads.get(method, "") + ("\nqueue = 32" if method.startswith("moco") else "")
-        path.write_text(TINY.format(method=method).replace("dim = 16", f"dim = 16\n{extra}"))
+        path, fields = self.root / f"{method}.toml", METHODS[method].Settings.model_fields
+        patches = fields["backbone"].default.startswith("vit")  # such a method has no use for a CNN
+        small = {"backbone": "vit_mini" if patches else "cnn", "dim": 16, "hidden": 32, "queue": 32}
+        lines = [f"{key} = {value!r}" for key, value in small.items() if key in fields]
+        path.write_text(TINY.format(method=method, small="\n".join(lines)))
         return path
 
     def command(self, folder: str, method: str = "simclr", *sets: str) -> list[str]:

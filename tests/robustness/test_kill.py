@@ -19,9 +19,7 @@ from fedssl.experiment import METHODS
 from fedssl.lock import locked
 from fedssl.store import Store
 
-# But for those of vision transformers, into whose patches the 10x10 images here cannot be cut.
-USUAL = {name: METHODS[name].Settings.model_fields["backbone"].default for name in METHODS.names()}
-EVERY = [name for name, backbone in USUAL.items() if not backbone.startswith("vit")]
+EVERY = METHODS.names()
 Hashes = Callable[..., dict[str, str]]
 Kill = Callable[[subprocess.Popen[str]], int]
 
