@@ -59,8 +59,7 @@ class Step:
         self._slots = [slots[name] for name in trained]
         self._leaves = [low.get(name, p) for name, p in trained.items()]
         # An objective may also have a term in the weights themselves: these are the float32 ones.
-        self._masters = [p for name, p in trained.items() if name in low]
-        self._masters_slots = [slots[name] for name in trained if name in low]
+        self._masters = {i: p for i, (name, p) in enumerate(trained.items()) if name in low}
 
     def begin(self, rate: float, progress: float) -> None:
         """Forget the client before."""
@@ -87,10 +86,9 @@ class Step:
         with contextlib.nullcontext() if self._shadow is None else self._shadow.worn():
             out: Output = self.method(batch)
         loss = objective(self.method, batch, out, given)
-        grads = torch.autograd.grad(loss, [*self._leaves, *self._masters], allow_unused=True)
+        grads = torch.autograd.grad(loss, [*self._leaves, *self._masters.values()], allow_unused=True)
         with torch.no_grad():
-            self._collect(grads)
-            self.optimizer.step(self.grad)
+            self.optimizer.step(self.grad, self._collect(grads))
             self.method.count_batch()
             self.method.after_step(out)
             if not self.method.moves_target_only:  # a rule of its own for some weights, such as unit length
@@ -106,18 +104,22 @@ class Step:
         )
         return Batch(inputs.rows, inputs.images, made, inputs.labels, None, inputs.draws, self.progress)
 
-    def _collect(self, grads: tuple[Tensor | None, ...]) -> None:
-        """Gradients into their places of the flat row; a parameter the loss does not depend on has a gradient of 0."""
-        count = len(self._leaves)
-        pairs = list(zip(self._slots, grads[:count], strict=True))
+    def _collect(self, grads: tuple[Tensor | None, ...]) -> dict[int, Tensor]:
+        """Gradients into their places of the flat row, but for large ones if the optimizer reads them where they are:
+        those by their places. A parameter the loss does not depend on has a gradient of 0."""
+        count, large = len(self._leaves), self.optimizer.large
+        terms = {i: _flat(g) for i, g in zip(self._masters, grads[count:], strict=True) if g is not None}
+        found = {i: _flat(g) for i, g in enumerate(grads[:count]) if g is not None}
+        left = {i for i, g in found.items() if large and len(g) >= large and i not in terms}
         for dtype in {leaf.dtype for leaf in self._leaves}:  # those of one type are copied by one kernel
-            copied = [(to, _flat(g)) for to, g in pairs if g is not None and g.dtype == dtype]
-            torch._foreach_copy_([to for to, _ in copied], [g for _, g in copied])
-        if unused := [to for to, g in pairs if g is None]:
+            copied = [i for i, g in found.items() if g.dtype == dtype and i not in left]
+            if copied:
+                torch._foreach_copy_([self._slots[i] for i in copied], [found[i] for i in copied])
+        if unused := [slot for i, slot in enumerate(self._slots) if i not in found]:
             torch._foreach_zero_(unused)
-        added = [(to, _flat(g)) for to, g in zip(self._masters_slots, grads[count:], strict=True) if g is not None]
-        if added:
-            torch._foreach_add_([to for to, _ in added], [g for _, g in added])
+        if terms:
+            torch._foreach_add_([self._slots[i] for i in terms], list(terms.values()))
+        return {self._slots[i].storage_offset(): found[i] for i in left}
 
     def moving(self) -> list[Tensor]:
         """Every tensor a step changes and the next one reads."""

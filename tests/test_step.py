@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor
 from fedssl.errors import ConfigError
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.methods import BYOL
+from fedssl.optim import FusedSGD
 from fedssl.train import Task, Trainer, resolve_mode
 
 MakeTrainer = Callable[..., Trainer]
@@ -56,6 +59,31 @@ def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
     ours = train(shadowed(name), pixels(32), objective)
     theirs = train(make_trainer(name, {"mode": "eager", "precision": "bf16", "epochs": 2}), pixels(32), objective)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("objective", [plain, pulled])
+@pytest.mark.parametrize("large", [1, 100, 10**9])
+def test_gradients_may_be_read_where_they_lie(
+    large: int, objective: Any, shadowed: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fused optimizer, its kernel replaced by the same in torch: whichever gradients come apart, the same bits."""
+    apart = []
+
+    def sgd(
+        row: Tensor, low: Tensor, buffer: Tensor, grad: Tensor, rate: Tensor, decay: float, momentum: float
+    ) -> None:
+        apart.append(grad.dtype == torch.bfloat16)
+        buffer.mul_(momentum).add_(grad.float() + decay * row)
+        row.sub_(rate * buffer)
+        low.copy_(row)
+
+    expected = train(shadowed(), pixels(32), objective)
+    monkeypatch.setitem(sys.modules, "fedssl.kernels.update", SimpleNamespace(sgd=sgd))
+    monkeypatch.setattr("fedssl.train.SGD", FusedSGD)
+    monkeypatch.setattr(FusedSGD, "large", large)
+    found = train(shadowed(), pixels(32), objective)
+    assert any(apart) == (large < 10**9)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def by_name(method: Method) -> None:

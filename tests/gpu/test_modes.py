@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,9 +68,10 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_modes_train_the_same(name: str, pixels: Tensor, record_property: pytest.RecordProperty) -> None:
-    """float32 over 50 steps: captured and compiled losses are the same numbers. From eager's they differ by no more
-    than three times as much as eager's own do when it starts from weights moved by one part in 10⁷ or 10⁶.
+def test_modes_train_the_same(name: str, pixels: Tensor, record_property: Callable[[str, object], None]) -> None:
+    """float32 over 50 steps: captured and compiled losses are the same numbers. The first is eager's to 1e-4, and all
+    differ from eager's by no more than three times as much as eager's own do when it starts from weights moved by one
+    part in 10⁷ or 10⁶.
 
     So the tolerance is stated, and not in digits: training multiplies rounding errors a thousandfold in a few steps.
     """
@@ -78,13 +79,13 @@ def test_modes_train_the_same(name: str, pixels: Tensor, record_property: pytest
         torch.tensor(curve(nudged(trainer(name, mode), by), pixels))
         for mode, by in (("eager", 0.0), ("eager", 1e-7), ("eager", 1e-6), ("compiled", 0.0), ("captured", 0.0))
     )
-    off = {"compiled": _furthest(compiled, eager), "nudged": max(_furthest(t, eager) for t in (twin, other))}
-    for what, (early, late) in off.items():
-        record_property(what, f"{early:.1e} {late:.1e}")
-        print(f"{name}, {what}: off by {early:.1e} of eager's losses over 3 steps, {late:.1e} over {STEPS}")
+    off = {"compiled": _furthest(compiled, eager), "nudged": max((_furthest(t, eager) for t in (twin, other)), key=max)}
+    for what, (first, largest) in off.items():
+        record_property(what, f"{first:.1e} {largest:.1e}")
+        print(f"{name}, {what}: off by {first:.1e} of eager's mean loss at first, by {largest:.1e} at most")
     assert torch.equal(captured, compiled)
-    for found, bound in zip(off["compiled"], off["nudged"], strict=True):
-        assert found <= 3 * bound
+    assert off["compiled"][0] < 1e-4
+    assert off["compiled"][1] <= 3 * off["nudged"][1]
 
 
 def nudged(model: Trainer, by: float) -> Trainer:
@@ -93,9 +94,9 @@ def nudged(model: Trainer, by: float) -> Trainer:
 
 
 def _furthest(losses: Tensor, eager: Tensor) -> tuple[float, float]:
-    """The largest difference over the first three steps and over all, as shares of eager's mean loss."""
+    """The first step's difference and the largest of all, as shares of eager's mean loss."""
     off = (losses - eager).abs() / eager.abs().mean()
-    return off[:3].max().item(), off.max().item()
+    return off[0].item(), off.max().item()
 
 
 @pytest.mark.parametrize("name", ["byol", "simclr"])
