@@ -119,7 +119,7 @@ class Step:
             torch._foreach_zero_(unused)
         if terms:
             torch._foreach_add_([self._slots[i] for i in terms], list(terms.values()))
-        return {self._slots[i].storage_offset(): found[i] for i in left}
+        return {int(self._slots[i].storage_offset()): found[i] for i in left}
 
     def moving(self) -> list[Tensor]:
         """Every tensor a step changes and the next one reads."""
