@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -144,12 +145,13 @@ class Method(nn.Module, ABC):
     def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         return {}
 
-    def encode(self, images: Tensor, groups: int = 1) -> Encoded:
+    def encode(self, images: Tensor, groups: int = 1, tracked: bool = True) -> Encoded:
         """(n, C, h, w) → h, z, p in float32. BatchNorm statistics are taken per group of n/groups images, as if each
-        group had passed alone: two views in one pass must not share their statistics."""
+        group had passed alone: two views in one pass must not share their statistics. Not `tracked`, running
+        statistics stay as they are."""
         self._set_groups(groups)
-        self.passed += groups if self.training else 0
-        with self._autocast(images):
+        self.passed += groups if self.training and tracked else 0
+        with self._autocast(images), contextlib.nullcontext() if tracked else self._untracked():
             h = self.backbone(images)
             z = self.projector(h) if "projector" in self._modules else h
             p = self.predictor(z) if "predictor" in self._modules else z
@@ -270,6 +272,17 @@ class Method(nn.Module, ABC):
         if "target" in self._modules:
             self._target_low = shadow.beside(self._target_row)
         return shadow
+
+    @contextlib.contextmanager
+    def _untracked(self) -> Iterator[None]:
+        found = [norm.momentum for norm in self._norms]
+        for norm in self._norms:
+            norm.momentum = 0.0
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(self._norms, found, strict=True):
+                norm.momentum = momentum
 
     def _set_groups(self, groups: int) -> None:
         for norm in self._norms:

@@ -94,7 +94,7 @@ class Scripted:
     def generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(0)
 
-    def train(self, objective: Any, given: Given) -> None:
+    def train(self, objective: Any, given: Given, draw: Any) -> None:
         self.started.append(numbers(self.method))
         added, extra, t = ADDED[self.id], EXTRA[self.id], self.method.state.tensors()
         for part in ("backbone", "projector"):
