@@ -24,7 +24,7 @@ from fedssl.tree import State, Tree, model, number
 
 @ALGORITHMS.register("fedu")
 class FedU(Averaged):
-    mu: float = Field(0.4, ge=0)
+    mu: float = Field(0.4, ge=0, allow_inf_nan=True)  # inf: the predictor is always the global one, 0: never
     divergence: Literal["layer-mean", "squared-norm"] = "layer-mean"
 
     @property
