@@ -26,7 +26,7 @@ from fedssl.tree import State, Tree, model, number
 
 @ALGORITHMS.register("fedema")
 class FedEMA(Averaged):
-    divergence: Literal["drift", "global"] = "drift"
+    divergence: Literal["drift", "global"] = "drift"  # of its last training, or from the global model
     tau: float = Field(0.7, ge=0, le=1)  # the first μ, where λ is set by it
     lam: float | None = Field(None, ge=0)  # the paper's λ, the same for all; None: each client's own, from τ
     encoder_mu: float | None = Field(None, ge=0, le=1)  # in place of μ for all but the predictor

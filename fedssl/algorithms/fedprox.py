@@ -20,7 +20,7 @@ from fedssl.tree import Tree, model
 
 @ALGORITHMS.register("fedprox")
 class FedProx(FedAvg):
-    mu: float = Field(0.01, ge=0)
+    mu: float = Field(0.01, ge=0)  # how strongly clients are pulled towards the model they were sent
 
     def given(self, client: Client, message: Tree) -> Given:
         return reference(client.method, model(message, "model").restricted(self.shared(client.method)))

@@ -25,7 +25,9 @@ from fedssl.tree import State, Tree, model, number
 @ALGORITHMS.register("fedu")
 class FedU(Averaged):
     mu: float = Field(0.4, ge=0, allow_inf_nan=True)  # inf: the predictor is always the global one, 0: never
-    divergence: Literal["layer-mean", "squared-norm"] = "layer-mean"
+    divergence: Literal["layer-mean", "squared-norm"] = (
+        "layer-mean"  # the authors' code has the first, the box the other
+    )
 
     @property
     def requires(self) -> frozenset[str]:
