@@ -101,7 +101,7 @@ class Method(nn.Module, ABC):
     private: ClassVar[tuple[str, ...]] = ()  # parts that never travel
     mirrored: ClassVar[tuple[str, ...]] = ("backbone", "projector")
     learns_from_labels: ClassVar[bool] = False
-    moves_target_only: ClassVar[bool] = False  # `after_step` changes weights by `move_target` alone, or not at all
+    after_step_moves_weights: ClassVar[bool] = True  # False: one's own changes none, or only by `move_target`
 
     backbone: nn.Module
     projector: nn.Module
@@ -136,6 +136,12 @@ class Method(nn.Module, ABC):
     def provides(self) -> frozenset[str]:
         """What an algorithm may ask of this very instance: an ablation without predictor does not provide one."""
         return frozenset(name for name, _ in self.named_children())
+
+    @property
+    def target_momentum(self) -> float | None:
+        """The share by which the target stays as it is after each step, the same in all steps; None: there is no
+        target, or the method moves it itself."""
+        return None
 
     def clean(self, images: Tensor) -> Tensor:
         """uint8 images (n, C, H, W) as an input without augmentation: float, normalised."""
@@ -182,7 +188,7 @@ class Method(nn.Module, ABC):
     def loss(self, out: Output, given: Given) -> Tensor: ...
 
     def after_step(self, out: Output) -> None:
-        """What follows the optimizer: the target's moving average, the queue. Under no_grad."""
+        """What follows the optimizer and the target's move: a queue, weights kept at unit length. Under no_grad."""
 
     def before_epoch(self, embed: Callable[[], Tensor]) -> Mapping[str, Tensor]:
         """Tensors that enter `given` from this epoch on, such as cluster assignments; `embed()` gives the features
@@ -267,7 +273,7 @@ class Method(nn.Module, ABC):
                 module.fused = fused  # type: ignore[assignment]
 
     def shadow(self) -> Shadow:
-        """A bfloat16 copy of the weights, of which `move_target` keeps its part up to date."""
+        """A bfloat16 copy of the weights; `move_target` keeps the target's part of it up to date."""
         shadow = Shadow(self, self.state)
         if "target" in self._modules:
             self._target_low = shadow.beside(self._target_row)
