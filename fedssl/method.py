@@ -114,6 +114,7 @@ class Method(nn.Module, ABC):
     compiled: bool = False  # see `compile_with`
     fused: bool = False
     _target_low: Tensor | None = None
+    _shadow: Shadow | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -157,7 +158,7 @@ class Method(nn.Module, ABC):
         statistics stay as they are."""
         self._set_groups(groups)
         self.passed += groups if self.training and tracked else 0
-        with self._autocast(images), contextlib.nullcontext() if tracked else self._untracked():
+        with self._autocast(images), self._worn(), contextlib.nullcontext() if tracked else self._untracked():
             h = self.backbone(images)
             z = self.projector(h) if "projector" in self._modules else h
             p = self.predictor(z) if "predictor" in self._modules else z
@@ -274,10 +275,15 @@ class Method(nn.Module, ABC):
 
     def shadow(self) -> Shadow:
         """A bfloat16 copy of the weights; `move_target` keeps the target's part of it up to date."""
-        shadow = Shadow(self, self.state)
+        self._shadow = shadow = Shadow(self, self.state)
         if "target" in self._modules:
             self._target_low = shadow.beside(self._target_row)
         return shadow
+
+    def _worn(self) -> contextlib.AbstractContextManager[None]:
+        """The copy, in a compiled step: an objective may encode something beside what `forward` has."""
+        shadow = self._shadow if self.training and self.compiled else None
+        return contextlib.nullcontext() if shadow is None else shadow.worn()
 
     @contextlib.contextmanager
     def _untracked(self) -> Iterator[None]:

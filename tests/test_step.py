@@ -32,6 +32,11 @@ def pulled(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
     return method.loss(out, given) + 0.01 * pull
 
 
+def aligned(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    """With a pass of its own, over clean images, as FeatARC has it."""
+    return method.loss(out, given) + method.encode(method.clean(batch.images), tracked=False).h.square().mean()
+
+
 def train(trainer: Trainer, pixels: Tensor, objective: Any = plain) -> Tensor:
     task = Task(pixels, None, torch.Generator().manual_seed(1), 0.05, 0.0, threading.Event())
     trainer.fit(task, objective, {})
@@ -82,6 +87,26 @@ def low(trainer: Trainer) -> Tensor:
     shadow = trainer.step._shadow
     assert shadow is not None
     return shadow.beside(trainer.method.parameter_row(("target",)))
+
+
+@pytest.mark.parametrize("name", ["byol", "mocov2", "simclr"])
+def test_an_objectives_own_pass(name: str, shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    """Two steps. Gradients of both passes are added up in bfloat16 here, in float32 there."""
+    settings = {"mode": "eager", "precision": "bf16", "epochs": 2}
+    ours, theirs = shadowed(name), make_trainer(name, settings)
+    start = ours.method.state.floats.clone()
+    ours, theirs = (train(trainer, pixels(8), aligned) - start for trainer in (ours, theirs))
+    assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
+def test_an_objectives_own_pass_computes_with_the_copy(shadowed: MakeTrainer, pixels: Pixels) -> None:
+    trainer = shadowed()
+    seen = set()
+    trainer.method.projector.register_forward_pre_hook(lambda module, _: seen.add(module[0].weight.dtype))
+    train(trainer, pixels(32), aligned)
+    assert seen == {torch.bfloat16}
+    trainer.embed(pixels(4), "z")
+    assert seen == {torch.bfloat16, torch.float32}
 
 
 @pytest.mark.parametrize("objective", [plain, pulled])
