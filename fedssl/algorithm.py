@@ -57,6 +57,7 @@ class Algorithm(Settings, ABC):
     """
 
     needs_server: ClassVar[bool] = False
+    needs_pairs: ClassVar[bool] = False  # a method that makes two views of each image, of one kind
     weights: Literal["size", "uniform"] = "size"  # how a server weighs its clients
 
     @property
@@ -64,13 +65,18 @@ class Algorithm(Settings, ABC):
         """Parts the method must provide."""
         return frozenset()
 
+    @property
+    def needs_public(self) -> bool:
+        """Whether clients, and `init`, need images that everybody may see."""
+        return False
+
     @abstractmethod
     def wire(self, method: Method) -> Mapping[str, Spec]:
         """What an upload looks like, key by key; the guard drops whatever differs."""
 
     @abstractmethod
     def init(self, home: Client) -> Tree:
-        """A site's first state; `home` holds the freshly built method and, where there are any, public images."""
+        """A site's first state; `home` holds the freshly built method and, if `needs_public`, public images."""
 
     @abstractmethod
     def broadcast(self, site: Tree, client_id: str) -> Tree:
