@@ -15,7 +15,7 @@ from fedssl import nets
 from fedssl.client import Client
 from fedssl.data import Dataset, HeldOut, from_python
 from fedssl.data.progress import Say
-from fedssl.errors import ConfigError, DataError
+from fedssl.errors import ClientError, ConfigError, DataError, RunError
 from fedssl.experiment import Experiment
 from fedssl.federate import Sites
 from fedssl.method import Method, Normalisation
@@ -152,8 +152,11 @@ def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str], pu
     """Every site's first state, from one common initialisation; `public` images are on the trainer's device."""
     nobody = trainer.method.state.floats.new_empty(0, dtype=torch.uint8)
     home = Client("home", nobody, None, {}, trainer, experiment.seed, 0, rounds=experiment.rounds, public=public)
-    with _threads(experiment.train.threads):  # as a client has: an algorithm may train here
-        first = experiment.algorithm.init(home)
+    try:
+        with _threads(experiment.train.threads):  # as many as a client has: an algorithm may train here
+            first = experiment.algorithm.init(home)
+    except ClientError as problem:
+        raise RunError(f"before the first round, on public images: {problem}") from problem
     return dict.fromkeys(experiment.topology.sites(clients), first)
 
 

@@ -51,12 +51,17 @@ class Client:
 
     def train(self, objective: Objective, given: Given, draw: Draw = no_draws) -> Metrics:
         """Train the resident method on this client's images; `draw` makes an objective's own random numbers."""
+        self.metrics.append(self.trainer.fit(self._task(f"train {len(self.metrics)}", draw), objective, given))
+        return self.metrics[-1]
+
+    def measure(self, given: Given, *objectives: Objective, draw: Draw = no_draws) -> list[float]:
+        """What each of some objectives comes to, for one batch; nothing is trained, and the method is left as found."""
+        return self.trainer.measure(self._task(f"measure {len(self.metrics)}", draw), given, *objectives)
+
+    def _task(self, purpose: str, draw: Draw) -> Task:
         device = self.trainer.device
         labels = self.labels().to(device) if self.labels and self.method.learns_from_labels else None
-        stream = self.generator(f"train {len(self.metrics)}", device)
-        task = Task(self.pixels, labels, stream, self.rate, self.progress, self.stop, draw)
-        self.metrics.append(self.trainer.fit(task, objective, given))
-        return self.metrics[-1]
+        return Task(self.pixels, labels, self.generator(purpose, device), self.rate, self.progress, self.stop, draw)
 
     def embed(self, state: State, what: Literal["h", "z", "p"] = "h") -> Tensor:
         """Features (n, d) of the clean images under `state`, in eval mode; the method is left as found."""
