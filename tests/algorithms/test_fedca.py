@@ -17,7 +17,7 @@ from toy import Federation, Numbers, toy
 import fedssl
 from fedssl.algorithm import Upload
 from fedssl.algorithms import FedAvg, FedCA
-from fedssl.algorithms.dictionary import EMPTY, OTHERS, as_given, width
+from fedssl.algorithms.dictionary import EMPTY, OTHERS, Gathering, as_given, width
 from fedssl.algorithms.fedca import contrast
 from fedssl.client import Client
 from fedssl.data import Dataset, Images
@@ -162,10 +162,12 @@ def test_columns_of_different_length_are_cut_to_the_shorter() -> None:
     assert len(tensor(merged, "features")) == len(tensor(merged, "index")) == len(tensor(merged, "owner")) == 2
 
 
-def test_a_site_does_not_keep_uploads_alive() -> None:
-    rows = upload("A", [[1, 0]] * 100, 1)
-    merged = FedCA(dictionary=2, beta=0).merge(site(), iter([rows]), Mean)
-    assert tensor(merged, "features").untyped_storage().nbytes() == 2 * 2 * 4
+def test_a_site_holds_no_more_than_it_keeps() -> None:
+    """Two rows of each of three clients, and not the hundred that each sent."""
+    gathering = Gathering(6)
+    for client in "ABC":
+        gathering(upload(client, [[1, 0]] * 100, 1))
+    assert [features.untyped_storage().nbytes() for features, _, _ in gathering._parts] == [2 * 2 * 4] * 3
 
 
 def test_what_a_client_sees_of_it() -> None:
