@@ -164,6 +164,7 @@ class Trainer:
             order = torch.randperm(len(pixels), generator=task.generator, device=task.generator.device)
             index, images = next(iter(pixels.batches(order, min(self.settings.batch, len(pixels)))))
             batch = self._plain.batch(self._inputs(task, index, images))
+            self.step.refresh()
             try:
                 out = method.train()(batch)
                 return [objective(method, batch, out, given).item() for objective in objectives]
