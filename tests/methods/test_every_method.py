@@ -9,10 +9,10 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.method import METHODS, Batch, Method
-from fedssl.methods import BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam
+from fedssl.methods import BYOL, Barlow, MoCoV1, MoCoV2, SimCLR, SimSiam, VICReg
 
-EVERY = [BYOL, MoCoV1, MoCoV2, SimCLR, SimSiam]
-PER_VIEW = [BYOL, MoCoV1, MoCoV2, SimSiam]
+EVERY = [BYOL, Barlow, MoCoV1, MoCoV2, SimCLR, SimSiam, VICReg]
+PER_VIEW = [BYOL, Barlow, MoCoV1, MoCoV2, SimSiam, VICReg]
 
 
 def _descend(method: Method, batch: Batch, rate: float = 0.01, after: bool = True) -> float:
@@ -138,6 +138,8 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
     ("cls", "settings", "parts", "kept"),
     [
         (SimCLR, {}, {"backbone", "projector"}, ()),
+        (Barlow, {}, {"backbone", "projector"}, ()),
+        (VICReg, {}, {"backbone", "projector"}, ()),
         (SimSiam, {}, {"backbone", "projector", "predictor"}, ()),
         (SimSiam, {"predictor": False}, {"backbone", "projector"}, ()),
         (BYOL, {}, {"backbone", "projector", "predictor", "target"}, ("target",)),
@@ -173,6 +175,9 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
         (BYOL, {"stop_gradient": False}),
         (SimCLR, {"temperature": 0.0}),
         (SimSiam, {"dim": 0}),
+        (Barlow, {"lam": -1.0}),
+        (Barlow, {"scale": 0.0}),
+        (VICReg, {"mu": -1.0}),
         (MoCoV1, {"queue": 0}),
         (MoCoV1, {"hidden": 5}),
         (MoCoV2, {"key": "global"}),
@@ -195,6 +200,9 @@ def test_published_defaults() -> None:
     assert v1.augment.jitter == (0.4, 0.4, 0.4, 0.1)
     assert v2.augment == BYOL.Settings().augment
     assert BYOL.Settings().momentum == 0.99
+    assert Barlow.Settings().lam == 0.005
+    vicreg = VICReg.Settings()
+    assert (vicreg.lam, vicreg.mu, vicreg.nu) == (25, 25, 1)
 
 
 def test_a_copy_of_settings_builds_the_same_method(make) -> None:
