@@ -284,7 +284,7 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield 'How training images are dealt to clients; `name = "iid"` if the table is left out.'
     yield from choices("partition", PARTITIONS, Partition, "", meanings)
     yield "## `[method]`"
-    yield "Required. The self-supervised method, its backbone and its views."
+    yield "Required. The method, its backbone and its views."
     yield from choices("method", METHODS, MethodSettings, "Every method has these keys.", meanings)
     yield "### `[method.augment]`"
     yield first_words(Augment)

@@ -77,7 +77,11 @@ def make_trainer() -> Callable[..., Trainer]:
 
     def make(name: str = "byol", train: dict[str, Any] | None = None, **settings: Any) -> Trainer:
         cls = METHODS[name].Settings
-        small = {k: v for k, v in {"hidden": 6, "dim": 5, "queue": 7}.items() if k in cls.model_fields}
+        small = {
+            k: v
+            for k, v in {"hidden": 6, "dim": 5, "queue": 7, "classes": 5, "width": 3}.items()
+            if k in cls.model_fields
+        }
         with torch.random.fork_rng():
             torch.manual_seed(5)
             method = cls(**{**small, **settings}).build(Tiny(), 8)

@@ -80,7 +80,7 @@ def test_labels_for_a_method_that_declares_it(
 def test_embed_leaves_the_method_as_found(name: str, training: bool, make_trainer: MakeTrainer, pixels: Pixels) -> None:
     trainer = make_trainer(name)
     method = trainer.method
-    client = make(trainer, pixels(21))
+    client = make(trainer, pixels(21), labels=lambda: torch.arange(21) % 5)
     method.fresh(client.generator("fresh"))
     client.train(lambda method, batch, out, given: method.loss(out, given), {})
     method.train(training)

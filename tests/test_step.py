@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedssl.errors import ConfigError
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import METHODS, Batch, Given, Method, Output
 from fedssl.methods import BYOL
 from fedssl.train import Task, Trainer, resolve_mode
 
@@ -31,7 +31,8 @@ def pulled(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
 
 
 def train(trainer: Trainer, pixels: Tensor, objective: Any = plain) -> Tensor:
-    task = Task(pixels, None, torch.Generator().manual_seed(1), 0.05, 0.0, threading.Event())
+    labels = torch.arange(len(pixels)) % 5
+    task = Task(pixels, labels, torch.Generator().manual_seed(1), 0.05, 0.0, threading.Event())
     trainer.fit(task, objective, {})
     return trainer.method.state.floats
 
@@ -49,7 +50,7 @@ def shadowed(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Make
 
 
 @pytest.mark.parametrize("objective", [plain, pulled])
-@pytest.mark.parametrize("name", ["byol", "mocov2", "simclr", "simsiam"])
+@pytest.mark.parametrize("name", METHODS.names())
 def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
     name: str, objective: Any, shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels
 ) -> None:

@@ -82,7 +82,7 @@ def training(name: str) -> float:
     for fused in (True, False):
         torch.manual_seed(0)
         cls = METHODS[name].Settings
-        small = {k: v for k, v in {"hidden": 32, "dim": 16, "queue": 64}.items() if k in cls.model_fields}
+        small = {k: v for k, v in {"hidden": 32, "dim": 16, "queue": 64, "width": 8}.items() if k in cls.model_fields}
         method = cls(backbone="cnn", **small).build(nets.build("cnn", 3, "cifar"), 16)
         trainer = Trainer(method, TrainSettings(batch=8, mode="eager", lr=0.01))
         method.fuse(fused)
@@ -97,6 +97,6 @@ if __name__ == "__main__":
         "norm": {name: norm(**case) for name, case in CASES.items()},
         "sgd": sgd(),
         "lerp": lerp(),
-        "training": {name: training(name) for name in ("byol", "mocov2", "simclr", "simsiam")},
+        "training": {name: training(name) for name in ("autoencoder", "barlow", "byol", "mocov2", "rotation", "simclr", "simsiam")},
     }
     print(json.dumps(found))

@@ -8,11 +8,28 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fedssl import methods
 from fedssl.method import METHODS, Batch, Method
-from fedssl.methods import BYOL, Barlow, MoCoV1, MoCoV2, SimCLR, SimSiam, VICReg
+from fedssl.methods import (
+    BYOL,
+    Autoencoder,
+    Barlow,
+    MoCoV1,
+    MoCoV2,
+    Rotation,
+    SimCLR,
+    SimSiam,
+    Supervised,
+    VICReg,
+)
 
-EVERY = [BYOL, Barlow, MoCoV1, MoCoV2, SimCLR, SimSiam, VICReg]
-PER_VIEW = [BYOL, Barlow, MoCoV1, MoCoV2, SimSiam, VICReg]
+PER_VIEW = [BYOL, Barlow, MoCoV1, MoCoV2, SimSiam, Supervised, VICReg]
+EVERY = [*PER_VIEW, Autoencoder, Rotation, SimCLR]
+SHAPES = {Autoencoder: (1, 6, 192), Rotation: (4, 6, 4)}  # of projections, where not (2, 6, 5)
+
+
+def test_none_is_left_out() -> None:
+    assert {cls.__name__ for cls in EVERY} == set(methods.__all__)
 
 
 def _descend(method: Method, batch: Batch, rate: float = 0.01, after: bool = True) -> float:
@@ -66,9 +83,10 @@ def test_shapes_and_precision_of_an_output(cls: type[Method], make, batch: Batch
     method = make(cls)
     method.precision = "bf16"
     out = method(batch)
-    assert out.h.shape == (2, 6, 24)
-    assert out.z.shape == out.p.shape == (2, 6, 5)
-    assert {tensor.dtype for tensor in out if tensor is not None} == {torch.float32}
+    shape = SHAPES.get(cls, (2, 6, 5))
+    assert out.h.shape == (*shape[:2], 24)
+    assert out.z.shape == out.p.shape == shape
+    assert {tensor.dtype for tensor in out[:4] if tensor is not None} == {torch.float32}
     loss = method.loss(out, {})
     assert (loss.shape, loss.dtype) == ((), torch.float32)
 
@@ -140,6 +158,9 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
         (SimCLR, {}, {"backbone", "projector"}, ()),
         (Barlow, {}, {"backbone", "projector"}, ()),
         (VICReg, {}, {"backbone", "projector"}, ()),
+        (Supervised, {}, {"backbone", "projector"}, ()),
+        (Rotation, {}, {"backbone", "projector"}, ()),
+        (Autoencoder, {}, {"backbone", "projector"}, ()),
         (SimSiam, {}, {"backbone", "projector", "predictor"}, ()),
         (SimSiam, {"predictor": False}, {"backbone", "projector"}, ()),
         (BYOL, {}, {"backbone", "projector", "predictor", "target"}, ("target",)),
@@ -160,7 +181,7 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
     method = make(cls)
     method(batch)
     method.count_batch()
-    views = 1 if cls is SimCLR else 2  # passes each layer has seen
+    views = 2 if cls in PER_VIEW else 1  # passes each layer has seen
     for name, tensor in method.state.tensors().items():
         if name.endswith("num_batches_tracked"):
             assert tensor == views, name
@@ -178,6 +199,9 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
         (Barlow, {"lam": -1.0}),
         (Barlow, {"scale": 0.0}),
         (VICReg, {"mu": -1.0}),
+        (Supervised, {}),
+        (Supervised, {"classes": 1}),
+        (Autoencoder, {"width": 0}),
         (MoCoV1, {"queue": 0}),
         (MoCoV1, {"hidden": 5}),
         (MoCoV2, {"key": "global"}),
