@@ -69,6 +69,9 @@ def sgd() -> float:
     return max(relative(row, expected), relative(buffer, moved))
 
 
+TRAINED = ("autoencoder", "barlow", "byol", "mocov2", "rotation", "simclr", "simsiam")
+
+
 def lerp() -> float:
     row, other = torch.randn(2, 5000)
     expected = torch.lerp(row, other, 0.3)
@@ -97,6 +100,6 @@ if __name__ == "__main__":
         "norm": {name: norm(**case) for name, case in CASES.items()},
         "sgd": sgd(),
         "lerp": lerp(),
-        "training": {name: training(name) for name in ("autoencoder", "barlow", "byol", "mocov2", "rotation", "simclr", "simsiam")},
+        "training": {name: training(name) for name in TRAINED},
     }
     print(json.dumps(found))

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 import fedssl
 from fedssl.changes import parse_assignment
+from fedssl.method import METHODS
 
 TINY = """
 rounds = 4
@@ -29,7 +30,7 @@ path = "tiny.npz"
 [method]
 name = "{method}"
 backbone = "cnn"
-dim = 16
+{small}
 [method.augment]
 jitter = [0.4, 0.4, 0.4, 0.1]
 [train]
@@ -39,6 +40,8 @@ checkpoint_every = 0
 every = 0
 linear = false
 """
+
+SMALL = {"dim": 16, "hidden": 32, "queue": 32, "classes": 3, "width": 8}
 
 
 class Federation:
@@ -54,9 +57,9 @@ class Federation:
 
     def toml(self, method: str = "simclr") -> Path:
         path = self.root / f"{method}.toml"
-        heads = {"byol": "hidden = 32", "simclr": "hidden = 32", "simsiam": "hidden = 32", "mocov2": "hidden = 32"}
-        extra = heads.get(method, "") + ("\nqueue = 32" if method.startswith("moco") else "")
-        path.write_text(TINY.format(method=method).replace("dim = 16", f"dim = 16\n{extra}"))
+        known = METHODS[method].Settings.model_fields
+        small = "\n".join(f"{key} = {value}" for key, value in SMALL.items() if key in known)
+        path.write_text(TINY.format(method=method, small=small))
         return path
 
     def command(self, folder: str, method: str = "simclr", *sets: str) -> list[str]:
