@@ -1,14 +1,13 @@
-"""What the engine costs per client and round: at 11M parameters 2.8 times the least that any federation must do, 3.4
-times where a client keeps a second network of its own; at 0.5M a millisecond (two cores of an AMD EPYC that others used
-too, n = 30; results/speed/round.json).
+"""What the engine costs per client and round, beside the least that any federation must do (results/speed/round.json).
 
-    python -m benchmarks.round [--clients 10] [--repeats 30] [--out results/speed/round.json]
+    python -m benchmarks.round [--clients 10] [--repeats 12] [--processes 7] [--out results/speed/round.json]
 
 A whole round goes through `federate`, the local runtime, the guard, FedAvg and the exact mean; of a client's work only
 the training is left out. One worker, one thread, one core. The reference: copy a float32 row of as many numbers as
 travel, and multiply-add another to a float32 sum. Beside it the plain loop: deep-copy the model, add its tensors up in
 float32, look at nothing. All three take turns, so that a busy machine slows all; times are the processor's, so that
-waiting for a neighbour does not count, and a second core could not help.
+waiting for a neighbour does not count, and a second core could not help. Where a process's memory happens to lie makes
+a tenth of a ratio, so all is measured in several processes; figures are medians of theirs.
 
     stateless   SimCLR: the whole model travels, a client keeps nothing
     stateful    BYOL: the online network travels; the client keeps its target network, nearly as large again, which is
@@ -22,6 +21,8 @@ import copy
 import json
 import os
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -159,27 +160,54 @@ def _spread(values: list[float], digits: int | None = None) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--out", type=Path, default=Path("results/speed/round.json"))
-    arguments = parser.parse_args()
+def in_this_process(clients: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):  # or merging would go on beside the next client, on another core
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    cases = {}
-    for name, size in SIZES.items():
-        for kind, method in METHOD.items():
-            case = measure(size, method, arguments.clients, arguments.repeats)
-            cases[f"{name} {kind}"] = case
-            print(
-                f"{name:>4} {kind:9} {case['microseconds']['median']:>6} µs per client and round,"
-                f" {case['ratio']['median']:5.2f} × the reference"
-                f" (a deepcopy loop: {case['deepcopy loop']['ratio']['median']:5.2f} ×)"
-            )
-    setting = {"clients": arguments.clients, "repeats": arguments.repeats, "load average": os.getloadavg()[0]}
-    found = {**setting, "machine": machine(), "cases": cases}
+    return {
+        f"{name} {kind}": measure(size, method, clients, repeats)
+        for name, size in SIZES.items()
+        for kind, method in METHOD.items()
+    }
+
+
+def in_processes(count: int, clients: int, repeats: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.round", "--clients", f"{clients}", "--repeats", f"{repeats}"]
+    each = []
+    for _ in range(count):
+        done = subprocess.run([*command, "--processes", "0"], capture_output=True, text=True, check=True)
+        each.append(json.loads(done.stdout))
+    found: dict[str, Any] = {}
+    for name, case in each[0].items():
+        same = [other[name] for other in each]
+        found[name] = {key: value for key, value in case.items() if isinstance(value, int)} | {
+            "microseconds": statistics.median(c["microseconds"]["median"] for c in same),
+            "ratio": statistics.median(c["ratio"]["median"] for c in same),
+            "ratio each": sorted(c["ratio"]["median"] for c in same),
+            "ratio of a deepcopy loop": statistics.median(c["deepcopy loop"]["ratio"]["median"] for c in same),
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--processes", type=int, default=7, help="0: print what this one finds")
+    parser.add_argument("--out", type=Path, default=Path("results/speed/round.json"))
+    arguments = parser.parse_args()
+    if not arguments.processes:
+        print(json.dumps(in_this_process(arguments.clients, arguments.repeats)))
+        return
+    cases = in_processes(arguments.processes, arguments.clients, arguments.repeats)
+    for name, case in cases.items():
+        print(
+            f"{name:15} {case['microseconds']:>7,.0f} µs per client and round, {case['ratio']:5.2f} × the reference"
+            f" ({case['ratio each'][0]} to {case['ratio each'][-1]}; a deepcopy loop: "
+            f"{case['ratio of a deepcopy loop']:.2f} ×)"
+        )
+    setting = {key: vars(arguments)[key] for key in ("clients", "repeats", "processes")}
+    found = {**setting, "load average": os.getloadavg()[0], "machine": machine(), "cases": cases}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
 

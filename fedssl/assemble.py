@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ from fedssl.experiment import Experiment
 from fedssl.federate import Sites
 from fedssl.method import Method, Normalisation
 from fedssl.pixels import place
+from fedssl.room import free_on_device
 from fedssl.runtimes.local import Shard
 from fedssl.seeds import derive, generator
+from fedssl.topology import MEAN
 from fedssl.train import Trainer
-from fedssl.tree import State
+from fedssl.tree import Mean, State
 
 LISTED = 20  # files left out that are named
-
-
 CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
 BYTES_PER_PIXEL = 12_000  # of a batch's views, for a training step's activations; a ResNet-50 takes as many
 
@@ -39,9 +39,11 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f'device "{name}" is not one torch knows; try auto, cpu, cuda or cuda:1') from None
-    if device.type not in ("cpu", "cuda"):
+    if device.type == "cpu":
+        return torch.device("cpu")  # there is but one
+    if device.type != "cuda":
         raise ConfigError(f'device "{name}" is not one fedssl trains on; try auto, cpu, cuda or cuda:1')
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f'device "{name}" is not there: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices'
         )
@@ -60,8 +62,11 @@ def read_data(experiment: Experiment, root: Path, given: Any, say: Say) -> Datas
     return data
 
 
-def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:
-    """Who holds which training images: client → indices. Clients without any are named once."""
+def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict[str, Tensor]]:
+    """The images as clients see them, and who holds which: client → indices. Clients without any are named once.
+
+    What is handed back is for training; models are measured with the images that were handed in.
+    """
     parts = experiment.partition.split(data, experiment.clients, generator(experiment.seed, "partition"))
     owners = dict(experiment.topology.owners(parts))
     empty = [client for client, index in owners.items() if not len(index)]
@@ -69,7 +74,8 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> dict[str, Tensor]:
         raise DataError("no client has any images")
     if empty:
         say(f"without images, so never asked to train: {', '.join(empty)}")
-    return owners
+    experiment.topology.plan([c for c in owners if c not in empty], 0, experiment.seed)  # for its refusals
+    return experiment.partition.shift(data, parts), owners
 
 
 def training_devices(device: torch.device) -> list[torch.device]:
@@ -79,12 +85,10 @@ def training_devices(device: torch.device) -> list[torch.device]:
     return [device]
 
 
-def shards(
-    experiment: Experiment, data: Dataset, owners: Mapping[str, Tensor], device: torch.device
-) -> dict[str, Shard]:
+def shards(data: Dataset, owners: Mapping[str, Tensor], devices: Iterable[torch.device]) -> dict[str, Shard]:
     """Each client's own images, rows of one pool on each device. Labels are not loaded, only how to get them is passed
     on."""
-    pools = {each: place(data.train.held, each) for each in training_devices(device)}
+    pools = {each: place(data.train.held, each) for each in dict.fromkeys(devices)}
     return {
         client: Shard({each: pool.select(index) for each, pool in pools.items()}, data.train.select(index).label_loader)
         for client, index in owners.items()
@@ -119,12 +123,11 @@ def build_trainers(
     experiment: Experiment, image: tuple[int, int, int], device: torch.device, clients: int
 ) -> list[Trainer]:
     """One for each client that trains at the same time, on each device in turn."""
-    devices = training_devices(device)
-    room = sum(_room(experiment, image, each) for each in devices)
-    workers = max(1, min(experiment.train.workers or room, clients))
-    return [
-        Trainer(build_method(experiment, image, devices[i % len(devices)]), experiment.train) for i in range(workers)
-    ]
+    devices, settings = training_devices(device), experiment.train
+    room = {each: settings.workers or _room(experiment, image, each) for each in devices}
+    turns = [each for turn in range(max(room.values())) for each in devices if turn < room[each]]
+    places = turns[: max(1, min(settings.workers or len(turns), clients))]
+    return [Trainer(build_method(experiment, image, each), settings) for each in places]
 
 
 def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> int:
@@ -132,7 +135,7 @@ def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.dev
     if device.type == "cuda":
         side = experiment.method.view_size or image[1]
         needed = BYTES_PER_PIXEL * 2 * experiment.train.batch * side * side
-        return max(1, min(CLIENTS_PER_GPU, torch.cuda.mem_get_info(device)[0] // needed))
+        return max(1, min(CLIENTS_PER_GPU, free_on_device(device) // needed))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // experiment.train.threads)
 
@@ -146,12 +149,23 @@ def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str]) ->
 
 
 def models(experiment: Experiment, sites: Sites) -> dict[str, State]:
-    """Every model worth evaluating, by name: `global` with one server, else by site."""
+    """Every model worth evaluating, by name: `global` with one server, else by site; of peers, `mean` as well."""
     exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
     if len(exported) == 1:
         return next(iter(exported.values()))
+    if experiment.topology.consensus:
+        exported[MEAN] = _mean_of(list(exported.values()))
     return {
         site if len(named) == 1 else f"{site}/{name}": state
         for site, named in exported.items()
         for name, state in named.items()
     }
+
+
+def _mean_of(exported: Sequence[Mapping[str, State]]) -> dict[str, State]:
+    """The plain mean over all sites of each model they export; counters keep the largest."""
+    means = {name: Mean() for name in exported[0]}
+    for named in exported:
+        for name, mean in means.items():
+            mean.add(named[name], 1.0)
+    return {name: mean.result() for name, mean in means.items()}

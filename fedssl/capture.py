@@ -6,22 +6,19 @@ reads its inputs from, and writes its results to, the addresses it was recorded 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedssl.errors import ConfigError
 from fedssl.method import Given, Output
-from fedssl.step import Inputs, Objective, Step
+from fedssl.step import COMPILING, Inputs, Objective, Step
 
 WARM_UP = 3  # steps before recording: libraries choose their kernels and allocate their workspaces in the first
 
 MOST = 8  # graphs; each holds a step's activations for good
-
-
-_alone = threading.Lock()  # compiling and recording happen in one thread at a time
 
 
 class Graph(NamedTuple):
@@ -47,9 +44,9 @@ class CapturedSteps:
         if key not in self._graphs:
             if key not in self._seen or len(self._graphs) == MOST:
                 self._seen.add(key)
-                with _alone:
+                with COMPILING:
                     return self._step(inputs, objective, given)
-            with _alone:
+            with COMPILING:
                 self._graphs[key] = self._record(inputs, objective, given)
         recorded = self._graphs[key]
         for to, new in zip(recorded.inputs, tensors, strict=True):
@@ -70,8 +67,11 @@ class CapturedSteps:
             step(own_inputs, objective, own_given)
         torch.cuda.synchronize(step.device)
         # thread_local: what another thread does meanwhile must not spoil the recording.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            out = step(own_inputs, objective, own_given)
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                out = step(own_inputs, objective, own_given)
+        except RuntimeError as problem:  # something in it waits for the device: .item(), an `if` on a tensor
+            raise ConfigError(f'this step cannot be a CUDA graph, try train.mode = "eager": {problem}') from problem
         torch.cuda.synchronize(step.device)
         for tensor, value in zip(step.moving(), held, strict=True):  # the warm-up has not happened
             tensor.copy_(value)

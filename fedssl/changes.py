@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import fedssl.algorithms
-import fedssl.methods  # noqa: F401 - both register what they hold
+import fedssl.graphs
+import fedssl.methods  # noqa: F401 - all register what they hold
 from fedssl.algorithm import ALGORITHMS
 from fedssl.data import PARTITIONS, SOURCES
 from fedssl.errors import ConfigError

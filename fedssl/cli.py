@@ -26,7 +26,7 @@ PATIENCE = 10.0  # seconds a run has to end in
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A recipe's name or an experiment's TOML file.")]
 Sets = Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda (all of them), cuda:N (that one), or auto: cuda if there is any.")]
 DataDir = Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 
@@ -113,7 +113,7 @@ def evaluate(
     if score.note:
         print(score.note)
     if len(score) > 1:
-        print(f"mean: {score.mean:.2f}% ± {score.std:.2f}")
+        print(f"on average: {score.mean:.2f}% ± {score.std:.2f}")
 
 
 @app.command()

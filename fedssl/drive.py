@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl import assemble
+from fedssl import assemble, kernels
 from fedssl.agree import agree, agree_on_images
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import FedsslError, RunError
-from fedssl.evaluate import Evaluation
+from fedssl.evaluate import Evaluation, Score
 from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
 from fedssl.lock import locked
@@ -28,7 +28,7 @@ from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.runtimes.local import LocalRuntime, Pace
 from fedssl.store import Snapshot, Store, write_atomic
-from fedssl.train import resolve_precision
+from fedssl.train import resolve_mode, resolve_precision
 from fedssl.tree import Mean, to_device
 
 
@@ -44,6 +44,11 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
     folder.mkdir(parents=True, exist_ok=True)
     train = experiment.train
     exact = resolve_precision(train.precision, device) == "fp32"
+    mode, problem = resolve_mode(train.mode, device), kernels.missing(device)
+    if mode == "captured" and problem:
+        say(f"{problem}: nothing is compiled, and training runs at about half its speed")
+    if mode != "eager":
+        torch.compiler.reset()  # what other runs of this process have compiled must not decide how this one computes
     with locked(folder), numerics(device, train.deterministic, exact):
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
@@ -52,11 +57,12 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
             raise RunError(f"{folder} has finished rounds but no checkpoint to go on from; nothing was changed")
         if snapshot is not None and not (folder / "experiment.toml").is_file():
             raise RunError(f"{folder} has checkpoints but no experiment.toml that says of what; nothing was changed")
-        owners = assemble.deal(experiment, data, say)
-        agree_on_images(folder, data, owners)
+        seen, owners = assemble.deal(experiment, data, say)
+        agree_on_images(folder, seen, owners)
         write_atomic(folder / "experiment.toml", experiment.to_toml().encode())
         if snapshot is None or snapshot.rounds < experiment.rounds:
-            Drive(experiment, folder, data, owners, device, store, say).train(snapshot, title, quiet)
+            evaluation = Evaluation(experiment, data, device)
+            Drive(experiment, folder, seen, owners, evaluation, device, store, say).train(snapshot, title, quiet)
         if all(line["failed"] for line in read_rounds(folder / "rounds.jsonl")):
             raise RunError(f"{folder}: no round had a sound upload, so nothing was learned; rounds.jsonl says why")
 
@@ -70,6 +76,7 @@ class Drive:
         folder: Path,
         data: Dataset,
         owners: Mapping[str, Tensor],
+        evaluation: Evaluation,
         device: torch.device,
         store: Store,
         say: Say,
@@ -83,9 +90,10 @@ class Drive:
         )
         # Only those with images: a site of a client that never trains would be measured as if it had.
         self.owners = {client: index for client, index in owners.items() if len(index)}
-        self.shards = assemble.shards(experiment, data, self.owners, device)
-        self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(self.owners))
-        self.evaluation = Evaluation(experiment, data, device)
+        asked = experiment.topology.plan(list(self.owners), 0, experiment.seed).home
+        self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(asked))
+        self.shards = assemble.shards(data, self.owners, [trainer.device for trainer in self.trainers])
+        self.evaluation = evaluation
         self.stop = threading.Event()
 
     def train(self, resumed: Snapshot | None, title: str, quiet: bool) -> None:
@@ -145,15 +153,16 @@ class Drive:
         return LocalRuntime(e.algorithm, self.shards, self.trainers, memory, e.seed, pace, self.stop, progress.client)
 
     def _record(self, round: Round, seconds: float) -> dict[str, Any]:
-        rounds = self.experiment.rounds
-        return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, self._knn(round))
+        rounds, knn = self.experiment.rounds, self._knn(round)
+        accuracies = (None, None) if knn is None else (knn.mean, knn.common)
+        return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, *accuracies)
 
-    def _knn(self, round: Round) -> float | None:
+    def _knn(self, round: Round) -> Score | None:
         every, number = self.experiment.probe.every, round.number + 1
         due = every and (number % every == 0 or number == self.experiment.rounds)
         if not due or not self.evaluation.possible:
             return None
-        return self.evaluation.measure(assemble.models(self.experiment, round.sites), ("knn",))["knn"].mean
+        return self.evaluation.measure(assemble.models(self.experiment, round.sites), ("knn",))["knn"]
 
     def _close(self, runtime: LocalRuntime, memory: Memory, unsaved: Snapshot | None) -> None:
         """End the clients still training, then save what is finished; another Ctrl-C must not cut that short."""

@@ -18,6 +18,7 @@ from fedssl.pixels import Rows
 from fedssl.probes import Labelled, balanced, embed, knn, linear
 from fedssl.seeds import generator
 from fedssl.settings import suggest
+from fedssl.topology import MEAN
 from fedssl.tree import State
 
 PROBES = ("knn", "linear")
@@ -33,18 +34,30 @@ def check_probe(name: str) -> None:
 
 
 class Score(dict[str, float]):
-    """One probe's accuracy in percent for each model; `note` says what is unusual about the measurement."""
+    """One probe's accuracy in percent for each model; `note` says what is unusual about the measurement.
+
+    Those named in `apart` are no part of the mean over models: they were made from the others.
+    """
 
     note: str | None = None
+    apart: frozenset[str] = frozenset()
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.values())
+        return statistics.fmean(self._each())
 
     @property
     def std(self) -> float:
         """Spread over models; 0 for one."""
-        return statistics.stdev(self.values()) if len(self) > 1 else 0.0
+        return statistics.stdev(self._each()) if len(self._each()) > 1 else 0.0
+
+    @property
+    def common(self) -> float | None:
+        """The mean over those apart; None where there are none."""
+        return statistics.fmean(self[name] for name in self.apart) if self.apart else None
+
+    def _each(self) -> list[float]:
+        return [accuracy for name, accuracy in self.items() if name not in self.apart]
 
     def summary(self) -> dict[str, Any]:
         return {"mean": self.mean, "std": self.std, "models": dict(self)} if len(self) > 1 else {"mean": self.mean}
@@ -95,6 +108,8 @@ class Evaluation:
                 scores[probe][name] = getattr(self, f"_{probe}")(train, test)
         for score in scores.values():
             score.note = self.note
+            if self.experiment.topology.consensus:
+                score.apart = frozenset(name for name in models if name.partition("/")[0] == MEAN)
         return scores
 
     def _knn(self, train: Labelled, test: Labelled) -> float:

@@ -21,6 +21,7 @@ def effective_rank(h: Tensor) -> float:
     """exp(entropy) of the normalised singular values of h (…, d): RankMe (Garrido et al., 2023)."""
     rows = h.flatten(0, -2).double()
     gram = rows @ rows.T if rows.shape[0] <= rows.shape[1] else rows.T @ rows
-    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    # On the host: torch loads CUDA's solvers when first asked, and fails where two threads ask at once.
+    values = torch.linalg.eigvalsh(gram.cpu()).clamp(min=0).sqrt()
     share = values / values.sum().clamp(min=1e-12)
     return float(torch.special.entr(share).sum().exp())

@@ -33,7 +33,8 @@ class Batch(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """h: the backbone's features (n, d); z: projections (n, k); p: predictions (n, k), or z where nothing predicts."""
+    """h: the backbone's features (n, d); z: projections (n, k), or h where nothing projects; p: predictions (n, k), or
+    z where nothing predicts."""
 
     h: Tensor
     z: Tensor
@@ -43,7 +44,8 @@ class Encoded(NamedTuple):
 class Output(NamedTuple):
     """What `forward` made of a batch, by view: h (V, B, d), z and p (V, B, k), keys (V, B, k) from a target network.
 
-    `wanted` is what z or p should be where the batch says so: labels (V, B), or pixels (V, B, k). A loss sees no batch.
+    A loss sees no batch, so what it needs of one comes along. wanted: what z or p should be, labels (V, B) or pixels
+    (V, B, k). index (B,): the batch's rows in the client's data, for a loss that looks them up in `given`.
     """
 
     h: Tensor
@@ -51,6 +53,7 @@ class Output(NamedTuple):
     p: Tensor
     keys: Tensor | None = None
     wanted: Tensor | None = None
+    index: Tensor | None = None  # type: ignore[assignment]
 
 
 Given = Mapping[str, Tensor]
@@ -99,6 +102,7 @@ class Method(nn.Module, ABC):
     private: ClassVar[tuple[str, ...]] = ()  # parts that never travel
     mirrored: ClassVar[tuple[str, ...]] = ("backbone", "projector")
     learns_from_labels: ClassVar[bool] = False
+    moves_target_only: ClassVar[bool] = False  # `after_step` changes weights by `move_target` alone, or not at all
 
     backbone: nn.Module
     projector: nn.Module
@@ -153,7 +157,7 @@ class Method(nn.Module, ABC):
         self.passed += groups if self.training else 0
         with self._autocast(images):
             h = self.backbone(images)
-            z = self.projector(h)
+            z = self.projector(h) if "projector" in self._modules else h
             p = self.predictor(z) if "predictor" in self._modules else z
         return Encoded(h.float(), z.float(), p.float())
 

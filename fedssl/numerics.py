@@ -22,8 +22,9 @@ def numerics(device: torch.device, deterministic: bool = False, exact: bool = Fa
     fill: Any = torch.utils.deterministic
     found = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, fill.fill_uninitialized_memory
     strict, products = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    warn = strict and torch.is_deterministic_algorithms_warn_only_enabled()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
+    torch.use_deterministic_algorithms(deterministic or strict, warn_only=warn)
     torch.set_float32_matmul_precision("highest" if exact else products)
     cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32 = not deterministic, 0, cudnn.allow_tf32 and not exact
     fill.fill_uninitialized_memory = False  # every byte we allocate we write: filling it first costs a pass
@@ -33,5 +34,5 @@ def numerics(device: torch.device, deterministic: bool = False, exact: bool = Fa
             yield
     finally:
         cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, fill.fill_uninitialized_memory = found
-        torch.use_deterministic_algorithms(strict)
+        torch.use_deterministic_algorithms(strict, warn_only=warn)
         torch.set_float32_matmul_precision(products)

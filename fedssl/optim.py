@@ -6,9 +6,14 @@ The learning rate is a 0-d tensor changed in place, so that a captured step sees
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+NONE: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class Optimizer(ABC):
@@ -16,6 +21,7 @@ class Optimizer(ABC):
     to a bfloat16 copy of the row, which is then kept up to date."""
 
     low: Tensor | None = None
+    large: ClassVar[int | None] = None  # gradients of so many numbers may come apart from the row; None: none may
 
     def __init__(self, row: Tensor, decay: float | Tensor) -> None:
         self.row, self.decay = row, decay
@@ -30,8 +36,8 @@ class Optimizer(ABC):
         for tensor in self.tensors():
             tensor.zero_()
 
-    def step(self, grad: Tensor) -> None:
-        """One update; `grad` may be overwritten."""
+    def step(self, grad: Tensor, apart: Mapping[int, Tensor] = NONE) -> None:
+        """One update; `grad` may be overwritten. `apart`: gradients (m,) that lie elsewhere, by their place in it."""
         self._move(grad)
         if self.low is not None:
             self.low.copy_(self.row)
@@ -58,14 +64,27 @@ class SGD(Optimizer):
 
 
 class FusedSGD(SGD):
-    """The same on CUDA in one pass over memory. One decay for all."""
+    """The same on CUDA in one pass over memory, large gradients read where they lie. One decay for all."""
 
     decay: float
+    large = 1 << 20
 
-    def step(self, grad: Tensor) -> None:
+    def step(self, grad: Tensor, apart: Mapping[int, Tensor] = NONE) -> None:
+        end = 0
+        for start in sorted(apart):
+            self._sweep(end, grad[end:start])
+            self._sweep(start, apart[start])
+            end = start + len(apart[start])
+        self._sweep(end, grad[end:])
+
+    def _sweep(self, start: int, grad: Tensor) -> None:
         from fedssl.kernels.update import sgd  # Triton is there only where CUDA is
 
-        sgd(self.row, self.low, self.buffer, grad, self.rate, self.decay, self.momentum)
+        if not len(grad):
+            return
+        part = slice(start, start + len(grad))
+        low = None if self.low is None else self.low[part]
+        sgd(self.row[part], low, self.buffer[part], grad, self.rate, self.decay, self.momentum)
 
 
 class Adam(Optimizer):

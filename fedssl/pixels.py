@@ -17,6 +17,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from fedssl.room import free_on_device
+
 LANES = 3  # batches under way at a time: one is trained on, one is sent, one is gathered
 SHARE = 0.5  # of a device's free memory that images may take; the rest is for models and activations
 _READERS = 4  # threads that gather; as many trainers may be side by side before they wait for each other
@@ -200,17 +202,15 @@ def place(held: Rows, device: torch.device, free: Callable[[torch.device], int] 
     """These images for training on the device: where they are, or on the GPU, or streamed to it."""
     if device.type != "cuda":
         return held
-    if held.pool[:1].numel() * len(held) <= SHARE * (free or _free)(device):
+    if held.pool[:1].numel() * len(held) <= SHARE * (free or free_on_device)(device):
         return held.to(device)
 
+    sides: dict[int, torch.cuda.Stream] = {}  # one beside each trainer's: they do not wait for each other
+
     def lanes(count: int, size: int) -> list[Lane]:
-        side = torch.cuda.Stream(device)  # one for each epoch: trainers side by side do not wait for each other
-        return [CudaLane(size, held.image, side) for _ in range(count)]
+        beside = torch.cuda.current_stream(device).cuda_stream
+        if beside not in sides:
+            sides[beside] = torch.cuda.Stream(device)
+        return [CudaLane(size, held.image, sides[beside]) for _ in range(count)]
 
     return Streamed(held, lanes)
-
-
-def _free(device: torch.device) -> int:
-    """Bytes nobody uses, those that torch keeps for later included."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -14,6 +15,7 @@ from fedssl.layout import PARAMETERS
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.optim import Optimizer
 
+COMPILING = threading.RLock()  # compiling and recording happen in one thread at a time
 Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
 
 
@@ -38,6 +40,7 @@ class Step:
         self, method: Method, optimizer: Optimizer, compiled: bool = False, beside: Step | None = None
     ) -> None:
         self.method, self.optimizer, self.compiled = method, optimizer, compiled
+        self._fresh = True  # never called
         self.device = method.state.floats.device
         zero = torch.zeros((), device=self.device)
         self.loss: Tensor = zero.clone() if beside is None else beside.loss  # the sum over steps
@@ -56,8 +59,7 @@ class Step:
         self._slots = [slots[name] for name in trained]
         self._leaves = [low.get(name, p) for name, p in trained.items()]
         # An objective may also have a term in the weights themselves: these are the float32 ones.
-        self._masters = [p for name, p in trained.items() if name in low]
-        self._masters_slots = [slots[name] for name in trained if name in low]
+        self._masters = {i: p for i, (name, p) in enumerate(trained.items()) if name in low}
 
     def begin(self, rate: float, progress: float) -> None:
         """Forget the client before."""
@@ -74,27 +76,25 @@ class Step:
                 self._shadow.refresh()
 
     def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+        if self._fresh and self.compiled:
+            self._fresh = False
+            with COMPILING:
+                return self(inputs, objective, given)
         if self.method.compiled != self.compiled:
             self.method.compile_with(self._loss if self.compiled else None)
         batch = self._batch(inputs)
         with contextlib.nullcontext() if self._shadow is None else self._shadow.worn():
             out: Output = self.method(batch)
         loss = objective(self.method, batch, out, given)
-        grads = torch.autograd.grad(loss, [*self._leaves, *self._masters], allow_unused=True)
+        grads = torch.autograd.grad(loss, [*self._leaves, *self._masters.values()], allow_unused=True)
         with torch.no_grad():
-            self._collect(grads)
-            self.optimizer.step(self.grad)
+            self.optimizer.step(self.grad, self._collect(grads))
             self.method.count_batch()
-            found = self._version()
             self.method.after_step(out)
-            if self._version() != found:  # a method with a rule of its own for some weights, such as unit length
+            if not self.method.moves_target_only:  # a rule of its own for some weights, such as unit length
                 self.refresh()
             self.loss.add_(loss.detach())
         return out
-
-    def _version(self) -> int:
-        """Differs whenever torch has changed a parameter by its name."""
-        return 0 if self._shadow is None else sum(p._version for p in self.method.parameters())
 
     def _batch(self, inputs: Inputs) -> Batch:
         method = self.method
@@ -104,18 +104,22 @@ class Step:
         )
         return Batch(inputs.rows, inputs.images, made, inputs.labels, None, inputs.draws, self.progress)
 
-    def _collect(self, grads: tuple[Tensor | None, ...]) -> None:
-        """Gradients into their places of the flat row; a parameter the loss does not depend on has a gradient of 0."""
-        count = len(self._leaves)
-        pairs = list(zip(self._slots, grads[:count], strict=True))
+    def _collect(self, grads: tuple[Tensor | None, ...]) -> dict[int, Tensor]:
+        """Gradients into their places of the flat row, but for large ones if the optimizer reads them where they are:
+        those by their places. A parameter the loss does not depend on has a gradient of 0."""
+        count, large = len(self._leaves), self.optimizer.large
+        terms = {i: _flat(g) for i, g in zip(self._masters, grads[count:], strict=True) if g is not None}
+        found = {i: _flat(g) for i, g in enumerate(grads[:count]) if g is not None}
+        left = {i for i, g in found.items() if large and len(g) >= large and i not in terms}
         for dtype in {leaf.dtype for leaf in self._leaves}:  # those of one type are copied by one kernel
-            copied = [(to, _flat(g)) for to, g in pairs if g is not None and g.dtype == dtype]
-            torch._foreach_copy_([to for to, _ in copied], [g for _, g in copied])
-        if unused := [to for to, g in pairs if g is None]:
+            copied = [i for i, g in found.items() if g.dtype == dtype and i not in left]
+            if copied:
+                torch._foreach_copy_([self._slots[i] for i in copied], [found[i] for i in copied])
+        if unused := [slot for i, slot in enumerate(self._slots) if i not in found]:
             torch._foreach_zero_(unused)
-        added = [(to, _flat(g)) for to, g in zip(self._masters_slots, grads[count:], strict=True) if g is not None]
-        if added:
-            torch._foreach_add_([to for to, _ in added], [g for _, g in added])
+        if terms:
+            torch._foreach_add_([self._slots[i] for i in terms], list(terms.values()))
+        return {int(self._slots[i].storage_offset()): found[i] for i in left}
 
     def moving(self) -> list[Tensor]:
         """Every tensor a step changes and the next one reads."""

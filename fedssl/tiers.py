@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedssl.room import free_host_memory, free_on_device
 from fedssl.tree import State, Tree, Value
 
 Tier = Literal["device", "host", "disk"]
@@ -25,24 +23,10 @@ def choose(wanted: Wanted, device: torch.device, size: int, clients: int) -> Tie
         return wanted
     needed = VERSIONS * clients * size
     if device.type == "cuda":
-        if needed <= MARGIN * torch.cuda.mem_get_info(device)[0]:
+        if needed <= MARGIN * free_on_device(device):
             return "device"
         needed = VERSIONS * clients * (1 << (size - 1).bit_length())  # torch pins blocks of powers of two
     return "host" if needed <= MARGIN * free_host_memory() else "disk"
-
-
-def free_host_memory() -> int:
-    """Bytes a process may still take: what the kernel calls available, or less in a container that is limited."""
-    name = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-    free = os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
-    information = Path("/proc/meminfo")
-    if information.is_file():  # the kernel would drop caches first, so that more is available than free
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", information.read_text("utf-8"), re.MULTILINE)
-        free = 1024 * int(found[1]) if found else free
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and (most := limit.read_text("utf-8").strip()) != "max":
-        free = min(free, int(most) - int(used.read_text("utf-8")))
-    return max(0, free)
 
 
 def on_device(tree: Tree, device: torch.device) -> Tree:
@@ -50,9 +34,8 @@ def on_device(tree: Tree, device: torch.device) -> Tree:
 
     def placed(tensor: Tensor) -> Tensor:
         there = tensor.to(device, non_blocking=True)
-        if (
-            device.type == "cuda"
-        ):  # it may be another stream's: its memory is not to be used again before this one's end
+        if device.type == "cuda":
+            # It may be another stream's: its memory is not to be used again before this one has done.
             there.record_stream(torch.cuda.current_stream(device))
         return there
 

@@ -1,4 +1,4 @@
-"""Who merges what: one server, or nobody. A topology knows nothing of algorithms."""
+"""Who merges what: one server, or nobody; peers in graphs.py. A topology knows nothing of algorithms."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fedssl.seeds import generator
 from fedssl.settings import Registry, Settings
 
 SERVER = "server"
+MEAN = "mean"  # names the mean of all sites' models beside theirs
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Plan:
 
 class Topology(Settings, ABC):
     has_server: ClassVar[bool] = True
+    consensus: ClassVar[bool] = False  # many sites on their way to one model: their mean is worth measuring too
 
     def sites(self, clients: Sequence[str]) -> list[str]:
         return [SERVER]
@@ -53,6 +55,13 @@ class Topology(Settings, ABC):
         """A round's plan over the clients that have images; the same for the same (round, seed)."""
 
 
+def taking_part(clients: Sequence[str], share: float, round: int, seed: int) -> list[str]:
+    """A random share of the clients, at least one, in their order."""
+    wanted = max(1, math.floor(share * len(clients) + 0.5))
+    order = torch.randperm(len(clients), generator=generator(seed, round, "participation"))
+    return [clients[i] for i in sorted(order[:wanted].tolist())]
+
+
 TOPOLOGIES: Registry[Topology] = Registry("topology", "fedssl.topologies")
 
 
@@ -63,9 +72,7 @@ class Star(Topology):
     participation: float = Field(1.0, gt=0, le=1)
 
     def plan(self, clients: Sequence[str], round: int, seed: int) -> Plan:
-        wanted = max(1, math.floor(self.participation * len(clients) + 0.5))
-        order = torch.randperm(len(clients), generator=generator(seed, round, "participation"))
-        chosen = [clients[i] for i in sorted(order[:wanted].tolist())]
+        chosen = taking_part(clients, self.participation, round, seed)
         return Plan(dict.fromkeys(chosen, SERVER), {SERVER: dict.fromkeys(chosen)})
 
 

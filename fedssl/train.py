@@ -111,9 +111,11 @@ class Trainer:
             return
         outer = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(outer)
-        with torch.cuda.stream(self.stream):
-            yield
-        outer.wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            outer.wait_stream(self.stream)
 
     def fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
         """Train for the settings' epochs on a client's images; the optimizer starts afresh."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedssl.method import METHODS
-from fedssl.nets import CNN
+from fedssl.nets import CNN, ViTMini
 from fedssl.train import Trainer, TrainSettings
 
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
@@ -71,20 +71,25 @@ class Tiny(CNN):
     widths = (4, 6)
 
 
+class TinyViT(ViTMini):
+    """Two blocks of width 8; an image of 8 pixels a side is four patches."""
+
+    width, depth, heads = 8, 2, 2
+
+
 @pytest.fixture
 def make_trainer() -> Callable[..., Trainer]:
     """make_trainer("byol", train={"batch": 4}, momentum=0.5): small widths, always the same weights, 8x8 images."""
 
     def make(name: str = "byol", train: dict[str, Any] | None = None, **settings: Any) -> Trainer:
         cls = METHODS[name].Settings
-        small = {
-            k: v
-            for k, v in {"hidden": 6, "dim": 5, "queue": 7, "classes": 5, "width": 3}.items()
-            if k in cls.model_fields
-        }
+        sizes = {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5, "clusters": 5, "bottleneck": 4}
+        sizes |= {"classes": 5, "width": 3}
+        small = {k: v for k, v in sizes.items() if k in cls.model_fields}
+        net = TinyViT if cls.model_fields["backbone"].default.startswith("vit") else Tiny
         with torch.random.fork_rng():
             torch.manual_seed(5)
-            method = cls(**{**small, **settings}).build(Tiny(), 8)
+            method = cls(**{**small, **settings}).build(net(), 8)
         return Trainer(method, TrainSettings(**{"batch": 8, "lr": 0.05, **(train or {})}))
 
     return make

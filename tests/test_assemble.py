@@ -57,7 +57,7 @@ def test_no_more_workers_than_clients() -> None:
 def test_clients_without_images_are_named_once() -> None:
     said: list[str] = []
     data = dataset(owners={"a": [0, 1], "b": [], "c": [5, 6, 7]})
-    owners = assemble.deal(experiment({"partition.name": "natural"}), data, said.append)
+    _, owners = assemble.deal(experiment({"partition.name": "natural"}), data, said.append)
     assert {c: index.tolist() for c, index in owners.items()} == {"a": [0, 1], "b": [], "c": [5, 6, 7]}
     assert said == ["without images, so never asked to train: b"]
     nobody = dataset(owners={"a": [], "b": [], "c": []})
@@ -67,7 +67,8 @@ def test_clients_without_images_are_named_once() -> None:
 
 def test_the_deal_is_of_the_seed_alone() -> None:
     def deal(seed: int) -> list[list[int]]:
-        return [i.tolist() for i in assemble.deal(experiment({"seed": seed}), dataset(), print).values()]
+        _, owners = assemble.deal(experiment({"seed": seed}), dataset(), print)
+        return [i.tolist() for i in owners.values()]
 
     assert deal(0) == deal(0)
     assert deal(0) != deal(1)
@@ -83,7 +84,7 @@ def test_shards_hold_a_clients_own_images_and_no_labels() -> None:
     data = dataset()
     lazy = Dataset(Images(data.train.pixels, labels))
     owners = {"a": torch.tensor([4, 9]), "b": torch.tensor([0])}
-    shards = assemble.shards(experiment(), lazy, owners, CPU)
+    shards = assemble.shards(lazy, owners, [CPU])
     for client, shard in shards.items():
         assert torch.equal(shard.on(CPU).tensor(), data.train.pixels[owners[client]])
         assert shard.on(CPU).pool is lazy.train.pixels  # held once for all clients
@@ -119,3 +120,19 @@ def test_devices_that_are_not_there(name: str) -> None:
 def test_devices_that_are() -> None:
     assert assemble.resolve_device("cpu") == CPU
     assert assemble.resolve_device("auto").type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("rooms", "workers", "clients", "expected"),
+    [((1, 5), 0, 9, [0, 1, 1, 1, 1, 1]), ((2, 2), 0, 3, [0, 1, 0]), ((1, 1), 3, 9, [0, 1, 0]), ((1, 5), 0, 1, [0])],
+)
+def test_trainers_go_where_there_is_room(
+    rooms: tuple[int, int], workers: int, clients: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [torch.device("cuda", i) for i in range(2)]
+    monkeypatch.setattr(assemble, "training_devices", lambda device: devices)
+    monkeypatch.setattr(assemble, "_room", lambda e, image, device: rooms[device.index])
+    monkeypatch.setattr(assemble, "build_method", lambda e, image, device: device.index)
+    monkeypatch.setattr(assemble, "Trainer", lambda method, settings: method)
+    made = assemble.build_trainers(experiment({"train.workers": workers}), (3, 8, 8), torch.device("cuda"), clients)
+    assert made == expected

@@ -145,7 +145,11 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     assert json.loads(out).keys() == {"probe", "note", "mean", "models"}
     assert cli("run", "mine.toml", "--quiet", "--set", "topology.name=isolated", "--dir", "alone")[0] == 0
     code, out, _ = cli("evaluate", "alone", "--probe", "knn")
-    assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "mean"]
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "on average"]
+    assert cli("run", "mine.toml", "--quiet", "--set", "topology=cycle", "--dir", "peers")[0] == 0
+    code, out, _ = cli("evaluate", "peers", "--probe", "knn")
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "mean", "on average"]
+    assert "mean of the peers' models" in cli("run", "mine.toml", "--set", "topology=cycle", "--dir", "peers")[1]
     for args, sentence in (
         (["nowhere"], "nowhere is not a run directory"),
         (["runs/mine", "--probe", "knnn"], 'unknown probe "knnn", did you mean "knn"?'),

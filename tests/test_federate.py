@@ -214,7 +214,8 @@ def test_sites_that_share_a_client() -> None:
 
 @pytest.mark.parametrize("name", TOPOLOGIES.names())
 def test_one_client_gives_the_same_in_every_topology(name: str) -> None:
-    done = list(rounds(Fake("b"), TOPOLOGIES[name](), count=3))
+    topology = TOPOLOGIES[name](**({"edges": ()} if name == "edges" else {}))
+    done = list(rounds(Fake("b"), topology, count=3))
     assert [value(next(iter(r.sites.values()))) for r in done] == [2, 4, 6]
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import fedssl
+from fedssl import assemble
 from fedssl.data import Dataset, Images, from_python
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
@@ -75,7 +76,18 @@ def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Da
     assert [line["knn"] is None for line in run.rounds] == [True, False]
     model = load_file(run.dir / "backbone.safetensors")
     for line in run.rounds:
-        assert line.keys() == {"round", "of", "rate", "failed", "loss", "knn", "seconds", "images_per_s", "clients"}
+        assert line.keys() == {
+            "round",
+            "of",
+            "rate",
+            "failed",
+            "loss",
+            "knn",
+            "knn_of_mean",
+            "seconds",
+            "images_per_s",
+            "clients",
+        }
         assert line["failed"] is False
         assert line["images_per_s"] == pytest.approx(48 / line["seconds"])
         shares = [c["images"] * c["loss"] for c in line["clients"]]
@@ -274,6 +286,55 @@ def test_topologies(small: Experiment, labelled: Dataset, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="no model"):
         alone.backbone("7")
     assert [(c["client"], c["images"]) for c in pooled.rounds[0]["clients"]] == [("all", 48)]
+
+
+def test_peers_without_a_server(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    """Each peer's model and their mean are measured and exported; a run that goes on is the one that never stopped."""
+    changes = {"topology.name": "cycle", "clients": 4, "train.schedule": "constant"}
+    whole = fedssl.run(small, tmp_path / "whole", dataset=labelled, quiet=True, set=changes)
+    fedssl.run(small, tmp_path / "parts", dataset=labelled, quiet=True, set=changes | {"rounds": 1})
+    parts = fedssl.run(small, tmp_path / "parts", dataset=labelled, quiet=True, set=changes)
+    assert _tensors(parts) == _tensors(whole)
+    assert list(whole.models()) == ["0", "1", "2", "3", "mean"]
+    assert sorted(path.name for path in whole.dir.glob("backbone*")) == [
+        f"backbone-{name}.safetensors" for name in ("0", "1", "2", "3", "mean")
+    ]
+    peers = [load_file(whole.dir / f"backbone-{k}.safetensors")["layers.0.0.weight"] for k in range(4)]
+    mean = load_file(whole.dir / "backbone-mean.safetensors")["layers.0.0.weight"]
+    assert torch.allclose(torch.stack(peers).mean(0), mean, atol=1e-7)
+    assert not torch.equal(peers[0], peers[1])
+    score = whole.results["table"]["this run"]["knn"]
+    each = [score["models"][str(k)] for k in range(4)]
+    assert (score["mean"], score["std"]) == (pytest.approx(np.mean(each)), pytest.approx(np.std(each, ddof=1)))
+    assert whole.rounds[-1]["knn"] == score["mean"]
+    assert whole.rounds[-1]["knn_of_mean"] == score["models"]["mean"]
+
+
+def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    changes = {"topology.name": "edges", "topology.edges": [[0, 1]]}
+    with pytest.raises(ConfigError, match=r"falls into 2 parts: 0, 1 \| 2"):
+        fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=changes)
+    run = fedssl.run(
+        small, tmp_path / "run", dataset=labelled, quiet=True, set=changes | {"topology.edges": [[0, 1], ["1", 2]]}
+    )
+    assert len(run.rounds) == 2
+
+
+def test_clients_that_see_their_images_differently(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    """They train on shifted images, and on nothing else; a run is measured with the images as they came."""
+    run, plain = (
+        fedssl.run(small, tmp_path / name, dataset=labelled, quiet=True, rounds=1, partition=name)
+        for name in ("rotation", "iid")
+    )
+    assert _tensors(run) != _tensors(plain)
+    assert [c["images"] for c in run.rounds[0]["clients"]] == [c["images"] for c in plain.rounds[0]["clients"]]
+    assert run.evaluate("knn").mean == run.rounds[-1]["knn"] == run.results["table"]["this run"]["knn"]["mean"]
+    shifted, owners = assemble.deal(run.experiment, labelled, print)
+    data = Dataset(shifted.train, labelled.test, owners)
+    given = fedssl.run(small, tmp_path / "given", dataset=data, quiet=True, rounds=1, partition="natural")
+    assert _tensors(given) == _tensors(run)
 
 
 def test_one_isolated_client_is_centralized_training(small: Experiment, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedssl.graphs  # noqa: F401 - registers its own
 from fedssl.topology import SERVER, TOPOLOGIES, Centralized, Isolated, Plan, Star
 
 CLIENTS = [f"c{i:02}" for i in range(20)]
@@ -19,7 +20,7 @@ CLIENTS = [f"c{i:02}" for i in range(20)]
 def test_every_plan_is_sound(name: str, n: int, round: int, seed: int) -> None:
     """Whoever takes part has a home among the sites, feeds at least one, and comes in the clients' order."""
     clients = [f"{i:02}" for i in range(n)]
-    topology = TOPOLOGIES[name]()
+    topology = TOPOLOGIES[name](**({"edges": [(i, i + 1) for i in range(n - 1)]} if name == "edges" else {}))
     plan = topology.plan(clients, round, seed)
     assert list(plan.home) == sorted(plan.home)
     assert set(plan.home) <= set(clients)

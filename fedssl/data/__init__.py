@@ -2,6 +2,7 @@
 
 from fedssl.data.cifar import Cifar10, Cifar100
 from fedssl.data.class_partition import Classes, Dirichlet, Skew
+from fedssl.data.clusters import Clusters
 from fedssl.data.embedded import FashionMini
 from fedssl.data.folder import Folder
 from fedssl.data.given import Given, from_python
@@ -9,6 +10,7 @@ from fedssl.data.idx import FashionMnist
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.npz import Npz
 from fedssl.data.partition import PARTITIONS, Iid, Listed, Natural, Partition, Quantity
+from fedssl.data.shift import Rotation, Style
 from fedssl.data.spread import draw, earth_movers_distance, histogram
 from fedssl.data.stl10 import Stl10
 from fedssl.data.tiny_imagenet import TinyImageNet
@@ -19,6 +21,7 @@ __all__ = [
     "Cifar10",
     "Cifar100",
     "Classes",
+    "Clusters",
     "Dataset",
     "Dirichlet",
     "FashionMini",
@@ -32,9 +35,11 @@ __all__ = [
     "Npz",
     "Partition",
     "Quantity",
+    "Rotation",
     "Skew",
     "Source",
     "Stl10",
+    "Style",
     "TinyImageNet",
     "draw",
     "earth_movers_distance",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +25,7 @@ class Classes(Partition):
     """`per_client` = l of C classes for each of K clients (FedU, FedEMA, FedCA).
 
     Each class is cut into K·l/C equal sets. Client k holds classes k·l … k·l + l - 1, counted modulo C; with
-    `shuffled` the classes are put in a random order first.
+    `shuffled` the classes are put in a random order first. `per_client` = 1: one class each.
     """
 
     needs_labels: ClassVar[bool] = True
@@ -60,28 +61,35 @@ class Dirichlet(Partition):
     balanced: bool = False
 
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
-        piles = _piles(data.train, generator)
-        sizes = equal_sizes(len(data.train), clients)
-        random = numpy_from(generator)
-        if self.balanced:
-            return deal(_fill(piles, random.dirichlet([self.alpha] * len(piles), clients), sizes, random))
-        counts = np.array([len(pile) for pile in piles])
-        for _ in range(_TRIES):
-            shares = random.dirichlet([self.alpha] * clients, len(piles))  # (C, K)
-            ends = np.rint(shares.cumsum(1) * counts[:, None]).astype(np.int64)
-            ends[:, -1] = counts
-            held = np.diff(ends, prepend=0).sum(0) / (len(data.train) / clients)
-            if held.min() >= 0.5 and held.max() <= 1.5:
-                pieces = [pile.tensor_split(row[:-1].tolist()) for pile, row in zip(piles, ends, strict=True)]
-                return deal([torch.cat(column) for column in zip(*pieces, strict=True)])
-        raise ConfigError(
-            f"none of {_TRIES:,} draws from Dirichlet({self.alpha:g}) gave each of {clients} clients "
-            f"0.5 to 1.5 times its equal share of {len(data.train)} images: "
-            "set balanced = true or take a larger alpha"
-        )
+        return by_dirichlet(_piles(data.train, generator), clients, self.alpha, self.balanced, generator)
 
 
-def _fill(piles: list[Tensor], wish: Table, sizes: list[int], random: np.random.Generator) -> list[Tensor]:
+def by_dirichlet(
+    piles: Sequence[Tensor], clients: int, alpha: float, balanced: bool, generator: Generator
+) -> dict[str, Tensor]:
+    """Piles of indices, one for each kind of image, shared as `Dirichlet` says."""
+    total = sum(map(len, piles))
+    sizes = equal_sizes(total, clients)
+    random = numpy_from(generator)
+    if balanced:
+        return deal(_fill(piles, random.dirichlet([alpha] * len(piles), clients), sizes, random))
+    counts = np.array([len(pile) for pile in piles])
+    for _ in range(_TRIES):
+        shares = random.dirichlet([alpha] * clients, len(piles))  # (C, K)
+        ends = np.rint(shares.cumsum(1) * counts[:, None]).astype(np.int64)
+        ends[:, -1] = counts
+        held = np.diff(ends, prepend=0).sum(0) / (total / clients)
+        if held.min() >= 0.5 and held.max() <= 1.5:
+            pieces = [pile.tensor_split(row[:-1].tolist()) for pile, row in zip(piles, ends, strict=True)]
+            return deal([torch.cat(column) for column in zip(*pieces, strict=True)])
+    raise ConfigError(
+        f"none of {_TRIES:,} draws from Dirichlet({alpha:g}) gave each of {clients} clients "
+        f"0.5 to 1.5 times its equal share of {total} images: "
+        "set balanced = true or take a larger alpha"
+    )
+
+
+def _fill(piles: Sequence[Tensor], wish: Table, sizes: list[int], random: np.random.Generator) -> list[Tensor]:
     """Fill the clients' places in random order, each from a class drawn from the client's `wish` (K, C).
 
     A class that runs out is struck from all wishes; a client without any wish left takes what there is, in
@@ -137,6 +145,10 @@ def _labels(images: Images) -> Tensor:
 def _piles(images: Images, generator: Generator) -> list[Tensor]:
     """The indices of each class, shuffled."""
     labels = _labels(images)
-    classes = len(images.classes) or int(labels.max()) + 1
-    order = torch.randperm(len(labels), generator=generator)
-    return [order[labels[order] == c] for c in range(classes)]
+    return piled(labels, len(images.classes) or int(labels.max()) + 1, generator)
+
+
+def piled(kinds: Tensor, count: int, generator: Generator) -> list[Tensor]:
+    """The indices of each of `count` kinds, shuffled, given int64 kinds (N,)."""
+    order = torch.randperm(len(kinds), generator=generator)
+    return [order[kinds[order] == kind] for kind in range(count)]

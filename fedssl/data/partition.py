@@ -1,4 +1,7 @@
-"""How images are dealt to clients, by rules that never look at a label; those that do: class_partition.py."""
+"""How images are dealt to clients, by rules that never look at a label; those that do: class_partition.py.
+
+Clients whose images look otherwise: shift.py.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,10 @@ class Partition(Settings, ABC):
     @abstractmethod
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
         """Client id -> ascending int64 indices into `data.train`; no image has two owners."""
+
+    def shift(self, data: Dataset, parts: Mapping[str, Tensor]) -> Dataset:
+        """The images as their clients see them, given who has which; as they are unless clients see differently."""
+        return data
 
 
 PARTITIONS: Registry[Partition] = Registry("partition", "fedssl.partitions")

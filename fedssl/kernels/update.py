@@ -14,7 +14,8 @@ def _sgd_kernel(row, low, buffer, grad, rate, decay, momentum, n, LOW: tl.conste
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     keep = i < n
     value = tl.load(row + i, mask=keep)
-    moved = tl.load(buffer + i, mask=keep) * momentum + (tl.load(grad + i, mask=keep) + decay * value)
+    slope = tl.load(grad + i, mask=keep).to(tl.float32) + decay * value
+    moved = tl.load(buffer + i, mask=keep) * momentum + slope
     value -= tl.load(rate) * moved
     tl.store(buffer + i, moved, mask=keep)
     tl.store(row + i, value, mask=keep)
@@ -36,7 +37,8 @@ def _lerp_kernel(row, low, other, share, n, LOW: tl.constexpr, BLOCK: tl.constex
 def sgd(
     row: Tensor, low: Tensor | None, buffer: Tensor, grad: Tensor, rate: Tensor, decay: float, momentum: float
 ) -> None:
-    """buffer ← momentum·buffer + grad + decay·row; row ← row − rate·buffer. All (n,) float32 but the 0-d rate."""
+    """buffer ← momentum·buffer + grad + decay·row; row ← row − rate·buffer. All (n,) float32 but the 0-d rate; the
+    gradient may be bfloat16."""
     n, has_low = row.numel(), low is not None
     grid = (triton.cdiv(n, BLOCK),)
     _sgd_kernel[grid](row, low, buffer, grad, rate, decay, momentum, n, has_low, BLOCK, num_warps=WARPS)

@@ -50,6 +50,7 @@ class AutoencoderSettings(MethodSettings):
 
 @METHODS.register("autoencoder")
 class Autoencoder(Method):
+    moves_target_only = True
     Settings = AutoencoderSettings
     settings: AutoencoderSettings
 

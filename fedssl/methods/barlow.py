@@ -36,6 +36,7 @@ class BarlowSettings(MethodSettings):
 
 @METHODS.register("barlow")
 class Barlow(Method):
+    moves_target_only = True
     Settings = BarlowSettings
     settings: BarlowSettings
 

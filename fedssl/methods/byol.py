@@ -33,6 +33,7 @@ class BYOLSettings(MethodSettings):
 
 @METHODS.register("byol")
 class BYOL(Method):
+    moves_target_only = True
     Settings = BYOLSettings
     settings: BYOLSettings
 

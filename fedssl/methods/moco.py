@@ -75,6 +75,7 @@ class MoCo(Method):
 
     settings: MoCoSettings
     private = ("queue",)
+    moves_target_only = True
 
     def __init__(self, settings: MoCoSettings, backbone: nn.Module, size: int) -> None:
         super().__init__(settings, backbone, size)

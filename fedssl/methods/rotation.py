@@ -36,6 +36,7 @@ class RotationSettings(MethodSettings):
 
 @METHODS.register("rotation")
 class Rotation(Method):
+    moves_target_only = True
     Settings = RotationSettings
     settings: RotationSettings
 

@@ -37,6 +37,7 @@ class SimCLRSettings(MethodSettings):
 
 @METHODS.register("simclr")
 class SimCLR(Method):
+    moves_target_only = True
     Settings = SimCLRSettings
     settings: SimCLRSettings
 

@@ -1,10 +1,11 @@
-"""Backbones with torchvision's key names, heads, and weights to start from."""
+"""Backbones with torchvision's and timm's key names, heads, and weights to start from."""
 
 from fedssl.nets.backbone import BACKBONES, Backbone, Stem, build
 from fedssl.nets.cnn import CNN, CNN5
 from fedssl.nets.heads import expander, linear, mlp
 from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
 from fedssl.nets.resnet import ResNet, ResNet18, ResNet34, ResNet50
+from fedssl.nets.vit import ViT, ViTMini, ViTTiny
 from fedssl.nets.weights import load_backbone, save_backbone
 
 __all__ = [
@@ -19,6 +20,9 @@ __all__ = [
     "ResNet34",
     "ResNet50",
     "Stem",
+    "ViT",
+    "ViTMini",
+    "ViTTiny",
     "build",
     "expander",
     "linear",

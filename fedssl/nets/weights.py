@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from fedssl.errors import ConfigError
 
 _PREFIXES = ("module.", "backbone.", "encoder.")
-_CLASSIFIER = "fc."
+_CLASSIFIERS = ("fc.", "head.")
 _COUNTER = "num_batches_tracked"
 
 
 def load_backbone(backbone: nn.Module, path: Path | str) -> None:
-    """Start from given weights, in place: a file with fedssl's, torchvision's or timm's ResNet names.
+    """Start from given weights, in place: a file with fedssl's, torchvision's or timm's names.
 
-    Names may have `module.`, `backbone.` and `encoder.` before them. A classifier (`fc.*`) is left out; batch
+    Names may have `module.`, `backbone.` and `encoder.` before them. A classifier (`fc.*`, `head.*`) is left out; batch
     counters, which old files lack, may be missing. A first convolution made for another number of channels is
     adapted (`adapt_channels`). Anything else that is missing, surplus or of another shape is refused.
     """
@@ -104,7 +104,7 @@ def _strip(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[
             own = own.removeprefix(prefix)
         if own in stripped:
             raise ConfigError(f"the weights file has {own} twice, under different prefixes")
-        if own in wanted or not own.startswith(_CLASSIFIER):
+        if own in wanted or not own.startswith(_CLASSIFIERS):
             stripped[own] = tensor
     return stripped
 

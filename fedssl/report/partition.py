@@ -25,7 +25,7 @@ def show_partition(
     experiment: Experiment, data_dir: Path, picture: Path | None, save: Path | None, as_json: bool
 ) -> None:
     data = assemble.read_data(experiment, data_dir, None, say_on_stderr)
-    parts = assemble.deal(experiment, data, say_on_stderr)
+    _, parts = assemble.deal(experiment, data, say_on_stderr)
     counts = _counts(parts, data)
     if as_json:
         print(

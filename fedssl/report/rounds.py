@@ -13,7 +13,9 @@ from fedssl.federate import Round
 from fedssl.guard import Report
 
 
-def record(round: Round, rounds: int, rate: float, seconds: float, knn: float | None) -> dict[str, Any]:
+def record(
+    round: Round, rounds: int, rate: float, seconds: float, knn: float | None, knn_of_mean: float | None = None
+) -> dict[str, Any]:
     """A round as plain values; rounds are counted from 1 for people, out of `rounds`, at a learning rate of `rate`."""
     trained = [r for r in round.reports if r.metrics is not None]
     images = sum(r.metrics.images for r in trained if r.metrics)
@@ -25,6 +27,7 @@ def record(round: Round, rounds: int, rate: float, seconds: float, knn: float | 
         "failed": round.failed,
         "loss": sum(losses) / images if images else None,
         "knn": knn,
+        "knn_of_mean": knn_of_mean,
         "seconds": seconds,
         "images_per_s": images / seconds,
         "clients": [_client(report) for report in round.reports],

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedssl.run import Run
+from fedssl.topology import MEAN
 
 _WORDS = {
     "this run": "this run",
@@ -44,6 +45,10 @@ def _table(run: Run, rows: dict[str, dict[str, Any]]) -> Table:
         table.add_column(headings[key], justify="right")
     for name, scores in rows.items():
         table.add_row(_WORDS.get(name, name), *(_cell(score) for score in scores.values()))
+        if name == "this run" and run.experiment.topology.consensus:
+            means = [score.get("models", {}).get(MEAN) for score in scores.values()]
+            if None not in means:
+                table.add_row("mean of the peers' models", *(f"{mean:.1f}" for mean in means))
     return table
 
 

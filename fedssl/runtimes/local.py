@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import NamedTuple
 
 import torch
@@ -67,7 +67,7 @@ class LocalRuntime:
         self._algorithm, self._shards, self._memory = algorithm, shards, memory
         self._seed, self._pace, self._stop, self._on_client = seed, pace, stop, on_client
         self._home = trainers[0].device
-        self._idle: SimpleQueue[Trainer] = SimpleQueue()
+        self._idle: LifoQueue[Trainer] = LifoQueue()  # the last used first: it has recorded its step
         for trainer in trainers:
             self._idle.put(trainer)
         threads = trainers[0].settings.threads

@@ -28,6 +28,14 @@ def test_classes_are_dealt_one_after_the_other():
     assert counts(Classes(per_client=2), balanced(10, 6), 5).equal(6 * torch.eye(5).repeat_interleave(2, 1).long())
 
 
+def test_one_class_each():
+    """K = C: the extreme case, two clients of ten classes share nothing, 2 (1 - 1/C) apart from the whole."""
+    table = counts(Classes(per_client=1), balanced(10, 6), 10)
+    assert table.equal(6 * torch.eye(10).long())
+    assert earth_movers_distance(table) == pytest.approx(1.8)
+    assert counts(Classes(per_client=1), balanced(10, 6), 20).sum(0).tolist() == [6] * 10
+
+
 def test_classes_are_cut_when_clients_share_them():
     """K·l/C = 10·2/5 = 4 sets of 3 images; client k holds classes 2k and 2k + 1, modulo 5."""
     table = counts(Classes(per_client=2), balanced(5, 12), 10)

@@ -147,7 +147,7 @@ def test_every_partition_is_found_by_name_and_says_whether_it_needs_labels():
     assert (
         needs.items()
         >= {
-            **dict.fromkeys(("iid", "quantity", "natural", "listed"), False),
+            **dict.fromkeys(("iid", "quantity", "natural", "listed", "clusters", "rotation", "style"), False),
             **dict.fromkeys(("classes", "dirichlet", "skew"), True),
         }.items()
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from fedssl.train import Task, Trainer, TrainSettings
 
 CUDA = torch.device("cuda")
 STEPS = 50
+CLASSES = 10
 OBJECTIVE = FedAvg().objective
 
 
@@ -41,8 +42,10 @@ def exact() -> Iterator[None]:
 def trainer(name: str, mode: str, precision: str = "fp32", batch: int = 64, lr: float = 0.01) -> Trainer:
     torch.manual_seed(0)
     cls = METHODS[name].Settings
-    small = {k: v for k, v in {"hidden": 512, "dim": 256, "queue": 512, "classes": 10}.items() if k in cls.model_fields}
-    method: Method = cls(backbone="resnet18", **small).build(nets.build("resnet18", 3, "cifar"), 32, CUDA)
+    sizes = {"hidden": 512, "dim": 256, "queue": 512, "classes": CLASSES}
+    small = {k: v for k, v in sizes.items() if k in cls.model_fields}
+    backbone = "vit_mini" if cls.model_fields["backbone"].default.startswith("vit") else "resnet18"
+    method: Method = cls(backbone=backbone, **small).build(nets.build(backbone, 3, "cifar"), 32, CUDA)
     method.fresh(torch.Generator().manual_seed(0))
     return Trainer(method, TrainSettings(mode=mode, precision=precision, batch=batch, lr=lr))
 
@@ -51,39 +54,52 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
     """The loss of each step."""
     step = model._captured or model.step
     stream = torch.Generator(CUDA).manual_seed(0)
-    labels = torch.arange(len(pixels), device=CUDA) % 10
+    labels = torch.arange(len(pixels), device=CUDA) % CLASSES if model.method.learns_from_labels else None
     task = Task(pixels, labels, stream, model.settings.lr, 0.0, threading.Event())
     model.method.train()
     losses = []
     with model.active():
         model.step.begin(task.rate, task.progress)
+        given = model.method.before_epoch(lambda: model.embed(pixels))
         model.step.refresh()
         for _ in range(steps):
             rows = torch.randint(len(pixels), (model.settings.batch,), generator=stream, device=CUDA)
             model.step.loss.zero_()
-            step(model._inputs(task, rows, pixels[rows]), OBJECTIVE, {})
+            step(model._inputs(task, rows, pixels[rows]), OBJECTIVE, given)
             losses.append(model.step.loss.item())
     return losses
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_modes_train_the_same(name: str, pixels: Tensor, record_property: pytest.RecordProperty) -> None:
-    """float32 over 50 steps: losses within 1% of eager's at every step, and within 1e-4 over the first ten.
+def test_modes_train_the_same(name: str, pixels: Tensor, record_property: Callable[[str, object], None]) -> None:
+    """float32 over 50 steps: captured and compiled losses are the same numbers. The first is eager's to 1e-4, and all
+    differ from eager's by no more than three times as much as eager's own do when it starts from weights moved by one
+    part in 10⁷ or 10⁶.
 
-    Training amplifies rounding errors: eager from weights moved by one part in 10⁷ differs by as much.
+    So the tolerance is stated, and not in digits: training multiplies rounding errors a thousandfold in a few steps.
     """
-    losses = {mode: curve(trainer(name, mode), pixels) for mode in ("eager", "compiled", "captured")}
-    nudged = trainer(name, "eager")
-    nudged.method.state.floats.mul_(1 + 1e-7)
-    losses["eager, nudged"] = curve(nudged, pixels)
-    eager = torch.tensor(losses.pop("eager"))
-    for mode, found in losses.items():
-        off = ((torch.tensor(found) - eager) / eager).abs()
-        record_property(mode, f"{off[:10].max():.1e} {off.max():.1e}")
-        print(f"{name}, {mode}: largest difference {off[:10].max():.1e} over 10 steps, {off.max():.1e} over {STEPS}")
-        if "nudged" not in mode:
-            assert off[:10].max() < 1e-4
-            assert off.max() < 1e-2
+    eager, twin, other, compiled, captured = (
+        torch.tensor(curve(nudged(trainer(name, mode), by), pixels))
+        for mode, by in (("eager", 0.0), ("eager", 1e-7), ("eager", 1e-6), ("compiled", 0.0), ("captured", 0.0))
+    )
+    off = {"compiled": _furthest(compiled, eager), "nudged": max((_furthest(t, eager) for t in (twin, other)), key=max)}
+    for what, (first, largest) in off.items():
+        record_property(what, f"{first:.1e} {largest:.1e}")
+        print(f"{name}, {what}: off by {first:.1e} of eager's mean loss at first, by {largest:.1e} at most")
+    assert torch.equal(captured, compiled)
+    assert off["compiled"][0] < 1e-4
+    assert off["compiled"][1] <= 3 * off["nudged"][1]
+
+
+def nudged(model: Trainer, by: float) -> Trainer:
+    model.method.state.floats.mul_(1 + by)
+    return model
+
+
+def _furthest(losses: Tensor, eager: Tensor) -> tuple[float, float]:
+    """The first step's difference and the largest of all, as shares of eager's mean loss."""
+    off = (losses - eager).abs() / eager.abs().mean()
+    return off[0].item(), off.max().item()
 
 
 @pytest.mark.parametrize("name", ["byol", "simclr"])

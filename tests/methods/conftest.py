@@ -12,7 +12,8 @@ from fedssl.method import Batch, Method
 from fedssl.nets import CNN
 
 SIZE = 8
-SMALL: dict[str, Any] = {"hidden": 6, "dim": 5, "queue": 7, "classes": 5, "width": 3}
+SMALL: dict[str, Any] = {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5, "clusters": 5, "bottleneck": 4}
+SMALL |= {"classes": 5, "width": 3}
 
 Make = Callable[..., Method]
 

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 import fedssl
 from fedssl.changes import parse_assignment
-from fedssl.method import METHODS
+from fedssl.experiment import METHODS
 
 TINY = """
 rounds = 4
@@ -29,7 +29,6 @@ name = "npz"
 path = "tiny.npz"
 [method]
 name = "{method}"
-backbone = "cnn"
 {small}
 [method.augment]
 jitter = [0.4, 0.4, 0.4, 0.1]
@@ -51,15 +50,16 @@ class Federation:
         self.root = root
         random = np.random.default_rng(0)
         labels = np.arange(48) % 3
-        images = (random.integers(0, 80, (48, 10, 10, 3)) + labels[:, None, None, None] * 60).astype(np.uint8)
+        images = (random.integers(0, 80, (48, 12, 12, 3)) + labels[:, None, None, None] * 60).astype(np.uint8)
         (root / "data").mkdir(exist_ok=True)
         np.savez(root / "data/tiny.npz", x_train=images, y_train=labels, x_test=images[:24], y_test=labels[:24])
 
     def toml(self, method: str = "simclr") -> Path:
-        path = self.root / f"{method}.toml"
-        known = METHODS[method].Settings.model_fields
-        small = "\n".join(f"{key} = {value}" for key, value in SMALL.items() if key in known)
-        path.write_text(TINY.format(method=method, small=small))
+        path, fields = self.root / f"{method}.toml", METHODS[method].Settings.model_fields
+        patches = fields["backbone"].default.startswith("vit")  # such a method has no use for a CNN
+        small = {"backbone": "vit_mini" if patches else "cnn", **SMALL}
+        lines = [f"{key} = {value!r}" for key, value in small.items() if key in fields]
+        path.write_text(TINY.format(method=method, small="\n".join(lines)))
         return path
 
     def command(self, folder: str, method: str = "simclr", *sets: str) -> list[str]:

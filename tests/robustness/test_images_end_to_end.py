@@ -19,16 +19,17 @@ from fedssl.data import Dataset, Images
 from fedssl.errors import DataError, RunError
 from fedssl.experiment import METHODS
 
-SMALL = {"hidden": 32, "dim": 16}
+SMALL = {"hidden": 32, "dim": 16, "queue": 32, "classes": 5, "width": 8}
 QUICK = {"train.batch": 4, "train.checkpoint_every": 0, "probe.every": 0, "probe.linear": False}
 
 
 def _settings(method: str = "simclr", **more: Any) -> dict[str, Any]:
-    heads = {f"method.{k}": v for k, v in SMALL.items() if k in METHODS[method].Settings.model_fields}
-    queue = {"method.queue": 32} if method.startswith("moco") else {}
-    classes = {"classes": 5} if METHODS[method].learns_from_labels else {}
-    base = {"clients": 5, "data": {"name": "given"}, "method": {"name": method, "backbone": "cnn", **classes}}
-    return {"base": base, "set": heads | queue | QUICK | more}
+    fields = METHODS[method].Settings.model_fields
+    usual = fields["backbone"].default
+    backbone = usual if usual.startswith("vit") else "cnn"  # a method that needs patches has no use for a small CNN
+    small = {key: value for key, value in SMALL.items() if key in fields}
+    base = {"clients": 5, "data": {"name": "given"}, "method": {"name": method, "backbone": backbone, **small}}
+    return {"base": base, "set": QUICK | more}
 
 
 def _run(folder: Path, dataset: Any, method: str = "simclr", quiet: bool = True, **more: Any) -> fedssl.Run:
