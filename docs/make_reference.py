@@ -162,6 +162,12 @@ def comments(cls: type[BaseModel]) -> dict[str, str]:
     return found
 
 
+def inherited(cls: type[BaseModel]) -> list[str]:
+    """Places of the algorithms that an algorithm is made of."""
+    known = {ALGORITHMS[name]: name for name in ALGORITHMS.names()}
+    return [f"algorithm.{known[parent]}." for parent in cls.__mro__[1:] if parent in known]
+
+
 class Meanings:
     """Looks meanings up, and knows which of MEANINGS were never asked for."""
 
@@ -169,7 +175,7 @@ class Meanings:
         self.unused = set(MEANINGS)
 
     def find(self, cls: type[BaseModel], key: str, places: list[str]) -> str:
-        for place in places:
+        for place in [*places, *inherited(cls)]:
             if f"{place}{key}" in MEANINGS:
                 self.unused.discard(f"{place}{key}")
                 return MEANINGS[f"{place}{key}"]

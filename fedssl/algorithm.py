@@ -88,6 +88,10 @@ class Algorithm(Settings, ABC):
     def export(self, site: Tree) -> dict[str, State]:
         """Models worth evaluating, by name."""
 
+    def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """Random numbers the objective needs in one step of n images: `batch.draws` has them beside the method's."""
+        return {}
+
     def given(self, client: Client, message: Tree) -> Given:
         """Tensors the objective needs beside the batch, made anew each round: reference weights, remote features."""
         return {}

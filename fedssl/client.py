@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +15,7 @@ from fedssl.method import Given, Method
 from fedssl.pixels import Pixels
 from fedssl.seeds import generator
 from fedssl.step import Objective
-from fedssl.train import Metrics, Task, Trainer
+from fedssl.train import Draw, Metrics, Task, Trainer, no_draws
 from fedssl.tree import State, Tree
 
 
@@ -34,6 +34,7 @@ class Client:
     progress: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
     metrics: list[Metrics] = field(default_factory=list)  # one entry for each call of `train`
+    notes: MutableMapping[str, float] = field(default_factory=dict)  # what an algorithm writes into the rounds log
 
     @property
     def method(self) -> Method:
@@ -47,12 +48,12 @@ class Client:
         """This client's own random stream for one purpose in this round."""
         return generator(self.seed, self.round, self.id, purpose, device=device)
 
-    def train(self, objective: Objective, given: Given) -> Metrics:
-        """Train the resident method on this client's images."""
+    def train(self, objective: Objective, given: Given, draw: Draw = no_draws) -> Metrics:
+        """Train the resident method on this client's images; `draw` makes an objective's own random numbers."""
         device = self.trainer.device
         labels = self._labels() if self.method.learns_from_labels else None
         stream = self.generator(f"train {len(self.metrics)}", device)
-        task = Task(self.pixels, labels, stream, self.rate, self.progress, self.stop)
+        task = Task(self.pixels, labels, stream, self.rate, self.progress, self.stop, draw)
         self.metrics.append(self.trainer.fit(task, objective, given))
         return self.metrics[-1]
 

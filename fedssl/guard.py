@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from fedssl.rows import finite
 from fedssl.train import Metrics
 from fedssl.tree import State, Tree, Value, nbytes
 
+NOTHING: Mapping[str, float] = MappingProxyType({})
+MOST_NOTES = 20
 MOST_IMAGES = 10**8  # no client holds as many; more is a lie that would decide the mean
 
 
@@ -27,6 +30,7 @@ class Reply(NamedTuple):
     metrics: Metrics | None
     error: str | None = None
     round: int | None = None  # that it answers, counted from 0; None: the runtime knows that it is this one
+    notes: Mapping[str, float] = NOTHING  # what its algorithm has to say of the round
 
 
 class Report(NamedTuple):
@@ -39,6 +43,7 @@ class Report(NamedTuple):
     bytes_up: int = 0
     divergence: float | None = None  # L2 between the model sent and the model returned, over parameters
     moved_on: bool = False  # dropped after training: what the client remembers is a round ahead
+    notes: Mapping[str, float] = NOTHING
 
 
 class Guard:
@@ -75,7 +80,8 @@ class Guard:
         if reason is not None or reply.upload is None:
             moved_on = reply.upload is not None
             return Report(reply.client, reason or "no upload", None, nbytes(message), 0, None, moved_on)
-        return Report(reply.client, None, reply.metrics, nbytes(message), nbytes(reply.upload), moved)
+        up, notes = nbytes(reply.upload), legible(reply.notes)
+        return Report(reply.client, None, reply.metrics, nbytes(message), up, moved, notes=notes)
 
     def stray(self, reply: Reply) -> str | None:
         """Why nobody waits for this reply; None if it answers a question of this round."""
@@ -108,6 +114,12 @@ def _fault(value: Value, spec: Spec) -> str | None:
     if isinstance(value, bool) or not isinstance(value, spec):
         return f"is not {spec.__name__}"
     return None if value == value and abs(value) != float("inf") else "is not finite"
+
+
+def legible(notes: Mapping[str, float]) -> dict[str, float]:
+    """Those of a client's notes that a log can hold: a few finite numbers."""
+    numbers = {key: note for key, note in notes.items() if isinstance(note, int | float) and math.isfinite(note)}
+    return {key[:40]: numbers[key] for key in list(numbers)[:MOST_NOTES]}
 
 
 def _rows_fault(state: State) -> str | None:

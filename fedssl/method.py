@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -102,7 +103,7 @@ class Method(nn.Module, ABC):
     private: ClassVar[tuple[str, ...]] = ()  # parts that never travel
     mirrored: ClassVar[tuple[str, ...]] = ("backbone", "projector")
     learns_from_labels: ClassVar[bool] = False
-    moves_target_only: ClassVar[bool] = False  # `after_step` changes weights by `move_target` alone, or not at all
+    after_step_moves_weights: ClassVar[bool] = True  # False: one's own changes none, or only by `move_target`
 
     backbone: nn.Module
     projector: nn.Module
@@ -115,6 +116,7 @@ class Method(nn.Module, ABC):
     compiled: bool = False  # see `compile_with`
     fused: bool = False
     _target_low: Tensor | None = None
+    _shadow: Shadow | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -138,6 +140,12 @@ class Method(nn.Module, ABC):
         """What an algorithm may ask of this very instance: an ablation without predictor does not provide one."""
         return frozenset(name for name, _ in self.named_children())
 
+    @property
+    def target_momentum(self) -> float | None:
+        """The share by which the target stays as it is after each step, the same in all steps; None: there is no
+        target, or the method moves it itself."""
+        return None
+
     def clean(self, images: Tensor) -> Tensor:
         """uint8 images (n, C, H, W) as an input without augmentation: float, normalised."""
         x = images.float() / 255
@@ -150,12 +158,13 @@ class Method(nn.Module, ABC):
         """Refuse labels (n,) of a client's images that this method cannot learn from: a step has no time to look.
         Called before a client trains, where the method learns from labels."""
 
-    def encode(self, images: Tensor, groups: int = 1) -> Encoded:
+    def encode(self, images: Tensor, groups: int = 1, tracked: bool = True) -> Encoded:
         """(n, C, h, w) → h, z, p in float32. BatchNorm statistics are taken per group of n/groups images, as if each
-        group had passed alone: two views in one pass must not share their statistics."""
+        group had passed alone: two views in one pass must not share their statistics. Not `tracked`, running
+        statistics stay as they are."""
         self._set_groups(groups)
-        self.passed += groups if self.training else 0
-        with self._autocast(images):
+        self.passed += groups if self.training and tracked else 0
+        with self._autocast(images), self._worn(), contextlib.nullcontext() if tracked else self._untracked():
             h = self.backbone(images)
             z = self.projector(h) if "projector" in self._modules else h
             p = self.predictor(z) if "predictor" in self._modules else z
@@ -186,7 +195,7 @@ class Method(nn.Module, ABC):
     def loss(self, out: Output, given: Given) -> Tensor: ...
 
     def after_step(self, out: Output) -> None:
-        """What follows the optimizer: the target's moving average, the queue. Under no_grad."""
+        """What follows the optimizer and the target's move: a queue, weights kept at unit length. Under no_grad."""
 
     def before_epoch(self, embed: Callable[[], Tensor]) -> Mapping[str, Tensor]:
         """Tensors that enter `given` from this epoch on, such as cluster assignments; `embed()` gives the features
@@ -271,11 +280,27 @@ class Method(nn.Module, ABC):
                 module.fused = fused  # type: ignore[assignment]
 
     def shadow(self) -> Shadow:
-        """A bfloat16 copy of the weights, of which `move_target` keeps its part up to date."""
-        shadow = Shadow(self, self.state)
+        """A bfloat16 copy of the weights; `move_target` keeps the target's part of it up to date."""
+        self._shadow = shadow = Shadow(self, self.state)
         if "target" in self._modules:
             self._target_low = shadow.beside(self._target_row)
         return shadow
+
+    def _worn(self) -> contextlib.AbstractContextManager[None]:
+        """The copy, in a compiled step: an objective may encode something beside what `forward` has."""
+        shadow = self._shadow if self.training and self.compiled else None
+        return contextlib.nullcontext() if shadow is None else shadow.worn()
+
+    @contextlib.contextmanager
+    def _untracked(self) -> Iterator[None]:
+        found = [norm.momentum for norm in self._norms]
+        for norm in self._norms:
+            norm.momentum = 0.0
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(self._norms, found, strict=True):
+                norm.momentum = momentum
 
     def _set_groups(self, groups: int) -> None:
         for norm in self._norms:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import pairwise
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +17,28 @@ from torch import Tensor
 NONE: Mapping[int, Tensor] = MappingProxyType({})
 
 
+class Follower(NamedTuple):
+    """A moving average of the slice of an optimizer's row that begins at `start`: after each step `row` (m,) goes
+    `share` of the way to it. `low`: a bfloat16 copy of `row`, kept up to date."""
+
+    row: Tensor
+    low: Tensor | None
+    share: float
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.row)
+
+
 class Optimizer(ABC):
     """Moves `row` (n,) along `grad` (n,); `decay` is the weight decay, one number or one per element. `low` may be set
-    to a bfloat16 copy of the row, which is then kept up to date."""
+    to a bfloat16 copy of the row, which is then kept up to date. An optimizer that `leads` may also be given a
+    `follower`, which it then moves in every step."""
 
     low: Tensor | None = None
+    follower: Follower | None = None
+    leads: ClassVar[bool] = False
     large: ClassVar[int | None] = None  # gradients of so many numbers may come apart from the row; None: none may
 
     def __init__(self, row: Tensor, decay: float | Tensor) -> None:
@@ -64,10 +82,12 @@ class SGD(Optimizer):
 
 
 class FusedSGD(SGD):
-    """The same on CUDA in one pass over memory, large gradients read where they lie. One decay for all."""
+    """The same on CUDA in one pass over memory, large gradients read where they lie. One decay for all. A follower is
+    moved in that pass too, while the new values are at hand."""
 
     decay: float
     large = 1 << 20
+    leads = True
 
     def step(self, grad: Tensor, apart: Mapping[int, Tensor] = NONE) -> None:
         end = 0
@@ -78,13 +98,24 @@ class FusedSGD(SGD):
         self._sweep(end, grad[end:])
 
     def _sweep(self, start: int, grad: Tensor) -> None:
+        """Along a gradient (m,) that belongs at `start`, cut where the follower begins and ends: what one kernel moves
+        is followed as a whole or not at all."""
+        ends = () if self.follower is None else (self.follower.start, self.follower.end)
+        cuts = {0, len(grad), *(at - start for at in ends if start < at < start + len(grad))}
+        for first, last in pairwise(sorted(cuts)):
+            self._launch(slice(start + first, start + last), grad[first:last])
+
+    def _launch(self, part: slice, grad: Tensor) -> None:
         from fedssl.kernels.update import sgd  # Triton is there only where CUDA is
 
-        if not len(grad):
-            return
-        part = slice(start, start + len(grad))
         low = None if self.low is None else self.low[part]
-        sgd(self.row[part], low, self.buffer[part], grad, self.rate, self.decay, self.momentum)
+        own = self.row[part], low, self.buffer[part], grad, self.rate, self.decay, self.momentum
+        follower = self.follower
+        if follower is None or not follower.start <= part.start < follower.end:
+            sgd(*own)
+            return
+        behind = slice(part.start - follower.start, part.stop - follower.start)
+        sgd(*own, follower.row[behind], None if follower.low is None else follower.low[behind], follower.share)
 
 
 class Adam(Optimizer):

@@ -1,4 +1,4 @@
-"""One training step of a resident method: views → forward → objective → backward → optimizer → after-step."""
+"""One training step of a resident method: views → forward → objective → backward → optimizer → target → after-step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedssl import views
 from fedssl.layout import PARAMETERS
 from fedssl.method import Batch, Given, Method, Output
-from fedssl.optim import Optimizer
+from fedssl.optim import Follower, Optimizer
 
 COMPILING = threading.RLock()  # compiling and recording happen in one thread at a time
 Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
@@ -52,6 +52,11 @@ class Step:
         if compiled and method.precision == "bf16":
             self._shadow = method.shadow()
             optimizer.low = self._shadow.beside(optimizer.row)
+        self._momentum = method.target_momentum
+        if compiled and optimizer.leads and self._momentum is not None:
+            optimizer.follower = self._follower(self._momentum)
+        # Whether weights may change after a step by a rule of the method's own, such as unit length.
+        self._has_rule = type(method).after_step is not Method.after_step and method.after_step_moves_weights
         trained = {name: p for name, p in method.named_parameters() if p.requires_grad}
         layout = method.state.layout.pick(method.online, PARAMETERS)
         slots = {e.name: self.grad[(at := layout.offsets[e.name]) : at + e.size] for e in layout.entries}
@@ -90,11 +95,21 @@ class Step:
         with torch.no_grad():
             self.optimizer.step(self.grad, self._collect(grads))
             self.method.count_batch()
+            if self._momentum is not None and self.optimizer.follower is None:
+                self.method.move_target(self._momentum)
             self.method.after_step(out)
-            if not self.method.moves_target_only:  # a rule of its own for some weights, such as unit length
+            if self._has_rule:
                 self.refresh()
             self.loss.add_(loss.detach())
         return out
+
+    def _follower(self, momentum: float) -> Follower:
+        """The target, for the optimizer to move: also in a step beside this one, since they share the optimizer."""
+        method, row = self.method, self.optimizer.row
+        target, online = method.parameter_row(("target",)), method.parameter_row(method.mirrored)
+        start = int(online.storage_offset() - row.storage_offset())
+        assert 0 <= start <= len(row) - len(target), "the target mirrors a part that does not train"
+        return Follower(target, None if self._shadow is None else self._shadow.beside(target), 1 - momentum, start)
 
     def _batch(self, inputs: Inputs) -> Batch:
         method = self.method

@@ -6,8 +6,8 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import Field, PositiveInt
@@ -64,6 +64,13 @@ class Metrics(NamedTuple):
     effective_rank: float  # exp of the entropy of the features' singular values
 
 
+Draw: TypeAlias = Callable[[int, torch.Generator], Mapping[str, Tensor]]
+
+
+def no_draws(n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    return {}
+
+
 class Task(NamedTuple):
     """One client's share of one round: its images, its random stream and where the run stands."""
 
@@ -73,6 +80,7 @@ class Task(NamedTuple):
     rate: float
     progress: float
     stop: threading.Event
+    draw: Draw = no_draws  # random numbers of the objective's own, beside the method's
 
 
 class Stopped(Exception):  # noqa: N818 - a request, not an error
@@ -165,7 +173,7 @@ class Trainer:
             images,
             tuple(views.draw(g.augment, g.count * n, stream, self.device) for g in self.method.views),
             None if task.labels is None else task.labels[index],
-            self.method.draw(n, stream),
+            {**self.method.draw(n, stream), **task.draw(n, stream)},
         )
 
 

@@ -70,9 +70,9 @@ class State:
 
     def pick(self, parts: Collection[str] | None = None, roles: Collection[Role] | None = None) -> State:
         """A copy of some parts, or of the entries in some roles."""
-        return self._restricted(self.layout.pick(parts, roles))
+        return self.restricted(self.layout.pick(parts, roles))
 
-    def _restricted(self, layout: Layout) -> State:
+    def restricted(self, layout: Layout) -> State:
         """A copy of the entries in `layout`, laid out as it says."""
         floats = recycle.row(layout.floats, self.floats.dtype, self.floats.device)
         picked = State(layout, floats, self.counts.new_empty(layout.counts))
@@ -90,7 +90,7 @@ class State:
         return State(self.layout.with_prefix(prefix), self.floats, self.counts)
 
     def clone(self) -> State:
-        return self._restricted(self.layout)
+        return self.restricted(self.layout)
 
     def to(self, device: torch.device | str) -> State:
         return State(self.layout, self.floats.to(device), self.counts.to(device))
@@ -198,4 +198,12 @@ def model(tree: Tree, key: str) -> State:
     value = tree[key]
     if not isinstance(value, State):
         raise TypeError(f"{key} is not a State")
+    return value
+
+
+def number(tree: Tree, key: str, default: float | None = None) -> float:
+    """The number under a key, or the default where there is none; a TypeError if something else lies there."""
+    value = tree.get(key, default)
+    if not isinstance(value, int | float):
+        raise TypeError(f"{key} is not a number")
     return value

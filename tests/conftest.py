@@ -7,6 +7,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -99,6 +100,40 @@ def make_trainer() -> Callable[..., Trainer]:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded images go where the tests' other files go, and not among the user's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """The kernel of the fused SGD, replaced by the very operations of the plain one: results are the same to the bit.
+    Holds the dtypes of the gradients it was called with."""
+    dtypes = []
+
+    def sgd(
+        row: torch.Tensor,
+        low: torch.Tensor | None,
+        buffer: torch.Tensor,
+        grad: torch.Tensor,
+        rate: torch.Tensor,
+        decay: float,
+        momentum: float,
+        target: torch.Tensor | None = None,
+        target_low: torch.Tensor | None = None,
+        share: float = 0.0,
+    ) -> None:
+        dtypes.append(grad.dtype)
+        assert len(row) == len(buffer) == len(grad) > 0
+        buffer.mul_(momentum).add_(grad.float().add(row, alpha=decay))
+        row.addcmul_(buffer, rate, value=-1)
+        if low is not None:
+            low.copy_(row)
+        if target is not None:
+            assert len(target) == len(row)
+            target.lerp_(row, share)
+        if target_low is not None:
+            target_low.copy_(target)
+
+    monkeypatch.setitem(sys.modules, "fedssl.kernels.update", SimpleNamespace(sgd=sgd))
+    return dtypes
 
 
 @pytest.fixture

@@ -224,7 +224,14 @@ def check_pip(words: list[str], block: Block, folder: Path) -> None:
     assert set(named) <= set(extras)
 
 
-@parametrized([b for b in BLOCKS if b.language == "python" and b.info])
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_quotes_are_up_to_date(page: Path) -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "quotes.py"))
+    text = page.read_text("utf-8")
+    assert text == script["refreshed"](text), "run: python docs/quotes.py"
+
+
+@parametrized([b for b in BLOCKS if b.language == "python" and b.info and ": " not in b.info])
 def test_quoted_code_is_where_the_page_says(block: Block) -> None:
     place = re.fullmatch(r'title="(.+):(\d+)-(\d+)"', block.info)
     assert place

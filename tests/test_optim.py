@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedssl.optim import SGD, Adam, Optimizer
+from fedssl.optim import SGD, Adam, Follower, FusedSGD, Optimizer
 from fedssl.train import Trainer, TrainSettings, make_optimizer
 
 OURS: dict[str, Callable[[Tensor, float | Tensor], Optimizer]] = {
@@ -105,3 +105,29 @@ def test_settings_choose_the_optimizer(make_trainer: Callable[..., Trainer]) -> 
     assert [type(optimizer) for optimizer in made] == [SGD, Adam, Adam]
     assert [getattr(optimizer, "decoupled", None) for optimizer in made] == [None, False, True]
     assert all(optimizer.decay == TrainSettings().weight_decay for optimizer in made)
+
+
+@pytest.mark.parametrize("apart", [{}, {2: 3}, {0: 10}, {1: 8}, {4: 1, 5: 2}, {0: 3, 3: 7}])
+@pytest.mark.parametrize(("start", "end"), [(0, 10), (0, 4), (6, 10), (3, 7), (9, 10)])
+@pytest.mark.parametrize("low", [True, False])
+def test_a_slice_is_followed(
+    start: int, end: int, low: bool, apart: dict[int, int], plain_kernel: list[torch.dtype]
+) -> None:
+    """Wherever the slice lies and wherever gradients that lie apart (place: length) begin and end."""
+    row, target = torch.linspace(-1, 1, 10), torch.full((end - start,), 3.0)
+    plain, ours = SGD(row.clone(), 0.1, 0.9), FusedSGD(row.clone(), 0.1, 0.9)
+    ours.follower = Follower(target.clone(), target.bfloat16() if low else None, 0.25, start)
+    for step in range(3):
+        grad = torch.linspace(1, 2 + step, 10)
+        pieces = {at: grad[at : at + n].clone() for at, n in apart.items()}
+        for optimizer in (plain, ours):
+            optimizer.rate.fill_(0.1)
+        plain.step(grad.clone())
+        for at, n in apart.items():
+            grad[at : at + n] = torch.nan
+        ours.step(grad, pieces)
+        target.lerp_(plain.row[start:end], 0.25)
+        torch.testing.assert_close(ours.row, plain.row)
+        torch.testing.assert_close(ours.follower.row, target)
+        if ours.follower.low is not None:
+            assert torch.equal(ours.follower.low, ours.follower.row.bfloat16())

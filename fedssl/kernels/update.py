@@ -10,13 +10,35 @@ BLOCK, WARPS = 4096, 8
 
 
 @triton.jit
-def _sgd_kernel(row, low, buffer, grad, rate, decay, momentum, n, LOW: tl.constexpr, BLOCK: tl.constexpr):
+def _sgd_kernel(
+    row,
+    low,
+    buffer,
+    grad,
+    rate,
+    decay,
+    momentum,
+    target,
+    target_low,
+    share,
+    n,
+    LOW: tl.constexpr,
+    FOLLOW: tl.constexpr,
+    FOLLOW_LOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     keep = i < n
     value = tl.load(row + i, mask=keep)
     slope = tl.load(grad + i, mask=keep).to(tl.float32) + decay * value
     moved = tl.load(buffer + i, mask=keep) * momentum + slope
     value -= tl.load(rate) * moved
+    if FOLLOW:  # before anything is stored, so that no load waits for a store
+        behind = tl.load(target + i, mask=keep)
+        behind += share * (value - behind)
+        tl.store(target + i, behind, mask=keep)
+        if FOLLOW_LOW:
+            tl.store(target_low + i, behind.to(tl.bfloat16), mask=keep)
     tl.store(buffer + i, moved, mask=keep)
     tl.store(row + i, value, mask=keep)
     if LOW:
@@ -35,13 +57,24 @@ def _lerp_kernel(row, low, other, share, n, LOW: tl.constexpr, BLOCK: tl.constex
 
 
 def sgd(
-    row: Tensor, low: Tensor | None, buffer: Tensor, grad: Tensor, rate: Tensor, decay: float, momentum: float
+    row: Tensor,
+    low: Tensor | None,
+    buffer: Tensor,
+    grad: Tensor,
+    rate: Tensor,
+    decay: float,
+    momentum: float,
+    target: Tensor | None = None,
+    target_low: Tensor | None = None,
+    share: float = 0.0,
 ) -> None:
-    """buffer ← momentum·buffer + grad + decay·row; row ← row − rate·buffer. All (n,) float32 but the 0-d rate; the
-    gradient may be bfloat16."""
-    n, has_low = row.numel(), low is not None
-    grid = (triton.cdiv(n, BLOCK),)
-    _sgd_kernel[grid](row, low, buffer, grad, rate, decay, momentum, n, has_low, BLOCK, num_warps=WARPS)
+    """buffer ← momentum·buffer + grad + decay·row; row ← row − rate·buffer; then, if there is one, target ←
+    (1 − share)·target + share·row. All (n,) float32 but the 0-d rate; the gradient may be bfloat16."""
+    n = row.numel()
+    made = (low is not None, target is not None, target_low is not None, BLOCK)
+    _sgd_kernel[(triton.cdiv(n, BLOCK),)](
+        row, low, buffer, grad, rate, decay, momentum, target, target_low, share, n, *made, num_warps=WARPS
+    )
 
 
 def lerp(row: Tensor, low: Tensor | None, other: Tensor, share: float) -> None:

@@ -50,7 +50,6 @@ class AutoencoderSettings(MethodSettings):
 
 @METHODS.register("autoencoder")
 class Autoencoder(Method):
-    moves_target_only = True
     Settings = AutoencoderSettings
     settings: AutoencoderSettings
 

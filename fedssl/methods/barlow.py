@@ -36,7 +36,6 @@ class BarlowSettings(MethodSettings):
 
 @METHODS.register("barlow")
 class Barlow(Method):
-    moves_target_only = True
     Settings = BarlowSettings
     settings: BarlowSettings
 

@@ -33,7 +33,6 @@ class BYOLSettings(MethodSettings):
 
 @METHODS.register("byol")
 class BYOL(Method):
-    moves_target_only = True
     Settings = BYOLSettings
     settings: BYOLSettings
 
@@ -44,6 +43,10 @@ class BYOL(Method):
             self.predictor = mlp(settings.dim, settings.hidden, settings.dim)
         if settings.ema:
             self.target = self.mirror()
+
+    @property
+    def target_momentum(self) -> float | None:
+        return self.settings.momentum if self.settings.ema else None
 
     def forward(self, batch: Batch) -> Output:
         out = self.encode_views(batch.views[0])
@@ -56,7 +59,3 @@ class BYOL(Method):
         assert out.keys is not None
         cosine = F.cosine_similarity(out.p, out.keys.flip(0), dim=-1)  # (2, B): p₁ with t₂, p₂ with t₁
         return (2 - 2 * cosine).mean(1).sum()
-
-    def after_step(self, out: Output) -> None:
-        if self.settings.ema:
-            self.move_target(self.settings.momentum)

@@ -73,12 +73,17 @@ class DINO(Method):
     Settings = DINOSettings
     settings: DINOSettings
     private = ("centre",)
+    after_step_moves_weights = False  # the centre is a buffer
 
     def __init__(self, settings: DINOSettings, backbone: nn.Module, size: int) -> None:
         super().__init__(settings, backbone, size)
         self.projector = Head(self.features, settings.hidden, settings.bottleneck, settings.dim)
         self.target = self.mirror()
         self.centre = Centre(settings.dim)
+
+    @property
+    def target_momentum(self) -> float:
+        return self.settings.momentum
 
     def forward(self, batch: Batch) -> Output:
         return self.encode_views(batch.views[0])._replace(keys=self.encode_views_target(batch.views[0]))
@@ -89,7 +94,6 @@ class DINO(Method):
 
     def after_step(self, out: Output) -> None:
         assert out.keys is not None
-        self.move_target(self.settings.momentum)
         self.centre.move(out.keys, self.settings.centre_momentum)
 
     @torch.no_grad()

@@ -75,7 +75,7 @@ class MoCo(Method):
 
     settings: MoCoSettings
     private = ("queue",)
-    moves_target_only = True
+    after_step_moves_weights = False  # the queue is a buffer
 
     def __init__(self, settings: MoCoSettings, backbone: nn.Module, size: int) -> None:
         super().__init__(settings, backbone, size)
@@ -90,6 +90,10 @@ class MoCo(Method):
     def kept(self) -> tuple[str, ...]:
         return super().kept if self.settings.key == "local" else self.private
 
+    @property
+    def target_momentum(self) -> float:
+        return self.settings.momentum
+
     def forward(self, batch: Batch) -> Output:
         out = self.encode_views(batch.views[0])
         return out._replace(keys=F.normalize(self.encode_views_target(batch.views[0]), dim=-1))
@@ -101,7 +105,6 @@ class MoCo(Method):
 
     def after_step(self, out: Output) -> None:
         assert out.keys is not None
-        self.move_target(self.settings.momentum)
         self.queue.push(out.keys.flatten(0, 1))
 
     @torch.no_grad()

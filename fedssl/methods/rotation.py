@@ -36,7 +36,6 @@ class RotationSettings(MethodSettings):
 
 @METHODS.register("rotation")
 class Rotation(Method):
-    moves_target_only = True
     Settings = RotationSettings
     settings: RotationSettings
 

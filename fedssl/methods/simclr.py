@@ -37,7 +37,6 @@ class SimCLRSettings(MethodSettings):
 
 @METHODS.register("simclr")
 class SimCLR(Method):
-    moves_target_only = True
     Settings = SimCLRSettings
     settings: SimCLRSettings
 

@@ -31,7 +31,6 @@ class SimSiamSettings(MethodSettings):
 
 @METHODS.register("simsiam")
 class SimSiam(Method):
-    moves_target_only = True
     Settings = SimSiamSettings
     settings: SimSiamSettings
 

@@ -32,7 +32,6 @@ class SupervisedSettings(MethodSettings):
 
 @METHODS.register("supervised")
 class Supervised(Method):
-    moves_target_only = True
     Settings = SupervisedSettings
     settings: SupervisedSettings
     learns_from_labels: ClassVar[bool] = True

@@ -41,7 +41,6 @@ class VICRegSettings(MethodSettings):
 
 @METHODS.register("vicreg")
 class VICReg(Method):
-    moves_target_only = True
     Settings = VICRegSettings
     settings: VICRegSettings
 

@@ -52,6 +52,7 @@ def _client(report: Report) -> dict[str, Any]:
         "divergence": report.divergence,
         "embedding_std": m.embedding_std,
         "effective_rank": m.effective_rank,
+        **({"notes": dict(report.notes)} if report.notes else {}),
     }
 
 

@@ -108,7 +108,8 @@ class LocalRuntime:
                 upload, memory = self._algorithm.client(client, message)
                 self._memory.write(turn, memory)
             metrics = client.metrics[-1] if client.metrics else None
-            reply = Reply(turn.client, client.count, on_device(upload, self._home), metrics, round=turn.round)
+            sent = on_device(upload, self._home)
+            reply = Reply(turn.client, client.count, sent, metrics, round=turn.round, notes=client.notes)
         except ClientError as problem:
             reply = Reply(turn.client, 0, None, None, str(problem))
         except torch.OutOfMemoryError:

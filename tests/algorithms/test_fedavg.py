@@ -1,11 +1,6 @@
 """FedAvg's switches on a method of three numbers, all worked out by hand.
 
-The encoder is one weight w, the predictor one weight q, the target a copy of w. Training is scripted: it adds fixed
-amounts. The global model starts with w = 10, q = 1.
-
-    client   images   online   target   predictor   statistic   counter
-    A        1        +4       +2       +1          +1          +1
-    B        3        +8       +6       +3          +5          +2
+The method and what training adds are toy.py's.
 
 Round 1: everybody starts with online 10, target 10, predictor 1.
     A ends with 14, 12, 2; B ends with 18, 16, 4.
@@ -26,129 +21,18 @@ local, the very first, 1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from toy import ADDED, Federation, Numbers
 
-from fedssl.algorithm import Upload
 from fedssl.algorithms import FedAvg
 from fedssl.client import Client
-from fedssl.guard import Guard, Reply
-from fedssl.method import Batch, Given, Method, MethodSettings, Output
-from fedssl.nets import BatchNorm1d
+from fedssl.method import Batch, Given, Method, Output
 from fedssl.train import Trainer
-from fedssl.tree import Mean, State, Tree, model
-
-
-class Number(nn.Module):
-    dim = 1
-
-    def __init__(self, value: float, norm: bool = False) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([value]))
-        if norm:
-            self.norm = BatchNorm1d(1)
-
-
-class Toy(Method):
-    def __init__(self, settings: MethodSettings, backbone: nn.Module, size: int) -> None:
-        super().__init__(settings, backbone, size)
-        self.projector, self.predictor = Number(10.0), Number(1.0)
-        self.target = self.mirror()
-
-    def forward(self, batch: Batch) -> Output:
-        raise NotImplementedError
-
-    def loss(self, out: Output, given: Given) -> Tensor:
-        raise NotImplementedError
-
-
-class Numbers(NamedTuple):
-    online: float
-    target: float
-    predictor: float
-
-
-class Extra(NamedTuple):
-    statistic: float
-    counter: int
-
-
-ADDED = {"A": Numbers(4, 2, 1), "B": Numbers(8, 6, 3), "C": Numbers(0, 0, 0)}
-EXTRA = {"A": Extra(1, 1), "B": Extra(5, 2), "C": Extra(0, 0)}
-IMAGES = {"A": 1, "B": 3}
-
-
-@dataclass
-class Scripted:
-    """What FedAvg needs of a client; training writes down where it starts and adds what the table says."""
-
-    id: str
-    memory: Tree
-    method: Method
-    started: list[Numbers] = field(default_factory=list)
-
-    def generator(self, purpose: str) -> torch.Generator:
-        return torch.Generator().manual_seed(0)
-
-    def train(self, objective: Any, given: Given) -> None:
-        self.started.append(numbers(self.method))
-        added, extra, t = ADDED[self.id], EXTRA[self.id], self.method.state.tensors()
-        for part in ("backbone", "projector"):
-            t[f"{part}.w"] += added.online
-            t[f"target.{part}.w"] += added.target
-        t["predictor.w"] += added.predictor
-        t["backbone.norm.running_mean"] += extra.statistic
-        t["backbone.norm.num_batches_tracked"] += extra.counter
-
-
-def numbers(method: Method) -> Numbers:
-    t = method.state.tensors()
-    assert t["backbone.w"] == t["projector.w"]
-    assert t["target.backbone.w"] == t["target.projector.w"]
-    return Numbers(t["backbone.w"].item(), t["target.backbone.w"].item(), t["predictor.w"].item())
-
-
-def toy() -> Method:
-    return Toy(MethodSettings(), Number(10.0, norm=True), 1).reside()
-
-
-class Federation:
-    """One resident method lent to one client after another, as a trainer would lend it."""
-
-    def __init__(self, **settings: str) -> None:
-        self.algorithm, self.method = FedAvg(**settings), toy()
-        self.site = self.algorithm.init(Scripted("home", {}, self.method))  # type: ignore[arg-type]
-        self.memory: dict[str, Tree] = {}
-        self.uploads: dict[str, Tree] = {}
-
-    def start_of(self, client_id: str) -> Numbers:
-        client = Scripted(client_id, self.memory.get(client_id, {}), self.method)
-        message = self.algorithm.broadcast(self.site, client_id)
-        upload, memory = self.algorithm.client(client, message)  # type: ignore[arg-type]
-        guard = Guard(self.algorithm.wire(self.method), 0, [client_id], {client_id: message})
-        assert [heard.tree for heard in guard([Reply(client_id, 1, upload, None)])] == [upload]
-        self.uploads[client_id], self.memory[client_id] = upload, memory
-        return client.started[0]
-
-    def round(self, *clients: str) -> dict[str, Numbers]:
-        self.uploads = {}
-        starts = {client: self.start_of(client) for client in clients}
-        weights = {c: float(IMAGES[c]) if self.algorithm.weights == "size" else 1.0 for c in clients}
-        self.site = self.algorithm.merge(
-            self.site, (Upload(c, weights[c], upload) for c, upload in self.uploads.items()), Mean
-        )
-        return starts
-
-    def held(self) -> dict[str, float]:
-        t = model(self.site, "model").tensors()
-        held = {"encoder": t["backbone.w"].item(), "predictor": t["predictor.w"].item()}
-        if "target" in self.site:
-            held["target"] = model(self.site, "target").tensors()["target.backbone.w"].item()
-        return held
+from fedssl.tree import State, Tree, model
 
 
 def every(test: Callable[..., None]) -> Callable[..., None]:
@@ -164,7 +48,7 @@ def every(test: Callable[..., None]) -> Callable[..., None]:
 
 @every
 def test_two_rounds_by_hand(aggregate: str, update: str, predictor: str, weights: str) -> None:
-    federation = Federation(aggregate=aggregate, update=update, predictor=predictor, weights=weights)
+    federation = Federation(FedAvg(aggregate=aggregate, update=update, predictor=predictor, weights=weights))
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
 
     online, target, q = (17, 15, 3.5) if weights == "size" else (16, 14, 3)
@@ -201,7 +85,7 @@ def test_two_rounds_by_hand(aggregate: str, update: str, predictor: str, weights
 
 def test_statistics_are_averaged_and_counters_keep_the_largest() -> None:
     """Running mean 0: A ends with 1, B with 5: (1 + 3·5)/4 = 4. Counters 1 and 2: 2."""
-    federation = Federation()
+    federation = Federation(FedAvg())
     federation.round("A", "B")
     t = model(federation.site, "model").tensors()
     assert t["backbone.norm.running_mean"] == 4
@@ -218,7 +102,7 @@ def test_only_what_must_travels_and_only_what_must_is_kept(predictor: str) -> No
     local = set() if predictor == "global" else {"predictor"}
     kept = {"online": {"target"}, "target": {"backbone", "projector"}, "both": set()}
     for update, expected in kept.items():
-        federation = Federation(update=update, predictor=predictor)
+        federation = Federation(FedAvg(update=update, predictor=predictor))
         federation.round("A", "B")
         assert set(model(federation.uploads["A"], "model").layout.parts) == parts
         memory = federation.memory["A"]
@@ -226,7 +110,7 @@ def test_only_what_must_travels_and_only_what_must_is_kept(predictor: str) -> No
 
 
 def test_a_client_that_skips_a_round_takes_up_where_it_stopped() -> None:
-    federation = Federation(predictor="local")
+    federation = Federation(FedAvg(predictor="local"))
     federation.round("A", "B")
     federation.round("B")
     G = federation.held()["encoder"]
@@ -234,7 +118,7 @@ def test_a_client_that_skips_a_round_takes_up_where_it_stopped() -> None:
 
 
 def test_sites_messages_and_uploads_are_never_changed_in_place() -> None:
-    federation = Federation(aggregate="both", predictor="local")
+    federation = Federation(FedAvg(aggregate="both", predictor="local"))
     first = federation.site
     before = {key: model(first, key).clone() for key in first}
     federation.round("A", "B")

@@ -17,6 +17,7 @@ from fedssl.data.embedded import FashionMini
 from fedssl.method import METHODS, Method
 from fedssl.nets.norm import BatchNorm2d
 from fedssl.numerics import numerics
+from fedssl.optim import Follower, FusedSGD
 from fedssl.train import Task, Trainer, TrainSettings
 
 CUDA = torch.device("cuda")
@@ -154,6 +155,32 @@ def test_normalisation(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     for once, twice, truth in zip(*made, strict=True):
         assert torch.equal(once, twice)
         assert (once.double() - truth).norm() / truth.norm() < tolerance
+
+
+@pytest.mark.parametrize("low", [True, False])
+@pytest.mark.parametrize(("start", "size"), [(0, 90_000), (20_005, 60_000), (30_000, 70_000)])
+def test_update(start: int, size: int, low: bool) -> None:
+    """Three steps against float64: the row, its momentum and a target that follows a slice of the row to float32's
+    precision, their copies to the bit. One gradient lies apart, in bfloat16, and may cross the slice's end."""
+    n, rate, decay, momentum, share = 100_000, 0.1, 0.01, 0.9, 0.25
+    row, target = torch.randn(n, device=CUDA), torch.randn(size, device=CUDA)
+    ours = FusedSGD(row, decay, momentum)
+    ours.rate.fill_(rate)
+    ours.low = row.bfloat16() if low else None
+    ours.follower = Follower(target, target.bfloat16() if low else None, share, start)
+    true, true_target, buffer = row.double(), target.double(), torch.zeros(n, device=CUDA, dtype=torch.float64)
+    for _ in range(3):
+        grad, piece = torch.randn(n, device=CUDA), torch.randn(30_000, device=CUDA).bfloat16()
+        whole = torch.cat([grad[:55_000], piece.float(), grad[85_000:]]).double()
+        ours.step(grad, {55_000: piece})
+        buffer = momentum * buffer + whole + decay * true
+        true = true - rate * buffer
+        true_target = true_target + share * (true[start : start + size] - true_target)
+    for mine, truth in ((row, true), (ours.buffer, buffer), (target, true_target)):
+        assert (mine.double() - truth).norm() / truth.norm() < 1e-6
+    if ours.low is not None and ours.follower.low is not None:
+        assert torch.equal(ours.low, row.bfloat16())
+        assert torch.equal(ours.follower.low, target.bfloat16())
 
 
 def test_stem() -> None:

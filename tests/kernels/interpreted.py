@@ -14,6 +14,7 @@ from fedssl import nets
 from fedssl.kernels import update
 from fedssl.method import METHODS
 from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
+from fedssl.optim import Follower, FusedSGD
 from fedssl.train import Task, Trainer, TrainSettings
 
 CASES: dict[str, dict[str, Any]] = {
@@ -69,6 +70,19 @@ def sgd() -> float:
     return max(relative(row, expected), relative(buffer, moved))
 
 
+def follow() -> float:
+    """A slice of the row is followed; a gradient that lies apart crosses its end."""
+    row, grad = torch.randn(2, 15000)
+    target, piece = torch.randn(6000), torch.randn(5000)
+    optimizer = FusedSGD(row, 0.01, 0.9)
+    optimizer.rate.fill_(0.1)
+    optimizer.follower = Follower(target, None, 0.3, 3001)
+    expected = row - 0.1 * (torch.cat([grad[:6000], piece, grad[11000:]]) + 0.01 * row)
+    moved = torch.lerp(target, expected[3001:9001], 0.3)
+    optimizer.step(grad, {6000: piece})
+    return max(relative(row, expected), relative(target, moved))
+
+
 def lerp() -> float:
     row, other = torch.randn(2, 5000)
     expected = torch.lerp(row, other, 0.3)
@@ -99,6 +113,7 @@ if __name__ == "__main__":
     found = {
         "norm": {name: norm(**case) for name, case in CASES.items()},
         "sgd": sgd(),
+        "follow": follow(),
         "lerp": lerp(),
         "training": {name: training(name) for name in METHODS.names()},
     }

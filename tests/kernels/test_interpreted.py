@@ -48,6 +48,7 @@ def test_normalisation(what: str, differences: dict[str, Any]) -> None:
 
 def test_update(differences: dict[str, Any]) -> None:
     assert differences["sgd"] < 1e-6
+    assert differences["follow"] < 1e-6
     assert differences["lerp"] < 1e-6
 
 

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedssl.method import Batch, Method
+from fedssl import views
+from fedssl.method import Batch, Method, Output
 from fedssl.nets import CNN
+from fedssl.optim import SGD
+from fedssl.step import Inputs, Step
 
 SIZE = 8
 SMALL: dict[str, Any] = {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5, "clusters": 5, "bottleneck": 4}
@@ -35,6 +38,21 @@ def make() -> Make:
         return method.train()
 
     return build
+
+
+@pytest.fixture
+def step() -> Callable[[Method], Output]:
+    """step(method): a training step on six images at a rate of 0, so that only what follows the optimizer moves."""
+
+    def call(method: Method) -> Output:
+        stream = torch.Generator().manual_seed(7)
+        images = torch.randint(256, (6, 3, SIZE, SIZE), dtype=torch.uint8, generator=stream)
+        uniforms = tuple(views.draw(g.augment, g.count * 6, stream, "cpu") for g in method.views)
+        made = Step(method, SGD(method.parameter_row(method.online), decay=0.0, momentum=0.9))
+        inputs = Inputs(torch.arange(6), images, uniforms, None, {})
+        return made(inputs, lambda method, batch, out, given: method.loss(out, given), {})
+
+    return call
 
 
 @pytest.fixture

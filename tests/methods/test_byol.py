@@ -47,13 +47,14 @@ def test_switches_change_gradients(make, batch: Batch) -> None:
         assert (full - other).norm() > 0.05 * full.norm()
 
 
-def test_after_a_step_the_target_has_moved_by_its_share(make, batch: Batch) -> None:
+def test_after_a_step_the_target_has_moved_by_its_share(make, step) -> None:
     method = make(BYOL, momentum=0.75)
     online, target = method.parameter_row(("backbone", "projector")), method.parameter_row(("target",))
     online.add_(1)
     expected = 0.75 * target + 0.25 * online
-    method.after_step(method(batch))
+    step(method)
     torch.testing.assert_close(target, expected)
+    assert make(BYOL, ema=False).target_momentum is None
 
 
 def test_the_target_has_statistics_of_its_own(make, batch: Batch) -> None:

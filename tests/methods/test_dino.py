@@ -55,7 +55,7 @@ def test_centre_moves_by_hand_numbers() -> None:
         torch.testing.assert_close(centre.mean, share * torch.tensor([2.0, 4]))
 
 
-def test_a_step_moves_teacher_and_centre(make, batch: Batch) -> None:
+def test_a_step_moves_teacher_and_centre(make, step, batch: Batch) -> None:
     method = make(DINO, momentum=0.5, centre_momentum=0.0)
     method.parameter_row(method.online).add_(2)
     before = method.parameter_row(("target",)).clone()
@@ -63,7 +63,7 @@ def test_a_step_moves_teacher_and_centre(make, batch: Batch) -> None:
     assert not out.keys.requires_grad
     expected = _slow(out.z, out.keys, torch.zeros(5), 0.1, 0.04)
     assert method.loss(out, {}).item() == pytest.approx(expected, rel=1e-4)
-    method.after_step(out)
+    out = step(method)
     torch.testing.assert_close(method.parameter_row(("target",)), before + 1)
     torch.testing.assert_close(method.state.tensors()["centre.mean"], out.keys.mean((0, 1)))
     method.fresh(torch.Generator())

@@ -48,6 +48,8 @@ def _descend(method: Method, batch: Batch, rate: float = 0.01, after: bool = Tru
                 parameter -= rate * parameter.grad
                 parameter.grad = None
         if after:
+            if method.target_momentum is not None:
+                method.move_target(method.target_momentum)
             method.after_step(out)
     return loss.item()
 

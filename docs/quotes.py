@@ -1,0 +1,34 @@
+"""Bring the code that pages quote up to date: `python docs/quotes.py`.
+
+A block whose title is a file and a name in it, such as "fedssl/algorithms/fedu.py: FedU.begin", holds that definition
+as it stands there; one with lines, such as "fedssl/federate.py:56-57", is left as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+QUOTE = re.compile(r'^```python title="([^":]+): ([\w.]+)"\n.*?^```$', re.MULTILINE | re.DOTALL)
+
+
+def quoted(path: str, name: str) -> str:
+    """A definition in a file, decorators included."""
+    text = (DOCS.parent / path).read_text("utf-8")
+    node: Any = ast.parse(text)
+    for word in name.split("."):
+        node = next(child for child in node.body if getattr(child, "name", None) == word)
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])
+
+
+def refreshed(page: str) -> str:
+    return QUOTE.sub(lambda found: f'```python title="{found[1]}: {found[2]}"\n{quoted(found[1], found[2])}```', page)
+
+
+if __name__ == "__main__":
+    for path in sorted(DOCS.rglob("*.md")):
+        path.write_text(refreshed(path.read_text("utf-8")), "utf-8")

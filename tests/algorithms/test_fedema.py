@@ -1,0 +1,96 @@
+"""FedEMA by hand, on toy.py's numbers.
+
+Round 1: both start from 10, 10, 1 and end with A 14, 12, 2 and B 18, 16, 4 (online, target, predictor). The means are
+    G = 17 and q = 3.5.
+Round 2: the first μ is τ = 0.7 for both, whatever the measure. Targets stay 12 and 16.
+    A starts from 0.7·14 + 0.3·17 = 14.9, predictor 0.7·2 + 0.3·3.5 = 2.45, and ends with 18.9;
+    B starts from 0.7·18 + 0.3·17 = 17.7, predictor 0.7·4 + 0.3·3.5 = 3.85, and ends with 25.7.
+    G = (18.9 + 3·25.7)/4 = 24.
+Round 3, drift: training adds the same again, so μ is 0.7 again: A starts from 0.7·18.9 + 0.3·24 = 20.43.
+Round 3, global: A is 5.1 away from G, was 3 away in round 2, so 0.7·5.1/3 > 1 and A starts from its own 18.9; B was 1
+    away and is 1.7 away: 0.7·1.7 > 1 as well. Both have stopped listening.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from toy import Federation, Numbers
+
+from fedssl.algorithms import FedAvg, FedEMA
+
+SECOND = {"A": Numbers(14.9, 12, 2.45), "B": Numbers(17.7, 16, 3.85)}
+
+
+def close(found: dict[str, Numbers], expected: dict[str, Numbers]) -> bool:
+    return all(found[c] == pytest.approx(expected[c], rel=1e-6) for c in expected)
+
+
+@pytest.mark.parametrize(("divergence", "third"), [("drift", (20.43, 0.7 * 25.7 + 0.3 * 24)), ("global", (18.9, 25.7))])
+def test_three_rounds(divergence: str, third: tuple[float, float]) -> None:
+    federation = Federation(FedEMA(divergence=divergence))
+    assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
+    assert "mu" not in federation.notes["A"]
+    assert close(federation.round("A", "B"), SECOND)
+    assert [federation.notes[c]["mu"] for c in "AB"] == pytest.approx([0.7, 0.7])
+    assert federation.held()["encoder"] == pytest.approx(24)
+    starts = federation.round("A", "B")
+    assert [starts[c].online for c in "AB"] == pytest.approx(third)
+    assert [federation.notes[c]["mu"] for c in "AB"] == pytest.approx([0.7, 0.7] if divergence == "drift" else [1, 1])
+
+
+def test_what_is_written_down() -> None:
+    """drift: A 4, so λ = 0.7/4. global: 3 in backbone and in projector, so 3·√2, and λ = 0.7/(3·√2)."""
+    for divergence, found in (("drift", 4), ("global", 3 * math.sqrt(2))):
+        federation = Federation(FedEMA(divergence=divergence))
+        federation.round("A", "B")
+        federation.round("A", "B")
+        expected = {"divergence": found, "lam": 0.7 / found, "mu": 0.7, "drift": 4}
+        assert federation.notes["A"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "encoder", "predictor"),
+    [
+        ({"lam": 0.1}, 0.4, 0.4),
+        ({"lam": 0.2}, 0.8, 0.8),
+        ({"tau": 0.5}, 0.5, 0.5),
+        ({"predictor_mu": 0.0}, 0.7, 0.0),
+        ({"encoder_mu": 0.0}, 0.0, 0.7),
+        ({"encoder_mu": 0.3, "predictor_mu": 1.0}, 0.3, 1.0),
+    ],
+)
+def test_options(settings: dict[str, Any], encoder: float, predictor: float) -> None:
+    federation = Federation(FedEMA(**settings))
+    federation.round("A", "B")
+    expected = Numbers(encoder * 14 + (1 - encoder) * 17, 12, predictor * 2 + (1 - predictor) * 3.5)
+    assert federation.round("A", "B")["A"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("divergence", ["drift", "global"])
+def test_who_was_away_starts_from_the_global_model(divergence: str) -> None:
+    """Its target too; afterwards it goes on with the λ it had."""
+    federation = Federation(FedEMA(divergence=divergence))
+    federation.round("A", "B")
+    federation.round("A", "B")
+    lam = federation.notes["A"]["lam"]
+    federation.round("B")
+    G, q = (federation.held()[k] for k in ("encoder", "predictor"))
+    assert federation.round("A", "B")["A"] == pytest.approx(Numbers(G, G, q))
+    federation.round("A", "B")
+    assert federation.notes["A"]["lam"] == pytest.approx(lam)
+
+
+def test_a_newcomer_starts_from_the_global_model() -> None:
+    federation = Federation(FedEMA())
+    federation.round("A", "B")
+    assert federation.start_of("C") == Numbers(17, 17, 3.5)
+
+
+def test_without_lambda_it_is_fedavg() -> None:
+    ours, theirs = Federation(FedEMA(lam=0)), Federation(FedAvg(update="online", predictor="global"))
+    for _ in range(3):
+        assert ours.round("A", "B") == theirs.round("A", "B")
+        assert ours.held() == theirs.held()

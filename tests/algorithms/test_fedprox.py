@@ -1,0 +1,74 @@
+"""FedProx: a pull towards the model that was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.algorithms import FedAvg, FedProx
+from fedssl.client import Client
+from fedssl.method import Batch, Given, Method, Output
+from fedssl.train import Trainer
+from fedssl.tree import State, model
+
+MakeTrainer = Callable[..., Trainer]
+
+
+class Pulled(FedProx):
+    """Nothing but the pull."""
+
+    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> torch.Tensor:
+        return super().objective(method, batch, out, given) - method.loss(out, given)
+
+
+def _trained(algorithm: FedAvg, trainer: Trainer, pixels: Any, sent: State, rate: float = 0.1) -> tuple[State, float]:
+    client = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=rate)
+    upload, _ = algorithm.client(client, {"model": sent})
+    return model(upload, "model"), client.metrics[0].loss
+
+
+@pytest.mark.parametrize("name", ["simclr", "byol"])
+def test_the_term_is_half_mu_times_the_squared_distance(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+    """The resident weights are moved by 0.5 each after what was sent has been taken as the reference: the first loss
+    is μ/2 · n · 0.25 over the n parameters that travel, norm layers' included, statistics and target not."""
+    trainer = make_trainer(name, {"batch": 16, "lr": 0.1})
+    sent = trainer.method.state.pick(trainer.method.online)
+
+    class Moved(Pulled):
+        def given(self, client: Client, message: Any) -> Given:
+            given = super().given(client, message)
+            client.method.parameter_row(client.method.online).add_(0.5)
+            return given
+
+    _, loss = _trained(Moved(mu=0.6), trainer, pixels, sent)
+    n = trainer.method.parameter_row(trainer.method.online).numel()
+    assert loss == pytest.approx(0.3 * n * 0.25, rel=1e-4)
+
+
+def test_a_stronger_pull_keeps_clients_nearer(make_trainer: MakeTrainer, pixels: Any) -> None:
+    distances = []
+    for mu in (0.0, 1.0, 8.0):
+        trainer = make_trainer("simclr", {"epochs": 5})
+        sent = trainer.method.state.pick(trainer.method.online)
+        distances.append(_trained(FedProx(mu=mu), trainer, pixels, sent, 0.01)[0].distance(sent).item())
+    assert distances[0] > 1.1 * distances[1] > 1.21 * distances[2] > 0
+
+
+def test_a_predictor_that_stays_local_is_not_pulled(make_trainer: MakeTrainer, pixels: Any) -> None:
+    trainer = make_trainer("byol")
+    client = Client("a", pixels(16), None, {}, trainer, 0, 0)
+    sent = {"model": trainer.method.state.pick(trainer.method.online)}
+    for predictor in ("global", "local"):
+        given = FedProx(predictor=predictor).given(client, sent)
+        assert any("predictor" in name for name in given) == (predictor == "global")
+
+
+def test_without_a_pull_it_is_fedavg(make_trainer: MakeTrainer, pixels: Any) -> None:
+    rows = []
+    for algorithm in (FedProx(mu=0), FedAvg()):
+        trainer = make_trainer("byol")
+        rows.append(_trained(algorithm, trainer, pixels, trainer.method.state.pick(trainer.method.online))[0].floats)
+    assert torch.equal(*rows)

@@ -1,0 +1,137 @@
+"""A method of three numbers whose training is scripted, so that rounds can be worked out by hand.
+
+The encoder is one weight w (backbone and projector have the same), the predictor one weight q, the target a copy of w.
+Training adds fixed amounts. The global model starts with w = 10, q = 1.
+
+    client   images   online   target   predictor   statistic   counter
+    A        1        +4       +2       +1          +1          +1
+    B        3        +8       +6       +3          +5          +2
+    C        -        0        0        0           0           0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.algorithm import Algorithm, Upload
+from fedssl.guard import Guard, Reply
+from fedssl.method import Batch, Given, Method, MethodSettings, Output
+from fedssl.nets import BatchNorm1d
+from fedssl.tree import Mean, Tree, model
+
+
+class Number(nn.Module):
+    dim = 1
+
+    def __init__(self, value: float, norm: bool = False) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([value]))
+        if norm:
+            self.norm = BatchNorm1d(1)
+
+
+class Toy(Method):
+    def __init__(self, settings: MethodSettings, backbone: nn.Module, size: int) -> None:
+        super().__init__(settings, backbone, size)
+        self.projector, self.predictor = Number(10.0), Number(1.0)
+        self.target = self.mirror()
+
+    def forward(self, batch: Batch) -> Output:
+        raise NotImplementedError
+
+    def loss(self, out: Output, given: Given) -> Tensor:
+        raise NotImplementedError
+
+
+class Numbers(NamedTuple):
+    online: float
+    target: float
+    predictor: float
+
+
+class Extra(NamedTuple):
+    statistic: float
+    counter: int
+
+
+ADDED = {"A": Numbers(4, 2, 1), "B": Numbers(8, 6, 3), "C": Numbers(0, 0, 0)}
+EXTRA = {"A": Extra(1, 1), "B": Extra(5, 2), "C": Extra(0, 0)}
+IMAGES = {"A": 1, "B": 3}
+
+
+@dataclass
+class Scripted:
+    """What an algorithm needs of a client; training writes down where it starts and adds what the table says."""
+
+    id: str
+    memory: Tree
+    method: Method
+    round: int = 0
+    started: list[Numbers] = field(default_factory=list)
+    notes: dict[str, float] = field(default_factory=dict)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(0)
+
+    def train(self, objective: Any, given: Given, draw: Any) -> None:
+        self.started.append(numbers(self.method))
+        added, extra, t = ADDED[self.id], EXTRA[self.id], self.method.state.tensors()
+        for part in ("backbone", "projector"):
+            t[f"{part}.w"] += added.online
+            t[f"target.{part}.w"] += added.target
+        t["predictor.w"] += added.predictor
+        t["backbone.norm.running_mean"] += extra.statistic
+        t["backbone.norm.num_batches_tracked"] += extra.counter
+
+
+def numbers(method: Method) -> Numbers:
+    t = method.state.tensors()
+    assert t["backbone.w"] == t["projector.w"]
+    assert t["target.backbone.w"] == t["target.projector.w"]
+    return Numbers(t["backbone.w"].item(), t["target.backbone.w"].item(), t["predictor.w"].item())
+
+
+def toy() -> Method:
+    return Toy(MethodSettings(), Number(10.0, norm=True), 1).reside()
+
+
+class Federation:
+    """One resident method lent to one client after another, as a trainer would lend it."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm, self.method = algorithm, toy()
+        self.site = self.algorithm.init(Scripted("home", {}, self.method))  # type: ignore[arg-type]
+        self.memory: dict[str, Tree] = {}
+        self.uploads: dict[str, Tree] = {}
+        self.notes: dict[str, dict[str, float]] = {}
+        self.number = 0
+
+    def start_of(self, client_id: str) -> Numbers:
+        client = Scripted(client_id, self.memory.get(client_id, {}), self.method, self.number)
+        message = self.algorithm.broadcast(self.site, client_id)
+        upload, memory = self.algorithm.client(client, message)  # type: ignore[arg-type]
+        guard = Guard(self.algorithm.wire(self.method), 0, [client_id], {client_id: message})
+        assert [heard.tree for heard in guard([Reply(client_id, 1, upload, None)])] == [upload]
+        self.uploads[client_id], self.memory[client_id], self.notes[client_id] = upload, memory, client.notes
+        return client.started[0]
+
+    def round(self, *clients: str) -> dict[str, Numbers]:
+        self.uploads = {}
+        starts = {client: self.start_of(client) for client in clients}
+        weights = {c: float(IMAGES[c]) if self.algorithm.weights == "size" else 1.0 for c in clients}
+        self.site = self.algorithm.merge(
+            self.site, (Upload(c, weights[c], upload) for c, upload in self.uploads.items()), Mean
+        )
+        self.number += 1
+        return starts
+
+    def held(self) -> dict[str, float]:
+        t = model(self.site, "model").tensors()
+        held = {"encoder": t["backbone.w"].item(), "predictor": t["predictor.w"].item()}
+        if "target" in self.site:
+            held["target"] = model(self.site, "target").tensors()["target.backbone.w"].item()
+        return held
