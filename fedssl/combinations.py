@@ -23,7 +23,7 @@ from fedssl.tree import Mean, State
 
 IMAGES, SIDE, CLIENTS, ROUNDS = 24, 12, 3, 2
 # Small values of settings that methods and algorithms may have.
-SMALL = {"hidden": 8, "dim": 8, "queue": 16, "prototypes": 6, "bottleneck": 4, "depth": 1}
+SMALL = {"hidden": 8, "dim": 8, "queue": 16, "prototypes": 6, "bottleneck": 4, "depth": 1, "width": 4, "classes": 3}
 CPU = torch.device("cpu")
 
 
