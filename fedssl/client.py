@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedssl.errors import ConfigError
 from fedssl.method import Given, Method
-from fedssl.pixels import Pixels
+from fedssl.pixels import Pixels, as_pixels
 from fedssl.seeds import generator
 from fedssl.step import Objective
 from fedssl.train import Draw, Metrics, Task, Trainer, no_draws
@@ -47,6 +47,11 @@ class Client:
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """This client's own random stream for one purpose in this round."""
         return generator(self.seed, self.round, self.id, purpose, device=device)
+
+    def chunks(self, index: Tensor, size: int) -> Iterator[Tensor]:
+        """The images at `index` (m,), as they are, at most `size` at a time, on the trainer's device. They may be
+        overwritten as soon as the next are asked for."""
+        return as_pixels(self.pixels, self.trainer.device).select(index).chunks(size)
 
     def train(self, objective: Objective, given: Given, draw: Draw = no_draws) -> Metrics:
         """Train the resident method on this client's images; `draw` makes an objective's own random numbers."""
