@@ -45,13 +45,15 @@ class Encoded(NamedTuple):
 class Output(NamedTuple):
     """What `forward` made of a batch, by view: h (V, B, d), z and p (V, B, k), keys (V, B, k) from a target network.
 
-    index (B,): the batch's rows in the client's data, for a loss that looks them up in `given`.
+    A loss sees no batch, so what it needs of one comes along. wanted: what z or p should be, labels (V, B) or pixels
+    (V, B, k). index (B,): the batch's rows in the client's data, for a loss that looks them up in `given`.
     """
 
     h: Tensor
     z: Tensor
     p: Tensor
     keys: Tensor | None = None
+    wanted: Tensor | None = None
     index: Tensor | None = None  # type: ignore[assignment]
 
 
@@ -151,6 +153,10 @@ class Method(nn.Module, ABC):
 
     def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         return {}
+
+    def check_labels(self, labels: Tensor) -> None:
+        """Refuse labels (n,) of a client's images that this method cannot learn from: a step has no time to look.
+        Called before a client trains, where the method learns from labels."""
 
     def encode(self, images: Tensor, groups: int = 1, tracked: bool = True) -> Encoded:
         """(n, C, h, w) → h, z, p in float32. BatchNorm statistics are taken per group of n/groups images, as if each

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedssl.errors import ConfigError
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import METHODS, Batch, Given, Method, Output
 from fedssl.methods import BYOL
 from fedssl.optim import FusedSGD
 from fedssl.resident import Shadow
@@ -37,8 +37,9 @@ def aligned(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
     return method.loss(out, given) + method.encode(method.clean(batch.images), tracked=False).h.square().mean()
 
 
-def train(trainer: Trainer, pixels: Tensor, objective: Any = plain) -> Tensor:
-    task = Task(pixels, None, torch.Generator().manual_seed(1), 0.05, 0.0, threading.Event())
+def train(trainer: Trainer, pixels: Tensor, objective: Any = plain, rate: float = 0.05) -> Tensor:
+    labels = torch.arange(len(pixels)) % 5
+    task = Task(pixels, labels, torch.Generator().manual_seed(1), rate, 0.0, threading.Event())
     trainer.fit(task, objective, {})
     return trainer.method.state.floats
 
@@ -56,7 +57,7 @@ def shadowed(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Make
 
 
 @pytest.mark.parametrize("objective", [plain, pulled])
-@pytest.mark.parametrize("name", ["byol", "deepcluster", "dino", "mae", "mocov2", "simclr", "simsiam", "swav"])
+@pytest.mark.parametrize("name", METHODS.names())
 def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
     name: str, objective: Any, shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels
 ) -> None:
@@ -89,7 +90,7 @@ def low(trainer: Trainer) -> Tensor:
     return shadow.beside(trainer.method.parameter_row(("target",)))
 
 
-@pytest.mark.parametrize("name", ["byol", "mocov2", "simclr"])
+@pytest.mark.parametrize("name", METHODS.names())
 def test_an_objectives_own_pass(name: str, shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels) -> None:
     """Two steps. Gradients of both passes are added up in bfloat16 here, in float32 there."""
     settings = {"mode": "eager", "precision": "bf16", "epochs": 2}
@@ -272,9 +273,10 @@ def test_a_parameter_the_loss_does_not_see_only_decays(make_trainer: MakeTrainer
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what torch itself does
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with a C++ compiler")
-@pytest.mark.parametrize("name", ["byol", "deepcluster", "dino", "mae", "simclr", "swav"])
+@pytest.mark.parametrize("name", METHODS.names())
 def test_compiled_is_eager_on_a_cpu(name: str, make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    ours, theirs = (train(make_trainer(name, {"mode": mode}), pixels(32)) for mode in ("compiled", "eager"))
+    """At a low rate: with a higher one VICReg, whose loss is large, magnifies rounding errors a hundredfold."""
+    ours, theirs = (train(make_trainer(name, {"mode": mode}), pixels(32), rate=0.01) for mode in ("compiled", "eager"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 

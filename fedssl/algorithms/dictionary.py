@@ -31,6 +31,11 @@ class Dictionary(Averaged, ABC):
     def requires(self) -> frozenset[str]:
         return frozenset({"projector"})
 
+    @property
+    def warning(self) -> str | None:
+        shared = "projections of private images are shared with all clients, in clear: dictionary = 0 shares none"
+        return shared if self.dictionary else None
+
     def wire(self, method: Method) -> Mapping[str, Spec]:
         models = super().wire(method)
         if not self.dictionary:
