@@ -114,7 +114,7 @@ def attempts(data: Dataset | None, some: Iterable[Combination] | None = None) ->
 
 
 def tables(found: Mapping[Combination, Outcome]) -> str:
-    """Markdown: algorithms × methods over all topologies, algorithms × topologies over all methods, and why not."""
+    """Markdown: methods × algorithms over all topologies, topologies × algorithms over all methods, and why not."""
     reasons = list(dict.fromkeys(_reason(outcome) for outcome in found.values() if outcome != Outcome()))
 
     def cell(fits: Callable[[Combination], bool]) -> str:
@@ -124,11 +124,11 @@ def tables(found: Mapping[Combination, Outcome]) -> str:
         whys = dict.fromkeys(_reason(outcome) for outcome in outcomes if outcome != Outcome())
         return ", ".join(str(reasons.index(why) + 1) for why in whys)
 
-    def grid(column: str) -> list[str]:
-        rows, columns = (list(dict.fromkeys(getattr(c, what) for c in found)) for what in ("algorithm", column))
+    def grid(what: str) -> list[str]:
+        rows, columns = (list(dict.fromkeys(getattr(c, part) for c in found)) for part in (what, "algorithm"))
         lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
         for row in rows:
-            cells = [cell(lambda c, r=row, k=k: c.algorithm == r and getattr(c, column) == k) for k in columns]  # type: ignore[misc]
+            cells = [cell(lambda c, r=row, k=k: c.algorithm == k and getattr(c, what) == r) for k in columns]  # type: ignore[misc]
             lines.append(f"| {row} | {' | '.join(cells)} |")
         return lines
 
