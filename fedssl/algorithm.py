@@ -73,6 +73,11 @@ class Algorithm(Settings, ABC):
     def init(self, home: Client) -> Tree:
         """A site's first state; `home` holds the freshly built method and, where there are any, public images."""
 
+    def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
+        """The first state of a site that is told who is at home there: clients with their numbers among all. It may be
+        asked for messages to others later, who came too late to have one."""
+        return site
+
     @abstractmethod
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         """What a site sends to a client."""

@@ -142,5 +142,8 @@ def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str]) ->
     """Every site's first state, from one common initialisation."""
     nobody = trainer.method.state.floats.new_empty(0, dtype=torch.uint8)
     home = Client("home", nobody, None, {}, trainer, experiment.seed, 0)
-    first = experiment.algorithm.init(home)
-    return dict.fromkeys(experiment.topology.sites(clients), first)
+    first, numbers = experiment.algorithm.init(home), {client: i for i, client in enumerate(clients)}
+    return {
+        site: experiment.algorithm.enrol(first, {site: numbers[site]} if site in numbers else numbers)
+        for site in experiment.topology.sites(clients)
+    }

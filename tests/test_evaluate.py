@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -149,6 +150,50 @@ def test_one_half_is_learned_from_and_the_other_measured_on(monkeypatch: pytest.
 def test_an_unknown_probe() -> None:
     with pytest.raises(ConfigError, match='unknown probe "lineer", did you mean "linear"'):
         Evaluation(experiment(), DATA, CPU).measure({"x": state()}, ("lineer",))
+
+
+class Made(Mapping[str, State]):
+    """Models made when asked for, each gone before the next is made, so that it may lie in the same memory."""
+
+    def __getitem__(self, name: str) -> State:
+        return state(int(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("0123")
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_a_model_of_several_names_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluation, seen = Evaluation(experiment(), DATA, CPU), []
+    features = evaluation.features
+    monkeypatch.setattr(evaluation, "features", lambda s, p: (seen.append(s), features(s, p))[1])
+    shared, other = state(0), state(1)
+    score = evaluation.measure({"a": shared, "b": other, "c": shared, "all": shared}, ("knn",), frozenset({"all"}))[
+        "knn"
+    ]
+    assert len(seen) == 2 * 2  # training and test images of two models
+    assert score["a"] == score["c"] == score["all"]
+    assert score.apart == {"all"}
+
+
+def test_models_made_one_after_the_other_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However memory is used again: what one was found to be worth is not the next one's."""
+    evaluation = Evaluation(experiment(), DATA, CPU)
+    monkeypatch.setattr(evaluation, "_knn", lambda train, test: float(train.features.double().sum()))
+    found = evaluation.measure(Made(), ("knn",))["knn"]
+    assert found == {name: evaluation.measure({"x": state(int(name))}, ("knn",))["knn"]["x"] for name in "0123"}
+    assert len({*found.values()}) == 4
+
+
+def test_scores_apart_are_no_part_of_the_mean() -> None:
+    score = Score(a=10.0, b=20.0, x=60.0, y=70.0)
+    assert (score.mean, score.common) == (40.0, None)
+    score.apart = frozenset({"y", "x"})
+    assert (score.mean, score.common) == (15.0, 65.0)
+    assert score.std == statistics.stdev([10, 20])
+    assert score.summary() == {"mean": 15.0, "std": score.std, "models": dict(score), "apart": ["x", "y"]}
 
 
 def test_scores() -> None:

@@ -4,8 +4,8 @@ Wang et al., "Does learning from decentralized non-IID unlabeled data benefit fr
 Algorithm 1 (its lines are in the margin); its subroutine, Algorithm 2, is in alignment.py.
 Departures: clusters start as one model, since cosines between features of unrelated networks mean nothing and would
 freeze the first choice; `start = "independent"` is as the authors' code has it, each matrix and convolution shuffled.
-In its first round client i joins cluster i mod C; one whose name is no number, by a hash of it. Clusters are told apart
-by backbone features. Norm layers are averaged with the rest, where the authors leave them with the clients.
+In its first round client i joins cluster i mod C; who comes later, by a hash of its name. Clusters are told apart by
+backbone features. Norm layers are averaged with the rest, where the authors leave them with the clients.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedssl.algorithm import ALGORITHMS, Averaging, Spec, Upload
 from fedssl.algorithms.alignment import alignment, distance, projections
 from fedssl.algorithms.averaged import Averaged
+from fedssl.algorithms.shuffle import shuffled
 from fedssl.client import Client
 from fedssl.errors import ConfigError
 from fedssl.method import Batch, Given, Method, Output
@@ -47,6 +47,13 @@ class FeatARC(Averaged):
             raise ConfigError('algorithm.start = "independent" would shuffle the weights that method.init names')
         return {_key(j): shuffled(first, home.generator(f"cluster {j}")) for j in range(self.clusters)}
 
+    def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
+        return {**site, **{f"first.{client}": i % self.clusters for client, i in clients.items()}}
+
+    def broadcast(self, site: Tree, client_id: str) -> Tree:
+        first = site.get(f"first.{client_id}", derive(client_id) % self.clusters)
+        return {"first": first, **{_key(j): site[_key(j)] for j in range(self.clusters)}}  # 4
+
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         cluster = self._join(client, message)
         upload, memory = super().client(client, {"model": message[_key(cluster)]})  # 15
@@ -54,8 +61,7 @@ class FeatARC(Averaged):
         return {**upload, "cluster": cluster}, {**memory, **local, "cluster": cluster}  # 16
 
     def _join(self, client: Client, message: Tree) -> int:
-        first = int(client.id) if client.id.isdecimal() else derive(client.id)
-        last = cluster = int(number(client.memory, "cluster", first % self.clusters))
+        last = cluster = int(number(client.memory, "cluster", number(message, "first")))
         if "local" in client.memory:
             own = client.embed(model(client.memory, "local"))  # 8 to 12
             distances = [distance(client.embed(model(message, _key(j))), own).item() for j in range(self.clusters)]
@@ -84,16 +90,6 @@ class FeatARC(Averaged):
 
     def personal(self, message: Tree, memory: Tree) -> State | None:
         return model(message, _key(int(number(memory, "cluster")))) if "cluster" in memory else None
-
-
-def shuffled(state: State, stream: torch.Generator) -> State:
-    """Another draw, as it were: numbers of each matrix and convolution in random order, all else as it is."""
-    other = state.clone()
-    for entry in state.layout.entries:
-        if entry.role == "weight" and len(entry.shape) in (2, 4):
-            view, order = other.view(entry), torch.randperm(entry.size, generator=stream)
-            view.copy_(view.flatten()[order.to(view.device)].view(entry.shape))
-    return other
 
 
 def _key(cluster: int) -> str:
