@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation, Score, backbone_of
 from fedssl.experiment import Experiment
+from fedssl.layout import Entry, Layout
 from fedssl.tree import State
 
 CPU = torch.device("cpu")
@@ -152,19 +154,6 @@ def test_an_unknown_probe() -> None:
         Evaluation(experiment(), DATA, CPU).measure({"x": state()}, ("lineer",))
 
 
-class Made(Mapping[str, State]):
-    """Models made when asked for, each gone before the next is made, so that it may lie in the same memory."""
-
-    def __getitem__(self, name: str) -> State:
-        return state(int(name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter("0123")
-
-    def __len__(self) -> int:
-        return 4
-
-
 def test_a_model_of_several_names_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluation, seen = Evaluation(experiment(), DATA, CPU), []
     features = evaluation.features
@@ -178,13 +167,35 @@ def test_a_model_of_several_names_is_measured_once(monkeypatch: pytest.MonkeyPat
     assert score.apart == {"all"}
 
 
+class Made(Mapping[str, State]):
+    """A hundred models, each of one number, made when asked for; `most`: how many of them were there at a time."""
+
+    def __init__(self) -> None:
+        self.alive: WeakSet[State] = WeakSet()
+        self.most = 0
+        self.rows = torch.arange(100.0).split(1)
+        self.layout, self.counts = Layout.of([Entry("backbone.w", (1,), "weight")]), torch.zeros(0, dtype=torch.int64)
+
+    def __getitem__(self, name: str) -> State:
+        made = State(self.layout, self.rows[int(name)], self.counts)
+        self.alive.add(made)
+        self.most = max(self.most, len(self.alive))
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(100))
+
+    def __len__(self) -> int:
+        return 100
+
+
 def test_models_made_one_after_the_other_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However memory is used again: what one was found to be worth is not the next one's."""
-    evaluation = Evaluation(experiment(), DATA, CPU)
-    monkeypatch.setattr(evaluation, "_knn", lambda train, test: float(train.features.double().sum()))
-    found = evaluation.measure(Made(), ("knn",))["knn"]
-    assert found == {name: evaluation.measure({"x": state(int(name))}, ("knn",))["knn"]["x"] for name in "0123"}
-    assert len({*found.values()}) == 4
+    """Each is let go for the next ones, which come to lie where it lay; what it was worth goes with it."""
+    evaluation, made = Evaluation(experiment(), DATA, CPU), Made()
+    monkeypatch.setattr(evaluation, "features", lambda state, pixels: state.floats)
+    monkeypatch.setattr(evaluation, "_knn", lambda train, test: train.features.item())
+    assert evaluation.measure(made, ("knn",))["knn"] == {name: float(name) for name in made}
+    assert made.most <= 2
 
 
 def test_scores_apart_are_no_part_of_the_mean() -> None:

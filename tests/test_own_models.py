@@ -184,6 +184,22 @@ def test_before_anybody_has_trained(go: Go, tmp_path: Path, monkeypatch: pytest.
             ask()
 
 
+def test_rounds_in_which_nobody_can_train(labelled: Dataset, tmp_path: Path) -> None:
+    """Clients of one image each: nobody has a model, nothing is measured, and the run ends as others do."""
+    few = Dataset(labelled.train.select(torch.arange(3)), labelled.test)
+    values = {
+        "rounds": 2,
+        "clients": 3,
+        "data": {"name": "given"},
+        "algorithm": {"name": "fedbn"},
+        "method": {"name": "simclr", "backbone": "cnn", "hidden": 32, "dim": 16},
+        "probe": {"every": 1},
+    }
+    with pytest.raises(RunError, match="no round had a sound upload, so nothing was learned"):
+        fedssl.run(Experiment.from_dict(values), tmp_path / "run", dataset=few, quiet=True)
+    assert [line["knn"] for line in fedssl.Run(tmp_path / "run").rounds] == [None, None]
+
+
 def test_memories_that_are_gone(go: Go) -> None:
     run = go("perssfl")
     (run.dir / "memory" / "rows").unlink()

@@ -106,6 +106,26 @@ def test_the_pull_is_half_lambda_times_the_squared_distance(name: str, make_trai
     assert losses[1] - losses[0] == pytest.approx(0.3 * n * 0.25, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["byol", "mocov2"])
+def test_each_of_the_two_has_a_target_and_a_queue_of_its_own(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+    """The copy's round goes on with what the copy left, and the own model's with what that left."""
+    algorithm, trainer, started = PerSSFL(), make_trainer(name), []
+    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    _, memory = algorithm.client(Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1), site)
+
+    class Looking(PerSSFL):
+        def begin(self, client: Client, message: Tree) -> None:
+            super().begin(client, message)
+            started.append(client.method.state.clone())
+
+    Looking().client(Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site)
+    copy, own = started
+    for state, online, kept in ((copy, model(site, "model"), "kept"), (own, model(memory, "own"), "own_kept")):
+        assert torch.equal(state.pick(trainer.method.online).floats, online.floats)
+        assert torch.equal(state.pick(trainer.method.kept).floats, model(memory, kept).floats)
+    assert not torch.equal(model(memory, "kept").floats, model(memory, "own_kept").floats)
+
+
 def test_one_step_of_the_pull_alone(make_trainer: MakeTrainer, pixels: Any) -> None:
     """Without the method's loss, decay and momentum a step is v ← v − rate·λ·(v − w): 1 + 0.5 − 0.2·0.6·0.5 = 1.44."""
 
