@@ -65,6 +65,11 @@ class Algorithm(Settings, ABC):
         """Parts the method must provide."""
         return frozenset()
 
+    @property
+    def warning(self) -> str | None:
+        """What a user should know before training: said once, when a run starts or goes on."""
+        return None
+
     @abstractmethod
     def wire(self, method: Method) -> Mapping[str, Spec]:
         """What an upload looks like, key by key; the guard drops whatever differs."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedssl.errors import ConfigError
 from fedssl.method import Given, Method
-from fedssl.pixels import Pixels
+from fedssl.pixels import Pixels, as_pixels
 from fedssl.seeds import generator
 from fedssl.step import Objective
 from fedssl.train import Draw, Metrics, Task, Trainer, no_draws
@@ -47,14 +48,26 @@ class Client:
         """This client's own random stream for one purpose in this round."""
         return generator(self.seed, self.round, self.id, purpose, device=device)
 
+    def chunks(self, index: Tensor, size: int) -> Iterator[Tensor]:
+        """The images at `index` (m,), as they are, at most `size` at a time, on the trainer's device. They may be
+        overwritten as soon as the next are asked for."""
+        return as_pixels(self.pixels, self.trainer.device).select(index).chunks(size)
+
     def train(self, objective: Objective, given: Given, draw: Draw = no_draws) -> Metrics:
         """Train the resident method on this client's images; `draw` makes an objective's own random numbers."""
         device = self.trainer.device
-        labels = self.labels().to(device) if self.labels and self.method.learns_from_labels else None
+        labels = self._labels() if self.method.learns_from_labels else None
         stream = self.generator(f"train {len(self.metrics)}", device)
         task = Task(self.pixels, labels, stream, self.rate, self.progress, self.stop, draw)
         self.metrics.append(self.trainer.fit(task, objective, given))
         return self.metrics[-1]
+
+    def _labels(self) -> Tensor:
+        if self.labels is None:
+            raise ConfigError(f"the method learns from labels; the training images of {self.id} have none")
+        labels = self.labels()
+        self.method.check_labels(labels)
+        return labels.to(self.trainer.device)
 
     def embed(self, state: State, what: Literal["h", "z", "p"] = "h") -> Tensor:
         """Features (n, d) of the clean images under `state`, in eval mode; the method is left as found."""

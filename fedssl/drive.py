@@ -102,6 +102,8 @@ class Drive:
         memory = self._memory(last)
         if self.evaluation.note and self.experiment.probe.every:
             self.say(self.evaluation.note)
+        if warning := self.experiment.algorithm.warning:
+            self.say(warning)
         log = RoundsLog(self.folder / "rounds.jsonl", last.rounds)
         if resumed is not None:
             self.say(f"going on after round {last.rounds} of {self.experiment.rounds}")

@@ -224,7 +224,7 @@ def check_pip(words: list[str], block: Block, folder: Path) -> None:
     assert set(named) <= set(extras)
 
 
-@parametrized(PAGES)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_quotes_are_up_to_date(page: Path) -> None:
     script = runpy.run_path(str(ROOT / "docs" / "quotes.py"))
     text = page.read_text("utf-8")

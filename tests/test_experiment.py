@@ -320,7 +320,7 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"partition.name": "quantity"}, "partition: give either shares or alpha"),
         ({"clients": 0}, "experiment: clients must be a number above 0: this partition does not bring its own"),
         ({"clients": -1}, r"clients: input should be greater than or equal to 0 \(got -1\)"),
-        ({"algorithm.name": "fedema"}, 'unknown algorithm "fedema"; known: .*fedavg.*'),
+        ({"algorithm.name": "scaffold"}, 'unknown algorithm "scaffold"; known: .*fedavg.*'),
         ({"data": {"holdout": 3}}, r"\[data\] needs a name; known: .*"),
         ({"train.lr.x": 3}, '"train.lr.x": "lr" is not a table'),
     ],
@@ -377,8 +377,11 @@ def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.M
     random = torch.get_rng_state()
     begun = time.perf_counter()
     for name in METHODS.names():
-        usual = METHODS[name].Settings.model_fields["backbone"].default
-        base(method__name=name, method__backbone=usual if usual.startswith("vit") else "resnet50").check()
+        cls = METHODS[name]
+        usual = cls.Settings.model_fields["backbone"].default
+        classes = {"method__classes": 2} if cls.learns_from_labels else {}
+        backbone = usual if usual.startswith("vit") else "resnet50"
+        base(method__name=name, method__backbone=backbone, **classes).check()
     load("demo")
     assert time.perf_counter() - begun < 2
     assert torch.equal(torch.get_rng_state(), random)

@@ -25,9 +25,7 @@ from fedssl.tree import State, Tree, model, number
 @ALGORITHMS.register("fedu")
 class FedU(Averaged):
     mu: float = Field(0.4, ge=0, allow_inf_nan=True)  # inf: the predictor is always the global one, 0: never
-    divergence: Literal["layer-mean", "squared-norm"] = (
-        "layer-mean"  # the authors' code has the first, the box the other
-    )
+    divergence: Literal["layer-mean", "squared-norm"] = "layer-mean"  # as the code has it, or the paper
 
     @property
     def requires(self) -> frozenset[str]:

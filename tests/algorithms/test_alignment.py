@@ -27,7 +27,8 @@ def _client(trainer: Trainer, images: Tensor) -> Client:
 def _batch(trainer: Trainer, images: Tensor, index: list[int]) -> Batch:
     """The rows in `index` of a client's images, as a step would see them."""
     rows, stream = torch.tensor(index), torch.Generator().manual_seed(2)
-    task = Task(images, None, stream, 0.0, 0.0, None)  # type: ignore[arg-type]
+    labels = torch.arange(len(images)) % 5 if trainer.method.learns_from_labels else None
+    task = Task(images, labels, stream, 0.0, 0.0, None)  # type: ignore[arg-type]
     return trainer.step._batch(trainer._inputs(task, rows, images[rows]))
 
 

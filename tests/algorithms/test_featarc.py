@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,11 @@ def test_a_cluster_that_there_is_not_is_dropped(cluster: Any) -> None:
 # -- on real methods --
 
 
+def _labels(n: int) -> Tensor:
+    """Of n images, for a method that learns from them."""
+    return torch.arange(n) % 5
+
+
 def _federated(
     algorithm: Algorithm,
     trainer: Trainer,
@@ -142,7 +148,7 @@ def _federated(
 ) -> list[Round]:
     runtime = LocalRuntime(
         algorithm,
-        {client: Shard(images) for client, images in shards.items()},
+        {client: Shard(images, partial(_labels, len(images))) for client, images in shards.items()},
         [trainer],
         Memory(),
         seed,
