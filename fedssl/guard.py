@@ -115,7 +115,7 @@ def _fault(value: Value, spec: Spec) -> str | None:
     if isinstance(value, bool) or not isinstance(value, kind):
         return f"is not {kind.__name__}"
     if isinstance(spec, range) and value not in spec:
-        return f"is {value}, not one of {spec.start} … {spec.stop - 1}"
+        return f"is not one of {spec.start} … {spec.stop - 1}"
     return None if value == value and abs(value) != float("inf") else "is not finite"
 
 
