@@ -23,7 +23,7 @@ class Rows(NamedTuple):
     dtype: torch.dtype
 
 
-Spec = Layout | Rows | type[float] | type[int]
+Spec = Layout | Rows | range | type[float] | type[int]  # range: an integer in it
 
 
 class Heard(NamedTuple):
@@ -57,6 +57,7 @@ class Algorithm(Settings, ABC):
     """
 
     needs_server: ClassVar[bool] = False
+    personalises: ClassVar[bool] = False  # whether clients end with models of their own: see `personal`
     weights: Literal["size", "uniform"] = "size"  # how a server weighs its clients
 
     @property
@@ -77,6 +78,11 @@ class Algorithm(Settings, ABC):
     def init(self, home: Client) -> Tree:
         """A site's first state; `home` holds the freshly built method and, where there are any, public images."""
 
+    def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
+        """The first state of a site that is told who is at home there: clients with their numbers among all. It may be
+        asked for messages to others later, who came too late to have one."""
+        return site
+
     @abstractmethod
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         """What a site sends to a client."""
@@ -91,7 +97,12 @@ class Algorithm(Settings, ABC):
 
     @abstractmethod
     def export(self, site: Tree) -> dict[str, State]:
-        """Models worth evaluating, by name."""
+        """Models worth evaluating, by name; none where no site has a whole one."""
+
+    def personal(self, message: Tree, memory: Tree) -> State | None:
+        """The model a client uses for itself, given what its site would send it now and what it remembers; None: it has
+        none of its own. Pure, and no part of training. Asked for only where the algorithm `personalises`."""
+        return None
 
     def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Random numbers the objective needs in one step of n images: `batch.draws` has them beside the method's."""

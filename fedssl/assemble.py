@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,7 @@ from fedssl.pixels import place
 from fedssl.room import free_on_device
 from fedssl.runtimes.local import Shard
 from fedssl.seeds import derive, generator
-from fedssl.topology import MEAN
 from fedssl.train import Trainer
-from fedssl.tree import Mean, State
 
 LISTED = 20  # files left out that are named
 CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
@@ -144,28 +142,8 @@ def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str]) ->
     """Every site's first state, from one common initialisation."""
     nobody = trainer.method.state.floats.new_empty(0, dtype=torch.uint8)
     home = Client("home", nobody, None, {}, trainer, experiment.seed, 0)
-    first = experiment.algorithm.init(home)
-    return dict.fromkeys(experiment.topology.sites(clients), first)
-
-
-def models(experiment: Experiment, sites: Sites) -> dict[str, State]:
-    """Every model worth evaluating, by name: `global` with one server, else by site; of peers, `mean` as well."""
-    exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
-    if len(exported) == 1:
-        return next(iter(exported.values()))
-    if experiment.topology.consensus:
-        exported[MEAN] = _mean_of(list(exported.values()))
+    first, numbers = experiment.algorithm.init(home), {client: i for i, client in enumerate(clients)}
     return {
-        site if len(named) == 1 else f"{site}/{name}": state
-        for site, named in exported.items()
-        for name, state in named.items()
+        site: experiment.algorithm.enrol(first, {site: numbers[site]} if site in numbers else numbers)
+        for site in experiment.topology.sites(clients)
     }
-
-
-def _mean_of(exported: Sequence[Mapping[str, State]]) -> dict[str, State]:
-    """The plain mean over all sites of each model they export; counters keep the largest."""
-    means = {name: Mean() for name in exported[0]}
-    for named in exported:
-        for name, mean in means.items():
-            mean.add(named[name], 1.0)
-    return {name: mean.result() for name, mean in means.items()}

@@ -109,7 +109,7 @@ def evaluate(
         print(json.dumps({"probe": probe, "note": score.note} | score.summary() | {"models": score}))
         return
     for model, accuracy in score.items():
-        print(f"{model}: {accuracy:.2f}%")
+        print(f"{model}: {accuracy:.2f}%" + ("  (not in the average)" if model in score.apart else ""))
     if score.note:
         print(score.note)
     if len(score) > 1:

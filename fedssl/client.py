@@ -33,7 +33,7 @@ class Client:
     rate: float = 0.0
     progress: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
-    metrics: list[Metrics] = field(default_factory=list)  # one entry for each call of `train`
+    metrics: list[Metrics] = field(default_factory=list)  # one for each call of `train`; the first is told of
     notes: MutableMapping[str, float] = field(default_factory=dict)  # what an algorithm writes into the rounds log
 
     @property

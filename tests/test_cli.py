@@ -149,6 +149,7 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     assert cli("run", "mine.toml", "--quiet", "--set", "topology=cycle", "--dir", "peers")[0] == 0
     code, out, _ = cli("evaluate", "peers", "--probe", "knn")
     assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "mean", "on average"]
+    assert [line.endswith("(not in the average)") for line in out.splitlines()] == [False, False, False, True, False]
     assert "mean of the peers' models" in cli("run", "mine.toml", "--set", "topology=cycle", "--dir", "peers")[1]
     for args, sentence in (
         (["nowhere"], "nowhere is not a run directory"),
