@@ -26,7 +26,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fedssl.algorithm import ALGORITHMS, Algorithm
-from fedssl.data import PARTITIONS, SOURCES, Partition, Source
+from fedssl.data import PARTITIONS, SOURCES, Partition, Public, Source
 from fedssl.experiment import Experiment, ProbeSettings
 from fedssl.method import METHODS, MethodSettings
 from fedssl.nets import BACKBONES
@@ -313,6 +313,14 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield "## `[topology]`"
     yield 'Who merges what; `name = "star"` if the table is left out.'
     yield from choices("topology", TOPOLOGIES, Topology, "", meanings)
+    yield "## `[public]`"
+    yield (
+        "Images that everybody may see, for algorithms that need some; others have no use for the table, and say so. "
+        '`name = "held-out"`, if the table is left out, takes training images out of pre-training, drawn by the run\'s '
+        "seed. Any other name is that of a data set, whose own keys are those under `[data]`; `mean`, `std` and "
+        "`holdout` have their place there. [More](../how-to/own-images.md#public-images)."
+    )
+    yield rows(Public, ["images"], ["public."], meanings)
     yield "## `[train]`"
     yield first_words(TrainSettings)
     yield rows(TrainSettings, list(TrainSettings.model_fields), ["train."], meanings)

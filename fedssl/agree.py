@@ -43,9 +43,12 @@ def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) 
     return wanted
 
 
-def agree_on_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor]) -> None:
-    """Refuse to go on with other images, or the same ones dealt otherwise, than a run began with."""
+def agree_on_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor], public: Tensor | None = None) -> None:
+    """Refuse to go on with other images, private or public, or the same ones dealt otherwise, than a run began with."""
     digest = hashlib.sha256()
+    if public is not None:
+        digest.update(json.dumps(list(public.shape)).encode())
+        digest.update(public.numpy().data)
     for client, index in owners.items():
         digest.update(json.dumps([client, len(index), *data.train.image]).encode())
         for part in data.train.held.select(index).chunks(1024):

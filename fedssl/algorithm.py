@@ -58,12 +58,18 @@ class Algorithm(Settings, ABC):
 
     needs_server: ClassVar[bool] = False
     personalises: ClassVar[bool] = False  # whether clients end with models of their own: see `personal`
+    needs_pairs: ClassVar[bool] = False  # a method that makes two views of each image, of one kind
     weights: Literal["size", "uniform"] = "size"  # how a server weighs its clients
 
     @property
     def requires(self) -> frozenset[str]:
         """Parts the method must provide."""
         return frozenset()
+
+    @property
+    def needs_public(self) -> bool:
+        """Whether clients, and `init`, need images that everybody may see."""
+        return False
 
     @property
     def warning(self) -> str | None:
@@ -76,7 +82,7 @@ class Algorithm(Settings, ABC):
 
     @abstractmethod
     def init(self, home: Client) -> Tree:
-        """A site's first state; `home` holds the freshly built method and, where there are any, public images."""
+        """A site's first state; `home` holds the freshly built method and, if `needs_public`, public images."""
 
     def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
         """The first state of a site that is told who is at home there: clients with their numbers among all. It may be

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from fedssl import nets
 from fedssl.client import Client
-from fedssl.data import Dataset, from_python
+from fedssl.data import Dataset, HeldOut, from_python
 from fedssl.data.progress import Say
-from fedssl.errors import ConfigError, DataError
+from fedssl.errors import ClientError, ConfigError, DataError, RunError
 from fedssl.experiment import Experiment
 from fedssl.federate import Sites
 from fedssl.method import Method, Normalisation
@@ -24,7 +25,6 @@ from fedssl.runtimes.local import Shard
 from fedssl.seeds import derive, generator
 from fedssl.train import Trainer
 
-LISTED = 20  # files left out that are named
 CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
 BYTES_PER_PIXEL = 12_000  # of a batch's views, for a training step's activations; a ResNet-50 takes as many
 
@@ -52,20 +52,28 @@ def read_data(experiment: Experiment, root: Path, given: Any, say: Say) -> Datas
     """The experiment's images; `given` are images handed over in Python."""
     if given is not None:
         return experiment.data.set_aside(given if isinstance(given, Dataset) else from_python(given))
-    data = experiment.data.load(root, say)
-    if data.skipped:
-        more = f"\n  and {len(data.skipped) - LISTED} more" if len(data.skipped) > LISTED else ""
-        files = "1 file" if len(data.skipped) == 1 else f"{len(data.skipped)} files"
-        say(f"left out {files}:\n  " + "\n  ".join(data.skipped[:LISTED]) + more)
-    return data
+    return experiment.data.load(root, say)
+
+
+def read_public(experiment: Experiment, data: Dataset, root: Path, say: Say) -> Tensor | None:
+    """Images that everybody may see, (n, C, H, W) like the training images of `data`; None if nobody needs them."""
+    if experiment.algorithm.needs_public:
+        return experiment.public.take(data.train, root, generator(experiment.seed, "public"), say)
+    if experiment.public != HeldOut():
+        say("[public] is not used: the algorithm as set needs no public images")
+    return None
 
 
 def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict[str, Tensor]]:
     """The images as clients see them, and who holds which: client → indices. Clients without any are named once.
 
-    What is handed back is for training; models are measured with the images that were handed in.
+    What is handed back is for training; models are measured with the images that were handed in. Images that are
+    public are taken from whom they were dealt to, so that the others are dealt as they would be without public ones.
     """
     parts = experiment.partition.split(data, experiment.clients, generator(experiment.seed, "partition"))
+    if experiment.algorithm.needs_public:
+        public = experiment.public.rows(len(data.train), generator(experiment.seed, "public"))
+        parts = {client: index[~torch.isin(index, public)] for client, index in parts.items()}
     owners = dict(experiment.topology.owners(parts))
     empty = [client for client, index in owners.items() if not len(index)]
     if len(empty) == len(owners):
@@ -138,12 +146,27 @@ def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.dev
     return max(1, cores // experiment.train.threads)
 
 
-def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str]) -> Sites:
-    """Every site's first state, from one common initialisation."""
+def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str], public: Tensor | None = None) -> Sites:
+    """Every site's first state, from one common initialisation; `public` images are on the trainer's device."""
     nobody = trainer.method.state.floats.new_empty(0, dtype=torch.uint8)
-    home = Client("home", nobody, None, {}, trainer, experiment.seed, 0)
-    first, numbers = experiment.algorithm.init(home), {client: i for i, client in enumerate(clients)}
+    home = Client("home", nobody, None, {}, trainer, experiment.seed, 0, rounds=experiment.rounds, public=public)
+    try:
+        with _threads(experiment.train.threads):  # as many as a client has: an algorithm may train here
+            first = experiment.algorithm.init(home)
+    except ClientError as problem:
+        raise RunError(f"before the first round, on public images: {problem}") from problem
+    numbers = {client: i for i, client in enumerate(clients)}
     return {
         site: experiment.algorithm.enrol(first, {site: numbers[site]} if site in numbers else numbers)
         for site in experiment.topology.sites(clients)
     }
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    found = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(found)

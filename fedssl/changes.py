@@ -12,7 +12,7 @@ import fedssl.algorithms
 import fedssl.graphs
 import fedssl.methods  # noqa: F401 - all register what they hold
 from fedssl.algorithm import ALGORITHMS
-from fedssl.data import PARTITIONS, SOURCES
+from fedssl.data import PARTITIONS, PUBLIC, SOURCES
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, Method
 from fedssl.settings import Settings
@@ -24,11 +24,13 @@ CHOICES: dict[str, Any] = {
     "method": METHODS,
     "algorithm": ALGORITHMS,
     "topology": TOPOLOGIES,
+    "public": PUBLIC,
 }
-USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star"}  # where a table names none
+# Where a table names none.
+USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star", "public": "held-out"}
 # What may change when a run goes on. None of it changes what the model becomes, except that more rounds stretch the
 # learning rate's schedule from there on: the log and the results then say that the run was prolonged.
-HARMLESS = ("rounds", "probe", "data.cache", "train.workers", "train.memory", "train.checkpoint_every")
+HARMLESS = ("rounds", "probe", "data.cache", "public.cache", "train.workers", "train.memory", "train.checkpoint_every")
 
 
 def settings_class(table: str, name: Any) -> type[Settings]:

@@ -32,6 +32,8 @@ class Client:
     round: int
     rate: float = 0.0
     progress: float = 0.0
+    rounds: int = 1  # of the whole run
+    public: Tensor | None = None  # (n, C, H, W) uint8, on the trainer's device: images that everybody may see
     stop: threading.Event = field(default_factory=threading.Event)
     metrics: list[Metrics] = field(default_factory=list)  # one for each call of `train`; the first is told of
     notes: MutableMapping[str, float] = field(default_factory=dict)  # what an algorithm writes into the rounds log
@@ -55,12 +57,17 @@ class Client:
 
     def train(self, objective: Objective, given: Given, draw: Draw = no_draws) -> Metrics:
         """Train the resident method on this client's images; `draw` makes an objective's own random numbers."""
+        self.metrics.append(self.trainer.fit(self._task(f"train {len(self.metrics)}", draw), objective, given))
+        return self.metrics[-1]
+
+    def measure(self, given: Given, *objectives: Objective, draw: Draw = no_draws) -> list[float]:
+        """What each of some objectives comes to, for one batch; nothing is trained, and the method is left as found."""
+        return self.trainer.measure(self._task(f"measure {len(self.metrics)}", draw), given, *objectives)
+
+    def _task(self, purpose: str, draw: Draw) -> Task:
         device = self.trainer.device
         labels = self._labels() if self.method.learns_from_labels else None
-        stream = self.generator(f"train {len(self.metrics)}", device)
-        task = Task(self.pixels, labels, stream, self.rate, self.progress, self.stop, draw)
-        self.metrics.append(self.trainer.fit(task, objective, given))
-        return self.metrics[-1]
+        return Task(self.pixels, labels, self.generator(purpose, device), self.rate, self.progress, self.stop, draw)
 
     def _labels(self) -> Tensor:
         if self.labels is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -74,12 +75,14 @@ def images() -> Dataset:
 
 def train(experiment: Experiment, data: Dataset) -> Sites:
     """The sites after the last round, on the CPU and in memory: nothing is written anywhere."""
-    seen, owners = assemble.deal(experiment, data, lambda line: None)
+    seen, owners = assemble.deal(experiment, data, _quiet)
+    found = assemble.read_public(experiment, data, Path(), _quiet)
     trainers = assemble.build_trainers(experiment, seen.train.image, CPU, 1)
-    sites = assemble.first_sites(experiment, trainers[0], list(owners))
-    shards, pace = assemble.shards(seen, owners, [CPU]), Pace(experiment.train.lr, 0.0)
-    algorithm, seed = experiment.algorithm, experiment.seed
-    runtime = LocalRuntime(algorithm, shards, trainers, Memory(), seed, lambda round: pace, threading.Event())
+    sites = assemble.first_sites(experiment, trainers[0], list(owners), found)
+    shards, pace = assemble.shards(seen, owners, [CPU]), Pace(experiment.train.lr, 0.0, experiment.rounds)
+    algorithm, seed, public = experiment.algorithm, experiment.seed, {} if found is None else {CPU: found}
+    stop = threading.Event()
+    runtime = LocalRuntime(algorithm, shards, trainers, Memory(), seed, lambda round: pace, stop, public=public)
     try:
         wire = algorithm.wire(trainers[0].method)
         for round in federate(algorithm, experiment.topology, runtime, wire, sites, Mean, seed, 0, experiment.rounds):
@@ -134,6 +137,9 @@ def tables(found: Mapping[Combination, Outcome]) -> str:
 
     whys = [f"{i}. {reason}" for i, reason in enumerate(reasons, 1)]
     return "\n".join([*grid("method"), "", *grid("topology"), *(["", *whys] if whys else [])])
+
+
+def _quiet(line: str) -> None: ...
 
 
 def _reason(outcome: Outcome) -> str:

@@ -39,7 +39,15 @@ class Interrupted(FedsslError):  # noqa: N818 - a request, not an error
     exit_code = 130
 
 
-def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.device, title: str, quiet: bool) -> None:
+def drive(
+    experiment: Experiment,
+    folder: Path,
+    data: Dataset,
+    public: Tensor | None,
+    device: torch.device,
+    title: str,
+    quiet: bool,
+) -> None:
     """Train what is left of an experiment in its directory; nothing if it is finished."""
     say: Say = (lambda line: None) if quiet else say_on_stderr
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,11 +67,12 @@ def drive(experiment: Experiment, folder: Path, data: Dataset, device: torch.dev
         if snapshot is not None and not (folder / "experiment.toml").is_file():
             raise RunError(f"{folder} has checkpoints but no experiment.toml that says of what; nothing was changed")
         seen, owners = assemble.deal(experiment, data, say)
-        agree_on_images(folder, seen, owners)
+        agree_on_images(folder, seen, owners, public)
         write_atomic(folder / "experiment.toml", experiment.to_toml().encode())
         if snapshot is None or snapshot.rounds < experiment.rounds:
             evaluation = Evaluation(experiment, data, device)
-            Drive(experiment, folder, seen, owners, evaluation, device, store, say).train(snapshot, title, quiet)
+            turn = Drive(experiment, folder, seen, public, owners, evaluation, device, store, say)
+            turn.train(snapshot, title, quiet)
         if all(line["failed"] for line in read_rounds(folder / "rounds.jsonl")):
             raise RunError(f"{folder}: no round had a sound upload, so nothing was learned; rounds.jsonl says why")
 
@@ -76,6 +85,7 @@ class Drive:
         experiment: Experiment,
         folder: Path,
         data: Dataset,
+        public: Tensor | None,
         owners: Mapping[str, Tensor],
         evaluation: Evaluation,
         device: torch.device,
@@ -93,7 +103,9 @@ class Drive:
         self.owners = {client: index for client, index in owners.items() if len(index)}
         asked = experiment.topology.plan(list(self.owners), 0, experiment.seed).home
         self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(asked))
-        self.shards = assemble.shards(data, self.owners, [trainer.device for trainer in self.trainers])
+        devices = dict.fromkeys(trainer.device for trainer in self.trainers)
+        self.shards = assemble.shards(data, self.owners, devices)
+        self.public = {} if public is None else {each: public.to(each) for each in devices}
         self.evaluation = evaluation
         self.stop = threading.Event()
 
@@ -132,7 +144,8 @@ class Drive:
 
     def _begin(self) -> Snapshot:
         """The state before the first round, saved at once: a run that has begun is never mistaken for a new one."""
-        first = assemble.first_sites(self.experiment, self.trainers[0], list(self.owners))
+        trainer = self.trainers[0]
+        first = assemble.first_sites(self.experiment, trainer, list(self.owners), self.public.get(trainer.device))
         snapshot = Snapshot(0, first, {})
         self.store.save(snapshot)
         self.store.wait()
@@ -152,9 +165,11 @@ class Drive:
         e = self.experiment
 
         def pace(round: int) -> Pace:
-            return Pace(e.train.rate(round, e.rounds), round / e.rounds)
+            return Pace(e.train.rate(round, e.rounds), round / e.rounds, e.rounds)
 
-        return LocalRuntime(e.algorithm, self.shards, self.trainers, memory, e.seed, pace, self.stop, progress.client)
+        return LocalRuntime(
+            e.algorithm, self.shards, self.trainers, memory, e.seed, pace, self.stop, progress.client, self.public
+        )
 
     def _record(self, round: Round, done: Snapshot, seconds: float) -> dict[str, Any]:
         rounds, knn = self.experiment.rounds, self._knn(done)

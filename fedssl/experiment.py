@@ -18,7 +18,7 @@ from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignment, settings_class
-from fedssl.data import PARTITIONS, Partition, Source
+from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, MethodSettings
 from fedssl.settings import Settings, explain, suggest, validate
@@ -67,6 +67,7 @@ class Experiment(Settings):
     method: Annotated[MethodSettings, _chosen("method")]
     algorithm: Annotated[Algorithm, _chosen("algorithm")] = FedAvg()
     topology: Annotated[Topology, _chosen("topology")] = Star()
+    public: Annotated[Public, _chosen("public")] = HeldOut()
     train: TrainSettings = TrainSettings()
     probe: ProbeSettings = ProbeSettings()
 
@@ -103,12 +104,15 @@ class Experiment(Settings):
         return cls.from_toml(_read(path), str(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, every default filled in; only what has no value is left out."""
+        """Plain values, every default filled in; only what has no value is left out, and public images that nobody has
+        asked for."""
         plain = {key: getattr(self, key) for key in ("seed", "rounds", "clients")}
         for table, registry in CHOICES.items():
             chosen = getattr(self, table)
             owner = chosen.method if isinstance(chosen, MethodSettings) else type(chosen)
             plain[table] = {"name": registry.name_of(owner)} | dump(chosen)
+        if not self.algorithm.needs_public and self.public == HeldOut():
+            del plain["public"]
         return plain | {"train": dump(self.train), "probe": dump(self.probe)}
 
     def to_toml(self) -> str:
@@ -124,7 +128,7 @@ class Experiment(Settings):
     def check(self) -> None:
         """Refuse what cannot work before any image is read: the method is built without memory and asked."""
         with torch.device("meta"):
-            method = self.method.method(self.method, nets.build(self.method.backbone, 3, self.method.stem), 32)
+            method = self.method.method(self.method, nets.build(self.method.backbone, 3, self.method.stem), 224)
         if self.method.view_size is not None:
             method.views  # noqa: B018 - refuses a blur wider than the views
         missing = self.algorithm.requires - method.provides
@@ -132,6 +136,11 @@ class Experiment(Settings):
             raise ConfigError(
                 f'algorithm "{ALGORITHMS.name_of(type(self.algorithm))}" as set needs a method with a '
                 f'{" and a ".join(sorted(missing))}; "{METHODS.name_of(type(method))}" as set has none'
+            )
+        if self.algorithm.needs_pairs and [group.count for group in method.views] != [2]:
+            raise ConfigError(
+                f'algorithm "{ALGORITHMS.name_of(type(self.algorithm))}" needs a method with two views of each image, '
+                f'of one kind; "{METHODS.name_of(type(method))}" as set has others'
             )
         if self.algorithm.needs_server and not self.topology.has_server:
             raise ConfigError(
@@ -141,8 +150,17 @@ class Experiment(Settings):
         for name in self.probe.beside:
             if self.algorithm.needs_server and name in TOPOLOGIES.names() and not TOPOLOGIES[name].has_server:
                 raise ConfigError(f'probe.beside: the algorithm needs a server, "{name}" has none')
+        if self.algorithm.needs_public and self._is_public():
+            raise ConfigError(
+                "[public] names the images of [data] itself: leave the table out to hold some of them out"
+            )
         if self.method.init is not None and not self.method.init.is_file():
             raise ConfigError(f"method.init: there is no file {self.method.init}")
+
+    def _is_public(self) -> bool:
+        """Whether the clients' own images are the public ones."""
+        tables = self.to_dict()
+        return all(tables["data"].get(key) == tables["public"].get(key) for key in ("name", "path", "part"))
 
 
 def _read(path: Path) -> str:

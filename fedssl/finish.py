@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import torch
+from torch import Tensor
 
 import fedssl
 from fedssl import assemble, nets
@@ -28,13 +29,14 @@ from fedssl.store import Store, write_atomic
 from fedssl.tree import State
 
 
-def finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> None:
-    """Export and measure a run whose last round is done; what is there already is not made again."""
+def finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool) -> None:
+    """Export and measure a run whose last round is done; what is there already is not made again. Runs beside it train
+    on the same images, `public` ones included."""
     with locked(folder):
-        _finish(folder, data, device, quiet)
+        _finish(folder, data, public, device, quiet)
 
 
-def _finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> None:
+def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool) -> None:
     experiment = Experiment.from_file(folder / "experiment.toml")
     snapshot = Store(folder).load(lambda line: None, check_rows=False)
     assert snapshot is not None
@@ -58,7 +60,7 @@ def _finish(folder: Path, data: Dataset, device: torch.device, quiet: bool) -> N
     }
     export(experiment, folder, models, image, snapshot.rounds, notes)
     if evaluation.possible:
-        results["table"] = table(experiment, folder, data, device, evaluation, models, quiet)
+        results["table"] = table(experiment, folder, data, public, device, evaluation, models, quiet)
     write_atomic(folder / "results.json", (json.dumps(results, indent=2) + "\n").encode())
     if experiment.probe.picture and data.test is not None and data.test.labelled:
         try:
@@ -91,6 +93,7 @@ def table(
     experiment: Experiment,
     folder: Path,
     data: Dataset,
+    public: Tensor | None,
     device: torch.device,
     evaluation: Evaluation,
     models: Models,
@@ -110,7 +113,7 @@ def table(
         other = experiment.with_changes(
             {"topology.name": name, "probe.every": 0, "probe.beside": [], "probe.picture": False}
         )
-        drive(other, folder / name, data, device, name, quiet)
+        drive(other, folder / name, data, public, device, name, quiet)
         snapshot = Store(folder / name).load(lambda line: None, check_rows=False)
         assert snapshot is not None
         trained = models_of(other, snapshot.sites, snapshot.memory)

@@ -123,11 +123,12 @@ def run(
     folder = Path(dir) if dir is not None else default_dir(title, chosen, own_name)
     torch_device = assemble.resolve_device(device)
     agree(chosen, folder, torch_device, _quiet)  # again under the lock, but here before images are read
-    root = Path(data_dir or "data")
-    data = assemble.read_data(chosen, root, dataset, _quiet if quiet else say_on_stderr)
+    root, say = Path(data_dir or "data"), _quiet if quiet else say_on_stderr
+    data = assemble.read_data(chosen, root, dataset, say)
+    public = assemble.read_public(chosen, data, root, say)
     try:
-        drive(chosen, folder, data, torch_device, title, quiet)
-        finish(folder, data, torch_device, quiet)
+        drive(chosen, folder, data, public, torch_device, title, quiet)
+        finish(folder, data, public, torch_device, quiet)
     except OSError as problem:
         raise RunError(f"{folder} cannot be written: {problem}; what was saved before is intact") from problem
     return Run(folder, root, device, dataset)

@@ -87,7 +87,7 @@ class Step:
                 return self(inputs, objective, given)
         if self.method.compiled != self.compiled:
             self.method.compile_with(self._loss if self.compiled else None)
-        batch = self._batch(inputs)
+        batch = self.batch(inputs)
         with contextlib.nullcontext() if self._shadow is None else self._shadow.worn():
             out: Output = self.method(batch)
         loss = objective(self.method, batch, out, given)
@@ -111,7 +111,8 @@ class Step:
         assert 0 <= start <= len(row) - len(target), "the target mirrors a part that does not train"
         return Follower(target, None if self._shadow is None else self._shadow.beside(target), 1 - momentum, start)
 
-    def _batch(self, inputs: Inputs) -> Batch:
+    def batch(self, inputs: Inputs) -> Batch:
+        """What a method sees of a step's inputs."""
         method = self.method
         made = tuple(
             self._make_views(group, inputs.images, uniforms, method.mean, method.std)

@@ -156,6 +156,24 @@ class Trainer:
         return Metrics(loss, steps, steps * size, time.perf_counter() - started, std, rank)
 
     @torch.no_grad()
+    def measure(self, task: Task, given: Given, *objectives: Objective) -> list[float]:
+        """What objectives come to for one batch, seen as a step would see it; the method is left as found."""
+        method, training = self.method, self.method.training
+        with self.active():
+            pixels, found = as_pixels(task.pixels, self.device), method.state.clone()
+            order = torch.randperm(len(pixels), generator=task.generator, device=task.generator.device)
+            index, images = next(iter(pixels.batches(order, min(self.settings.batch, len(pixels)))))
+            batch = self._plain.batch(self._inputs(task, index, images))
+            self.step.refresh()
+            try:
+                out = method.train()(batch)
+                return [objective(method, batch, out, given).item() for objective in objectives]
+            finally:
+                method.train(training)
+                method.state.load(found)  # running statistics have moved
+                method.passed = 0
+
+    @torch.no_grad()
     def embed(self, pixels: Tensor | Pixels, what: Literal["h", "z", "p"] = "h", batch: int = 512) -> Tensor:
         """Features (n, d) of clean images (n, C, H, W) under the resident model, in eval mode."""
         method, training = self.method, self.method.training

@@ -201,6 +201,14 @@ def model(tree: Tree, key: str) -> State:
     return value
 
 
+def tensor(tree: Tree, key: str) -> Tensor:
+    """The Tensor under a key; a TypeError if something else lies there."""
+    value = tree[key]
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{key} is not a Tensor")
+    return value
+
+
 def number(tree: Tree, key: str, default: float | None = None) -> float:
     """The number under a key, or the default where there is none; a TypeError if something else lies there."""
     value = tree.get(key, default)

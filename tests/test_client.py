@@ -130,5 +130,19 @@ def test_a_failed_embed_leaves_the_method_as_found(
     assert method.training
 
 
+def test_measuring_has_a_stream_of_its_own(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    """What a client trains on is the same whether it was measured before or not, and measurements repeat."""
+
+    def loss(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        return method.loss(out, given)
+
+    trainer = make_trainer("simclr")
+    client = make(trainer, pixels(16), rate=0.0)
+    assert client.measure({}, loss) == client.measure({}, loss)
+    assert client.metrics == []
+    assert _seen(client) == _seen(make(trainer, pixels(16), rate=0.0))
+    assert client.measure({}, loss) != make(trainer, pixels(16), id="b").measure({}, loss)
+
+
 def test_a_client_counts_its_images(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     assert make(make_trainer(), pixels(13)).count == 13

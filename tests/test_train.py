@@ -328,6 +328,53 @@ def test_a_method_that_does_not_look_costs_no_pass_over_the_images(
     assert make_trainer("simclr").fit(task(pixels(8)), Watched(), {}).steps == 1
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["simclr", "byol", "mocov2"])
+def test_measuring_is_a_step_that_changes_nothing(
+    name: str, training: bool, make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    """Objectives see the very batch, views, draws and output that a first step would, and come to the same loss."""
+    seen: list[tuple[Tensor, ...]] = []
+
+    def draw(n: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"own": torch.rand(n, generator=generator)}
+
+    def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        seen.append((batch.index, *batch.views, batch.draws["own"], out.z.detach(), given["x"]))
+        return method.loss(out, given)
+
+    def double(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        return 2 * objective(method, batch, out, given)
+
+    trainer, given = make_trainer(name, {"batch": 8}), {"x": torch.ones(3)}
+    method = trainer.method
+    method.fresh(torch.Generator().manual_seed(0))
+    method.train(training)
+    before = method.state.clone()
+    values = trainer.measure(task(pixels(8))._replace(draw=draw), given, objective, double)
+    assert torch.equal(method.state.floats, before.floats)
+    assert torch.equal(method.state.counts, before.counts)
+    assert {module.training for module in method.modules()} == {training}
+    assert method.passed == 0
+    stepped = trainer.fit(task(pixels(8))._replace(draw=draw), objective, given)
+    assert values == [stepped.loss, 2 * stepped.loss]
+    for measured, again, trained in zip(*seen, strict=True):
+        assert torch.equal(measured, trained)
+        assert torch.equal(measured, again)
+
+
+def test_a_failed_measurement_leaves_the_method_as_found(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    def fail(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        raise RuntimeError("no")
+
+    trainer = make_trainer("byol")
+    before = trainer.method.eval().state.clone()
+    with pytest.raises(RuntimeError, match="no"):
+        trainer.measure(task(pixels(9)), {}, fail)
+    assert torch.equal(trainer.method.state.floats, before.floats)
+    assert not trainer.method.training
+
+
 @pytest.mark.parametrize("batch", [1, 4, 100])
 @pytest.mark.parametrize("training", [True, False])
 def test_embedding_changes_nothing(training: bool, batch: int, make_trainer: MakeTrainer, pixels: Pixels) -> None:

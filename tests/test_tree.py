@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedssl.layout import PARAMETERS, Entry, Layout
 from fedssl.resident import settle
-from fedssl.tree import Mean, State, dumps, loads, model, nbytes, to_device
+from fedssl.tree import Mean, State, dumps, loads, model, nbytes, number, tensor, to_device
 
 LAYOUT = Layout.of(
     [
@@ -54,8 +54,8 @@ def test_a_convolution_lies_with_its_channels_last() -> None:
 
 def test_tensors_are_live_views() -> None:
     state = random_state()
-    for tensor in state.tensors().values():
-        tensor.fill_(7)
+    for view in state.tensors().values():
+        view.fill_(7)
     assert bool((state.floats == 7).all())
     assert bool((state.counts == 7).all())
 
@@ -326,3 +326,13 @@ def test_model_and_device() -> None:
         model(tree, "n")
     assert to_device(tree, "meta")["m"].floats.is_meta  # type: ignore[union-attr]
     assert to_device(tree, "meta")["n"] == 3
+
+
+def test_values_are_what_they_are_asked_for_as() -> None:
+    tree = {"model": random_state(), "rows": torch.ones(2), "count": 3}
+    assert model(tree, "model") is tree["model"]
+    assert tensor(tree, "rows") is tree["rows"]
+    assert number(tree, "count") == 3
+    for ask, key in ((model, "rows"), (tensor, "model"), (tensor, "count"), (number, "rows")):
+        with pytest.raises(TypeError, match=f"{key} is not a"):
+            ask(tree, key)

@@ -10,6 +10,7 @@ from fedssl.data.idx import FashionMnist
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.npz import Npz
 from fedssl.data.partition import PARTITIONS, Iid, Listed, Natural, Partition, Quantity
+from fedssl.data.public import PUBLIC, HeldOut, Public
 from fedssl.data.shift import Rotation, Style
 from fedssl.data.spread import draw, earth_movers_distance, histogram
 from fedssl.data.stl10 import Stl10
@@ -17,6 +18,7 @@ from fedssl.data.tiny_imagenet import TinyImageNet
 
 __all__ = [
     "PARTITIONS",
+    "PUBLIC",
     "SOURCES",
     "Cifar10",
     "Cifar100",
@@ -28,12 +30,14 @@ __all__ = [
     "FashionMnist",
     "Folder",
     "Given",
+    "HeldOut",
     "Iid",
     "Images",
     "Listed",
     "Natural",
     "Npz",
     "Partition",
+    "Public",
     "Quantity",
     "Rotation",
     "Skew",

@@ -57,6 +57,15 @@ def decode(source: Path | bytes, size: int, channels: int = 3) -> Array:
             raise
         except Exception as failure:  # whatever Pillow stumbles over: OSError, SyntaxError, struct.error, zlib.error …
             raise _damaged(failure, "truncated or damaged") from None
+    return _scaled(square, size, channels)
+
+
+def fit(image: Image.Image, size: int, channels: int) -> Array:
+    """An L or RGB image to uint8 (channels, size, size), by rules 3, 4 and 6."""
+    return _scaled(_square(image), size, channels)
+
+
+def _scaled(square: Image.Image, size: int, channels: int) -> Array:
     small = square.resize((size, size), Image.Resampling.BILINEAR)
     return to_array(small.convert("L" if channels == 1 else "RGB"))
 

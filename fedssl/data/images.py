@@ -18,6 +18,8 @@ from fedssl.errors import DataError
 from fedssl.pixels import Rows
 from fedssl.settings import Registry, Settings
 
+LISTED = 20  # files left out that are named
+
 LabelLoader = Callable[[], Tensor]
 
 
@@ -123,8 +125,13 @@ class Source(Settings, ABC):
         """All images found under `root`; `say` gets one-line messages on the way."""
 
     def load(self, root: Path, say: Say = say_on_stderr) -> Dataset:
-        """`read`, then `set_aside`."""
-        return self.set_aside(self.read(root, say))
+        """`read`, then `set_aside`; files that were left out are named."""
+        data = self.read(root, say)
+        if data.skipped:
+            more = f"\n  and {len(data.skipped) - LISTED} more" if len(data.skipped) > LISTED else ""
+            files = "1 file" if len(data.skipped) == 1 else f"{len(data.skipped)} files"
+            say(f"left out {files}:\n  " + "\n  ".join(data.skipped[:LISTED]) + more)
+        return self.set_aside(data)
 
     def set_aside(self, data: Dataset) -> Dataset:
         """Put `holdout` training images in place of the test images, which are then never seen.

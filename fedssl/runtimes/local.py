@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from fedssl.tiers import on_device
 from fedssl.train import Trainer
 from fedssl.tree import Tree
 
+NOTHING: Mapping[torch.device, Tensor] = MappingProxyType({})
 WAITING = 4  # uploads for each worker, done or in the making
 
 
@@ -44,6 +46,7 @@ class Pace(NamedTuple):
 
     rate: float
     progress: float
+    rounds: int = 1  # of the whole run
 
 
 class LocalRuntime:
@@ -62,11 +65,12 @@ class LocalRuntime:
         pace: Callable[[int], Pace],
         stop: threading.Event,
         on_client: Callable[[Reply], None] = lambda reply: None,
+        public: Mapping[torch.device, Tensor] = NOTHING,
     ) -> None:
         self.clients = [client for client, shard in shards.items() if shard.images]
         self._algorithm, self._shards, self._memory = algorithm, shards, memory
         self._seed, self._pace, self._stop, self._on_client = seed, pace, stop, on_client
-        self._home = trainers[0].device
+        self._home, self._public = trainers[0].device, public
         self._idle: LifoQueue[Trainer] = LifoQueue()  # the last used first: it has recorded its step
         for trainer in trainers:
             self._idle.put(trainer)
@@ -133,6 +137,8 @@ class LocalRuntime:
             turn.round,
             pace.rate,
             pace.progress,
+            pace.rounds,
+            self._public.get(trainer.device),
             self._stop,
         )
         return client, on_device(message, trainer.device)

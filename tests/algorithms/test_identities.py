@@ -17,6 +17,8 @@ PAIRS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("mocov2", {"name": "fedema", "lam": 0}, {"name": "fedavg"}),
     ("byol", {"name": "fedu", "mu": math.inf}, {"name": "fedavg", "predictor": "global"}),
     ("byol", {"name": "fedu", "mu": 0}, {"name": "fedavg", "predictor": "local"}),
+    ("byol", {"name": "fedavgm", "momentum": 0}, {"name": "fedavg"}),
+    ("byol", {"name": "fedavgm", "momentum": 0, "predictor": "local"}, {"name": "fedavg", "predictor": "local"}),
 ]
 
 
@@ -35,7 +37,11 @@ def test_the_same_bits(method: str, ours: dict[str, Any], theirs: dict[str, Any]
     assert torch.equal(one.floats, other.floats)
 
 
-@pytest.mark.parametrize("ours", [{"name": "fedprox"}, {"name": "fedema"}, {"name": "fedu", "mu": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "ours",
+    [{"name": "fedprox"}, {"name": "fedema"}, {"name": "fedu", "mu": 0.0}, {"name": "fedavgm"}, {"name": "fedadam"}],
+    ids=str,
+)
 def test_and_with_the_switch_on_they_are_not(ours: dict[str, Any]) -> None:
     assert not torch.equal(encoder("byol", ours).floats, encoder("byol", {"name": "fedavg"}).floats)
 

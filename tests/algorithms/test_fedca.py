@@ -1,0 +1,469 @@
+"""FedCA: its loss, its dictionary and its alignment against loops that follow the paper's equations one by one."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from toy import Federation, Numbers, toy
+
+import fedssl
+from fedssl.algorithm import Upload
+from fedssl.algorithms import FedAvg, FedCA
+from fedssl.algorithms.dictionary import EMPTY, OTHERS, Gathering, as_given, width
+from fedssl.algorithms.fedca import contrast
+from fedssl.client import Client
+from fedssl.data import Dataset, Images
+from fedssl.drive import Interrupted
+from fedssl.experiment import Experiment
+from fedssl.federate import federate
+from fedssl.graphs import Cycle
+from fedssl.guard import Guard, Reply
+from fedssl.memory import Memory
+from fedssl.method import Batch, Given, Method, Output
+from fedssl.report.rounds import RoundsLog
+from fedssl.runtimes.local import LocalRuntime, Pace, Shard
+from fedssl.seeds import derive
+from fedssl.topology import SERVER, Star, Topology
+from fedssl.train import Trainer
+from fedssl.tree import Mean, State, Tree, dumps, model, tensor
+
+MakeTrainer = Callable[..., Trainer]
+PLAIN = {"dictionary": 0, "beta": 0.0}
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# -- the loss --
+
+
+def slow_contrast(z: Tensor, index: Tensor, dictionary: Tensor, entry: Tensor, t: float) -> float:
+    """Eq. 4-8: for each image the log of the softmax over the batch's second views and all rows that count."""
+
+    def cosine(a: Tensor, b: Tensor) -> float:
+        return float((a / a.norm()) @ (b / b.norm()))
+
+    losses = []
+    for i in range(z.shape[1]):
+        logits = [cosine(z[0, i], z[1, j]) / t for j in range(z.shape[1])]
+        for row, number in zip(dictionary, entry.tolist(), strict=True):
+            if number not in (EMPTY, int(index[i])):
+                logits.append(cosine(z[0, i], row) / t)
+        losses.append(math.log(sum(map(math.exp, logits))) - logits[i])
+    return sum(losses) / len(losses)
+
+
+ENTRY = torch.tensor([OTHERS, 3, EMPTY, 8, OTHERS, EMPTY, 4, OTHERS])  # 3 and 8 are in the batch, 4 is not
+INDEX = torch.tensor([3, 1, 8, 0, 9])
+
+
+@pytest.mark.parametrize("t", [0.5, 0.1])
+def test_the_loss_is_the_papers(t: float) -> None:
+    z, dictionary = noise(2, 5, 4), F.normalize(noise(8, 4, seed=1), dim=1)
+    found = contrast(z, INDEX, dictionary, ENTRY, t)
+    assert found.item() == pytest.approx(slow_contrast(z, INDEX, dictionary, ENTRY, t), rel=1e-5)
+    alone = contrast(z, INDEX, None, None, t)
+    assert alone.item() == pytest.approx(slow_contrast(z, INDEX, dictionary[:0], ENTRY[:0], t), rel=1e-5)
+    assert found > alone
+    assert contrast(z.flip(0), INDEX, None, None, t) != alone  # one way only: not NT-Xent
+
+
+def test_what_does_not_count_does_not_count() -> None:
+    """Empty rows have no effect on anybody, and a client's row of an image none on that image."""
+    z, dictionary = noise(2, 5, 4), F.normalize(noise(8, 4, seed=1), dim=1)
+    before = contrast(z, INDEX, dictionary, ENTRY, 0.5)
+    changed = dictionary.clone()
+    changed[[2, 5]] = 1e4
+    assert torch.equal(contrast(z, INDEX, changed, ENTRY, 0.5), before)
+    for row, own in ((1, 0), (3, 2)):  # made of images 3 and 8, in the batch as numbers 0 and 2
+        one = z[:, own : own + 1]
+        changed = dictionary.clone()
+        changed[row] = -dictionary[row]
+        alone = [contrast(one, INDEX[own : own + 1], d, ENTRY, 0.5) for d in (dictionary, changed)]
+        assert torch.equal(*alone)
+        assert not torch.equal(contrast(z, INDEX, changed, ENTRY, 0.5), before)  # to the others it is a negative
+
+
+def test_gradients_reach_both_views_and_never_what_is_masked() -> None:
+    z, dictionary = noise(2, 5, 4).requires_grad_(), noise(8, 4, seed=1).requires_grad_()
+    contrast(z, INDEX, dictionary, ENTRY, 0.5).backward()
+    assert z.grad is not None
+    assert dictionary.grad is not None
+    assert torch.isfinite(z.grad).all()
+    assert z.grad.abs().sum((1, 2)).gt(0).all()
+    assert dictionary.grad.abs().sum(1).gt(0).tolist() == (ENTRY != EMPTY).tolist()
+
+
+# -- the dictionary, at a site --
+
+
+def upload(
+    client: str, rows: list[list[float]], weight: float, w: float = 0.0, index: list[int] | None = None
+) -> Upload:
+    state = toy().state.pick(("backbone",))
+    moved = State(state.layout, state.floats + w, state.counts)
+    numbers = index if index is not None else list(range(10, 10 + len(rows)))
+    features = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), 2)
+    tree = {"model": moved, "features": features, "index": torch.tensor(numbers, dtype=torch.int64)}
+    return Upload(client, weight, tree)
+
+
+def site(**more: Any) -> Tree:
+    return {"model": toy().state.pick(("backbone",)), **more}
+
+
+def test_two_clients_merged_by_hand() -> None:
+    """K = 5 and two clients: two rows of each, the first two. Weights 10 + 4 and 10 + 8, of 1 and 3 images: 17."""
+    a = upload("A", [[1, 0], [2, 0], [3, 0]], 1, 4)
+    b = upload("B", [[0, 1], [0, 2], [0, 3]], 3, 8, [7, 5, 6])
+    merged = FedCA(dictionary=5, beta=0).merge(site(h_align=torch.ones(1)), iter([a, b]), Mean)
+    assert merged.keys() == {"model", "features", "owner", "index", "share", "h_align"}
+    assert model(merged, "model").tensors()["backbone.w"].item() == 17
+    assert tensor(merged, "features").tolist() == [[1, 0], [2, 0], [0, 1], [0, 2]]
+    assert tensor(merged, "owner").tolist() == [derive("A")] * 2 + [derive("B")] * 2
+    assert tensor(merged, "index").tolist() == [10, 11, 7, 5]
+    assert merged["share"] == 2
+    assert tensor(merged, "h_align") is not None
+
+
+@pytest.mark.parametrize(
+    ("capacity", "counts", "kept", "share"),
+    [
+        (6, [9, 9, 9], [2, 2, 2], 2),
+        (7, [9, 9, 9], [2, 2, 2], 2),  # equal shares: one row stays empty
+        (6, [9, 1, 0], [2, 1, 0], 2),  # who has fewer leaves rows empty
+        (6, [4], [4], 6),
+        (3, [2, 2, 2, 2, 2], [1, 1, 1, 0, 0], 1),  # more clients than rows
+        (1024, [1024] * 5, [204] * 5, 204),
+        (8, [8] * 7, [1] * 7, 1),
+    ],
+)
+def test_equal_shares_whoever_comes(capacity: int, counts: list[int], kept: list[int], share: int) -> None:
+    uploads = [upload(f"c{k}", [[k, i] for i in range(n)], 1) for k, n in enumerate(counts)]
+    merged = FedCA(dictionary=capacity, beta=0).merge(site(), iter(uploads), Mean)
+    expected = [[float(k), float(i)] for k, n in enumerate(kept) for i in range(n)]
+    assert tensor(merged, "features").tolist() == expected
+    assert tensor(merged, "owner").tolist() == [derive(f"c{int(k)}") for k, _ in expected]
+    assert tensor(merged, "index").tolist() == [10 + int(i) for _, i in expected]
+    assert merged["share"] == share
+
+
+def test_columns_of_different_length_are_cut_to_the_shorter() -> None:
+    merged = FedCA(dictionary=9, beta=0).merge(site(), iter([upload("a", [[1, 1]] * 4, 1, index=[1, 2])]), Mean)
+    assert len(tensor(merged, "features")) == len(tensor(merged, "index")) == len(tensor(merged, "owner")) == 2
+
+
+def test_a_site_holds_no_more_than_it_keeps() -> None:
+    """Two rows of each of three clients, and not the hundred that each sent."""
+    gathering = Gathering(6)
+    for client in "ABC":
+        gathering(upload(client, [[1, 0]] * 100, 1))
+    assert [features.untyped_storage().nbytes() for features, _, _ in gathering._parts] == [2 * 2 * 4] * 3
+
+
+def test_what_a_client_sees_of_it() -> None:
+    """Rows of unit length, padded to one shape; its own are known by the number of the image."""
+    merged = FedCA(dictionary=6, beta=0).merge(
+        site(), iter([upload("A", [[3, 4], [0, 2]], 1), upload("B", [[0, 5]], 1)]), Mean
+    )
+    for client, entry in (("A", [10, 11, OTHERS]), ("B", [OTHERS, OTHERS, 10]), ("C", [OTHERS] * 3)):
+        given = as_given(merged, client, 6)
+        assert given["dictionary"].tolist() == [
+            pytest.approx(row) for row in ([0.6, 0.8], [0, 1], [0, 1], [0, 0], [0, 0], [0, 0])
+        ]
+        assert given["entry"].tolist() == entry + [EMPTY] * 3
+
+
+def test_switched_off_it_is_nowhere() -> None:
+    """And rounds are those of FedAvg, since the script decides what training does."""
+    ours, theirs = Federation(FedCA(**PLAIN)), Federation(FedAvg())
+    for _ in range(3):
+        assert ours.round("A", "B") == theirs.round("A", "B")
+        assert ours.held() == theirs.held()
+    assert ours.site.keys() == ours.uploads["A"].keys() == {"model"}
+    assert ours.start_of("C") == Numbers(ours.held()["encoder"], ours.held()["encoder"], ours.held()["predictor"])
+
+
+# -- the dictionary, at a client --
+
+
+@pytest.mark.parametrize("name", ["simclr", "byol", "dino", "mocov1"])
+def test_the_width_of_projections(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+    trainer = make_trainer(name)
+    before = trainer.method.state.clone()
+    trainer.method.train()
+    assert width(trainer.method) == trainer.embed(pixels(2), "z").shape[1]
+    assert trainer.method.training
+    assert torch.equal(before.floats, trainer.method.state.floats)
+    assert torch.equal(before.counts, trainer.method.state.counts)
+
+
+@torch.no_grad()
+def slow_projections(method: Method, images: Tensor) -> list[Tensor]:
+    method.eval()
+    found = [method.projector(method.backbone(image[None].float() / 255))[0] for image in images]
+    method.train()
+    return found
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.8, 0.0])
+def test_three_rounds_of_temporal_ensembling(alpha: float, make_trainer: MakeTrainer, pixels: Any) -> None:
+    """Eq. 9-10, image by image: Z ← αZ + (1 − α)z from Z = 0, and z̃ = Z/(1 − αᵗ) at unit length."""
+    algorithm, trainer, images = FedCA(dictionary=12, alpha=alpha, beta=0), make_trainer("simclr"), pixels(10)
+    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    Z: list[Tensor] = [torch.zeros(5) for _ in images]
+    memory: Tree = {}
+    drawn = []
+    for t, rows in ((1, 10), (2, 10), (3, 4)):  # ten images; twelve rows are asked for, and then four
+        client = Client("a", images, None, memory, trainer, 0, t, rate=0.1)
+        message = algorithm.broadcast(site, "a")
+        sent, memory = algorithm.client(client, message)
+        assert [h.tree for h in Guard(algorithm.wire(trainer.method), 0, "a", {})([Reply("a", 10, sent, None)])] == [
+            sent
+        ]
+        Z = [alpha * old + (1 - alpha) * z for old, z in zip(Z, slow_projections(trainer.method, images), strict=True)]
+        unit = [(z / (1 - alpha**t)) / (z / (1 - alpha**t)).norm() for z in Z]
+        index = tensor(sent, "index").tolist()
+        assert len(set(index)) == len(index) == rows
+        for i, row in zip(index, tensor(sent, "features"), strict=True):
+            assert torch.allclose(row, unit[i], atol=1e-5)
+        assert torch.allclose(tensor(memory, "ensemble"), torch.stack(Z), atol=1e-5)
+        drawn.append(index)
+        site = algorithm.merge(site, iter([Upload(c, 1.0, sent) for c in ("abc" if t > 1 else "a")]), Mean)
+        assert site["share"] == (4 if t > 1 else 12)
+    assert drawn[0] != drawn[1]  # anew each round
+    assert drawn[2] != drawn[1][:4]
+
+
+def test_a_clients_own_rows_are_masked_through_a_whole_round(make_trainer: MakeTrainer, pixels: Any) -> None:
+    """A client alone with a dictionary that has a row of each of its images: an image has all rows but one, of B."""
+    trainer, images, seen = make_trainer("simclr"), pixels(8), []
+
+    class Looking(FedCA):
+        def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+            seen.append((batch.index, given["entry"], given["dictionary"]))
+            return super().objective(method, batch, out, given)
+
+    algorithm = Looking(dictionary=8, beta=0)
+    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    memory: Tree = {}
+    for round in range(2):
+        sent, memory = algorithm.client(Client("a", images, None, memory, trainer, 0, round, rate=0.1), site)
+        site = algorithm.merge(site, iter([Upload("a", 1.0, sent)]), Mean)
+    (_, first, empty), (index, entry, dictionary) = seen
+    assert first.tolist() == [EMPTY] * 8
+    assert empty.abs().sum() == 0
+    assert (entry[:, None] == index).sum(0).tolist() == [1] * 8
+    assert sorted(entry.tolist()) == list(range(8))
+    assert dictionary.shape == empty.shape
+
+
+# -- the alignment --
+
+
+def _given(trainer: Trainer, public: Tensor) -> dict[str, Tensor]:
+    h, z = trainer.embed(public, "h"), trainer.embed(public, "z")
+    return {"public": public, "h_align": noise(*h.shape), "z_align": noise(*z.shape, seed=1)}
+
+
+def _batch(method: Method, images: Tensor, draws: dict[str, Tensor]) -> Batch:
+    views = torch.stack([method.clean(images), method.clean(images.flip(3))])
+    return Batch(torch.arange(len(images)), images, (views,), None, None, draws, torch.zeros(()))
+
+
+def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:
+    """Eq. 11-14, over the four public images that are drawn: squared distances, summed over entries, averaged."""
+    algorithm, trainer, public = FedCA(dictionary=0, beta=0.3), make_trainer("simclr"), pixels(10, 3)
+    method, given = trainer.method.train(), _given(trainer, public)
+    batch = _batch(method, pixels(8), {"public": torch.tensor([0.0, 0.55, 0.999, 0.55])})
+    out = method(batch)
+    z = [F.normalize(view, dim=1) for view in out.z]
+    expected = F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(8))
+    h_seen = method.backbone(public[[0, 5, 9, 5]].float() / 255)
+    z_seen = method.projector(h_seen)
+    for k, i in enumerate((0, 5, 9, 5)):
+        far = ((h_seen[k] - given["h_align"][i]) ** 2).sum() + ((z_seen[k] - given["z_align"][i]) ** 2).sum()
+        expected = expected + 0.3 * far / 4
+    assert torch.allclose(algorithm.objective(method, batch, out, given), expected, rtol=1e-5)
+
+
+def test_the_alignment_has_a_gradient_and_moves_no_statistics(make_trainer: MakeTrainer, pixels: Any) -> None:
+    trainer, public = make_trainer("simclr"), pixels(10, 3)
+    method = trainer.method.train()
+    given = _given(trainer, public)
+    batch = _batch(method, pixels(8), {"public": torch.rand(6, generator=torch.Generator().manual_seed(0))})
+    out = method(batch)
+    method.count_batch()
+    before = method.state.clone()
+    names, weights = zip(*method.named_parameters(), strict=True)
+    grads = {}
+    for beta in (0.0, 1.0, 2.0):
+        loss = FedCA(dictionary=0, beta=beta).objective(method, batch, out, given)
+        grads[beta] = torch.autograd.grad(loss, weights, retain_graph=True)
+    assert torch.equal(method.state.floats, before.floats)
+    assert torch.equal(method.state.counts, before.counts)
+    assert method.passed == 0
+    for name, none, once, twice in zip(names, grads[0.0], grads[1.0], grads[2.0], strict=True):
+        if not name.endswith("bias"):  # a bias before a norm layer has none
+            assert not torch.allclose(once, none), name
+        assert torch.allclose(twice - none, 2 * (once - none), rtol=1e-3, atol=1e-4), name
+
+
+def test_draws_are_of_all_public_images_and_of_none_other() -> None:
+    draws = FedCA(aligned=5000).draw(8, torch.Generator().manual_seed(0))["public"]
+    assert set((draws * 7).long().tolist()) == set(range(7))
+    largest = torch.tensor(1 - 2**-24)  # that torch.rand can give
+    for n in (1, 3, 7, 100, 3200, 49_999, 99_991, 1 << 20):
+        assert (largest * n).long() == n - 1
+    assert FedCA(beta=0).draw(8, torch.Generator()) == {}
+
+
+@pytest.mark.parametrize("name", ["simclr", "byol"])
+def test_the_alignment_model_is_trained_as_a_client_is(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+    """Three rounds of two epochs on the public images, at the rounds' rates; and the site's model is not that one."""
+    settings = {"epochs": 2, "lr": 0.1, "batch": 4}
+    public, algorithm = pixels(9, 3), FedCA(dictionary=0)
+    trainer, other = make_trainer(name, settings), make_trainer(name, settings)
+    first = trainer.method.state.clone()
+    home = Client("home", pixels(0), None, {}, trainer, 5, 0, rounds=3, public=public)
+    site = algorithm.init(home)
+    assert torch.equal(model(site, "model").floats, first.pick(trainer.method.online).floats)
+    assert torch.equal(trainer.method.state.floats, first.floats)
+    assert torch.equal(trainer.method.state.counts, first.counts)
+    assert [m.steps for m in home.metrics] == [4, 4, 4]  # two epochs of two batches of four
+
+    def one_way(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        z = [F.normalize(view, dim=1) for view in out.z]
+        return F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(len(batch.index)))
+
+    for r in range(3):
+        rate = 0.5 * 0.1 * (1 + math.cos(math.pi * r / 3))
+        again = Client("home", public, None, {}, other, 5, r, rate, r / 3, metrics=[home.metrics[0]] * r)
+        again.train(one_way, {})
+    assert torch.allclose(tensor(site, "h_align"), other.embed(public, "h"), rtol=1e-3, atol=1e-4)
+    assert torch.allclose(tensor(site, "z_align"), other.embed(public, "z"), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(tensor(site, "h_align"), trainer.embed(public, "h"), atol=1e-3)
+
+
+def test_the_ratio_of_the_losses_is_noted_once_a_round(make_trainer: MakeTrainer, pixels: Any) -> None:
+    ratios = {}
+    for beta in (0.01, 0.02):
+        algorithm, trainer = FedCA(dictionary=0, beta=beta), make_trainer("simclr")
+        site = {"model": trainer.method.state.pick(trainer.method.online)}
+        site |= {key: t for key, t in _given(trainer, pixels(10, 3)).items() if key != "public"}
+        client = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.0, public=pixels(10, 3))
+        algorithm.client(client, site)
+        assert client.notes.keys() == {"alignment_ratio"}
+        ratios[beta] = client.notes["alignment_ratio"]
+    assert ratios[0.02] == pytest.approx(2 * ratios[0.01], rel=1e-4)  # nothing was trained: the losses are the same
+    assert ratios[0.01] > 0
+
+
+# -- whole rounds --
+
+
+class OneWay(FedAvg):
+    """What FedCA is without dictionary and alignment, written by hand."""
+
+    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        z = [view / view.norm(dim=1, keepdim=True) for view in out.z]
+        return F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(len(batch.index)))
+
+
+def federated(algorithm: Any, make_trainer: MakeTrainer, pixels: Any, topology: Topology | None = None) -> Any:
+    topology, trainers = topology or Star(), [make_trainer("simclr") for _ in range(2)]
+    public = {trainers[0].device: pixels(12, 9)}
+    shards = {c: Shard(pixels(n, n)) for c, n in {"a": 20, "b": 16, "c": 24, "d": 9}.items()}
+    pace, stop = (lambda round: Pace(0.05, round / 3, 3)), threading.Event()
+    runtime = LocalRuntime(algorithm, shards, trainers, Memory(), 3, pace, stop, public=public)
+    home = Client("home", pixels(0), None, {}, trainers[0], 3, 0, rounds=3, public=pixels(12, 9))
+    first, wire = algorithm.init(home), algorithm.wire(trainers[0].method)
+    sites = dict.fromkeys(topology.sites(runtime.clients), first)
+    done = list(federate(algorithm, topology, runtime, wire, sites, Mean, 3, 0, 3))
+    runtime.close()
+    assert not [report.dropped for round in done for report in round.reports if report.dropped]
+    return done
+
+
+def test_without_both_modules_it_is_the_one_way_loss(make_trainer: MakeTrainer, pixels: Any) -> None:
+    ours, theirs = (
+        model(federated(algorithm, make_trainer, pixels)[-1].sites[SERVER], "model")
+        for algorithm in (FedCA(**PLAIN), OneWay())
+    )
+    assert torch.allclose(ours.floats, theirs.floats, rtol=1e-3, atol=1e-4)
+    method = make_trainer("simclr").method
+    assert not torch.allclose(ours.floats, method.state.pick(method.online).floats, atol=1e-2)
+
+
+def test_rounds_with_both_modules(make_trainer: MakeTrainer, pixels: Any) -> None:
+    done = federated(FedCA(dictionary=32), make_trainer, pixels)
+    for round, before in zip(done[1:], done, strict=False):
+        site = round.sites[SERVER]
+        assert site["share"] == 8
+        assert tensor(site, "features").shape == (32, 5)
+        assert tensor(site, "owner").tolist() == [derive(c) for c in "abcd" for _ in range(8)]
+        assert all(report.bytes_up < report.bytes_down for report in round.reports)
+        assert all(report.notes["alignment_ratio"] > 0 for report in round.reports)
+        for key in ("h_align", "z_align"):
+            assert torch.equal(tensor(site, key), tensor(before.sites[SERVER], key))
+        assert not torch.equal(tensor(site, "features"), tensor(before.sites[SERVER], "features"))
+
+
+def test_peers_share_with_their_neighbours(make_trainer: MakeTrainer, pixels: Any) -> None:
+    """In a cycle of four each peer hears its two neighbours and itself: 9 // 3 rows of each, and no more from afar."""
+    done = federated(FedCA(dictionary=9, beta=0), make_trainer, pixels, Cycle())
+    for peer, near in {"a": "abd", "b": "abc", "c": "bcd", "d": "acd"}.items():
+        site = done[-1].sites[peer]
+        assert tensor(site, "owner").tolist() == [derive(c) for c in near for _ in range(3)]
+        assert site["share"] == 3
+
+
+def _tiny() -> Dataset:
+    stream = torch.Generator().manual_seed(2)
+    pixels = torch.randint(256, (120, 3, 10, 10), dtype=torch.uint8, generator=stream)
+    return Dataset(Images(pixels, torch.arange(120) % 3), Images(pixels[:12], torch.arange(12) % 3))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_goes_on_is_the_one_that_never_stopped(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = Experiment.from_dict(
+        {
+            "rounds": 4,
+            "clients": 3,
+            "data": "given",
+            "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
+            "algorithm": {"name": "fedca", "dictionary": 20},
+            "train": {"batch": 8, "checkpoint_every": 0},
+            "probe": {"every": 0, "linear": False},
+        }
+    )
+    whole = fedssl.run(chosen, tmp_path / "whole", "cpu", dataset=_tiny(), quiet=True, set={"train.workers": 1})
+    append = RoundsLog.append
+
+    def stopping(log: RoundsLog, line: dict[str, Any]) -> None:
+        append(log, line)
+        if line["round"] == 3:
+            raise KeyboardInterrupt
+
+    changes = {"train.workers": workers}
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundsLog, "append", stopping)
+        with pytest.raises(Interrupted):
+            fedssl.run(chosen, tmp_path / "parts", "cpu", dataset=_tiny(), quiet=True, set=changes)
+    parts = fedssl.run(chosen, tmp_path / "parts", "cpu", dataset=_tiny(), quiet=True, set=changes)
+    assert dumps({"model": parts.models()["global"]}) == dumps({"model": whole.models()["global"]})
+    for ours, theirs in zip(parts.rounds, whole.rounds, strict=True):
+        assert [c["notes"] for c in ours["clients"]] == [c["notes"] for c in theirs["clients"]]
+    losses = [line["loss"] for line in whole.rounds]
+    assert all(map(math.isfinite, losses))
