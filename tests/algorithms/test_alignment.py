@@ -29,7 +29,7 @@ def _batch(trainer: Trainer, images: Tensor, index: list[int]) -> Batch:
     rows, stream = torch.tensor(index), torch.Generator().manual_seed(2)
     labels = torch.arange(len(images)) % 5 if trainer.method.learns_from_labels else None
     task = Task(images, labels, stream, 0.0, 0.0, None)  # type: ignore[arg-type]
-    return trainer.step._batch(trainer._inputs(task, rows, images[rows]))
+    return trainer.step.batch(trainer._inputs(task, rows, images[rows]))
 
 
 def _cosine(a: list[float], b: list[float]) -> float:
