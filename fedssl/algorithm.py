@@ -85,8 +85,8 @@ class Algorithm(Settings, ABC):
         """A site's first state; `home` holds the freshly built method and, if `needs_public`, public images."""
 
     def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
-        """The first state of a site that is told who is at home there: clients with their numbers among all. It may be
-        asked for messages to others later, who came too late to have one."""
+        """A site's first state, once it is told who is at home there: clients, with their numbers among all. It may
+        later be asked for a message to somebody else."""
         return site
 
     @abstractmethod
