@@ -49,7 +49,8 @@ def test_gradients_that_are_not_stopped_reach_the_target_and_nobody_else(make, b
     """The loss is symmetric in p and t. Without a predictor p is a projection, and a fresh target is a copy of the
     online network: then both have one gradient."""
     stopped, flowing = (make(BYOL, predictor=False, stop_gradient=on) for on in (True, False))
-    assert torch.equal(_gradient(stopped, batch), online := _gradient(flowing, batch))
+    online = _gradient(flowing, batch)
+    assert torch.equal(_gradient(stopped, batch), online)
     assert all(parameter.grad is None for parameter in stopped.target.parameters())
     theirs = torch.cat([parameter.grad.flatten() for parameter in flowing.target["backbone"].parameters()])
     torch.testing.assert_close(theirs, online, rtol=1e-4, atol=1e-6)
