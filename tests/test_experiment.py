@@ -319,7 +319,7 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"partition.name": "quantity"}, "partition: give either shares or alpha"),
         ({"clients": 0}, "experiment: clients must be a number above 0: this partition does not bring its own"),
         ({"clients": -1}, r"clients: input should be greater than or equal to 0 \(got -1\)"),
-        ({"algorithm.name": "gossip"}, 'unknown algorithm "gossip"; known: .*fedavg.*'),
+        ({"algorithm.name": "scaffold"}, 'unknown algorithm "scaffold"; known: .*fedavg.*'),
         ({"data": {"holdout": 3}}, r"\[data\] needs a name; known: .*"),
         ({"train.lr.x": 3}, '"train.lr.x": "lr" is not a table'),
     ],
