@@ -82,6 +82,10 @@ MEANINGS = {
     "method.simclr.hidden": "width of the projector's hidden layer",
     "method.simclr.dim": "width of projections",
     "method.simclr.temperature": "of the softmax over similarities",
+    "method.barlow.hidden": "width of the projector's hidden layers",
+    "method.barlow.dim": "width of projections",
+    "method.vicreg.hidden": "width of the projector's hidden layers",
+    "method.vicreg.dim": "width of projections",
     "method.simsiam.hidden": "width of the heads' hidden layer",
     "method.simsiam.dim": "width of projections and predictions",
     "method.swav.hidden": "width of the projector's hidden layer",
@@ -296,7 +300,7 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield 'How training images are dealt to clients; `name = "iid"` if the table is left out.'
     yield from choices("partition", PARTITIONS, Partition, "", meanings)
     yield "## `[method]`"
-    yield "Required. The self-supervised method, its backbone and its views."
+    yield "Required. The method, its backbone and its views."
     yield from choices("method", METHODS, MethodSettings, "Every method has these keys.", meanings)
     yield "### `[method.augment]`"
     yield first_words(Augment)

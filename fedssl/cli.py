@@ -1,4 +1,4 @@
-"""The command line: fedssl run, recipes, evaluate, partition, views, doctor."""
+"""The command line: fedssl run, recipes, evaluate, partition, views, combinations, doctor."""
 
 from __future__ import annotations
 
@@ -165,6 +165,19 @@ def views(
     some = torch.randperm(len(images), generator=generator(experiment.seed, "sheet"))[:8]
     draw_sheet(images[some], method.views[0], experiment.seed, out)
     print(f"wrote {out}")
+
+
+@app.command()
+def combinations(
+    train: Annotated[bool, typer.Option("--train", help="Also train each for two rounds, on tiny images.")] = False,
+) -> None:
+    """Say which algorithm goes with which method and topology, as Markdown, and why others do not."""
+    from fedssl.combinations import attempts, images, tables
+
+    found = dict(attempts(images() if train else None))
+    print(tables(found))
+    if any(outcome.failed for outcome in found.values()):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedssl.errors import ConfigError
 from fedssl.method import Given, Method
 from fedssl.pixels import Pixels
 from fedssl.seeds import generator
@@ -50,11 +51,18 @@ class Client:
     def train(self, objective: Objective, given: Given, draw: Draw = no_draws) -> Metrics:
         """Train the resident method on this client's images; `draw` makes an objective's own random numbers."""
         device = self.trainer.device
-        labels = self.labels().to(device) if self.labels and self.method.learns_from_labels else None
+        labels = self._labels() if self.method.learns_from_labels else None
         stream = self.generator(f"train {len(self.metrics)}", device)
         task = Task(self.pixels, labels, stream, self.rate, self.progress, self.stop, draw)
         self.metrics.append(self.trainer.fit(task, objective, given))
         return self.metrics[-1]
+
+    def _labels(self) -> Tensor:
+        if self.labels is None:
+            raise ConfigError(f"the method learns from labels; the training images of {self.id} have none")
+        labels = self.labels()
+        self.method.check_labels(labels)
+        return labels.to(self.trainer.device)
 
     def embed(self, state: State, what: Literal["h", "z", "p"] = "h") -> Tensor:
         """Features (n, d) of the clean images under `state`, in eval mode; the method is left as found."""

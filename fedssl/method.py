@@ -45,13 +45,15 @@ class Encoded(NamedTuple):
 class Output(NamedTuple):
     """What `forward` made of a batch, by view: h (V, B, d), z and p (V, B, k), keys (V, B, k) from a target network.
 
-    index (B,): the batch's rows in the client's data, for a loss that looks them up in `given`.
+    A loss sees no batch, so what it needs of one comes along. wanted: what z or p should be, labels (V, B) or pixels
+    (V, B, k). index (B,): the batch's rows in the client's data, for a loss that looks them up in `given`.
     """
 
     h: Tensor
     z: Tensor
     p: Tensor
     keys: Tensor | None = None
+    wanted: Tensor | None = None
     index: Tensor | None = None  # type: ignore[assignment]
 
 
@@ -114,6 +116,7 @@ class Method(nn.Module, ABC):
     compiled: bool = False  # see `compile_with`
     fused: bool = False
     _target_low: Tensor | None = None
+    _shadow: Shadow | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -151,13 +154,17 @@ class Method(nn.Module, ABC):
     def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         return {}
 
+    def check_labels(self, labels: Tensor) -> None:
+        """Refuse labels (n,) of a client's images that this method cannot learn from: a step has no time to look.
+        Called before a client trains, where the method learns from labels."""
+
     def encode(self, images: Tensor, groups: int = 1, tracked: bool = True) -> Encoded:
         """(n, C, h, w) → h, z, p in float32. BatchNorm statistics are taken per group of n/groups images, as if each
         group had passed alone: two views in one pass must not share their statistics. Not `tracked`, running
         statistics stay as they are."""
         self._set_groups(groups)
         self.passed += groups if self.training and tracked else 0
-        with self._autocast(images), contextlib.nullcontext() if tracked else self._untracked():
+        with self._autocast(images), self._worn(), contextlib.nullcontext() if tracked else self._untracked():
             h = self.backbone(images)
             z = self.projector(h) if "projector" in self._modules else h
             p = self.predictor(z) if "predictor" in self._modules else z
@@ -278,10 +285,15 @@ class Method(nn.Module, ABC):
 
     def shadow(self) -> Shadow:
         """A bfloat16 copy of the weights; `move_target` keeps the target's part of it up to date."""
-        shadow = Shadow(self, self.state)
+        self._shadow = shadow = Shadow(self, self.state)
         if "target" in self._modules:
             self._target_low = shadow.beside(self._target_row)
         return shadow
+
+    def _worn(self) -> contextlib.AbstractContextManager[None]:
+        """The copy, in a compiled step: an objective may encode something beside what `forward` has."""
+        shadow = self._shadow if self.training and self.compiled else None
+        return contextlib.nullcontext() if shadow is None else shadow.worn()
 
     @contextlib.contextmanager
     def _untracked(self) -> Iterator[None]:

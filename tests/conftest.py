@@ -85,6 +85,7 @@ def make_trainer() -> Callable[..., Trainer]:
     def make(name: str = "byol", train: dict[str, Any] | None = None, **settings: Any) -> Trainer:
         cls = METHODS[name].Settings
         sizes = {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5, "clusters": 5, "bottleneck": 4}
+        sizes |= {"classes": 5, "width": 3}
         small = {k: v for k, v in sizes.items() if k in cls.model_fields}
         net = TinyViT if cls.model_fields["backbone"].default.startswith("vit") else Tiny
         with torch.random.fork_rng():

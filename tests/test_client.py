@@ -54,11 +54,12 @@ def test_training_twice_in_a_round_draws_anew(make_trainer: MakeTrainer, pixels:
     assert _seen(make(make_trainer("simclr", {"batch": 16}), pixels(16)), 2) == [first, second]
 
 
-def test_labels_are_not_even_asked_for(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+@pytest.mark.parametrize("name", [name for name in METHODS.names() if not METHODS[name].learns_from_labels])
+def test_labels_are_not_even_asked_for(name: str, make_trainer: MakeTrainer, pixels: Pixels) -> None:
     def labels() -> Tensor:
         raise AssertionError("labels were loaded")
 
-    _seen(make(make_trainer("simclr"), pixels(8), labels=labels))
+    _seen(make(make_trainer(name), pixels(8), labels=labels))
 
 
 def test_labels_for_a_method_that_declares_it(
@@ -80,7 +81,7 @@ def test_labels_for_a_method_that_declares_it(
 def test_embed_leaves_the_method_as_found(name: str, training: bool, make_trainer: MakeTrainer, pixels: Pixels) -> None:
     trainer = make_trainer(name)
     method = trainer.method
-    client = make(trainer, pixels(21))
+    client = make(trainer, pixels(21), labels=lambda: torch.arange(21) % 5)
     method.fresh(client.generator("fresh"))
     client.train(lambda method, batch, out, given: method.loss(out, given), {})
     method.train(training)

@@ -376,8 +376,11 @@ def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.M
     random = torch.get_rng_state()
     begun = time.perf_counter()
     for name in METHODS.names():
-        usual = METHODS[name].Settings.model_fields["backbone"].default
-        base(method__name=name, method__backbone=usual if usual.startswith("vit") else "resnet50").check()
+        cls = METHODS[name]
+        usual = cls.Settings.model_fields["backbone"].default
+        classes = {"method__classes": 2} if cls.learns_from_labels else {}
+        backbone = usual if usual.startswith("vit") else "resnet50"
+        base(method__name=name, method__backbone=backbone, **classes).check()
     load("demo")
     assert time.perf_counter() - begun < 2
     assert torch.equal(torch.get_rng_state(), random)

@@ -48,7 +48,7 @@ MAY_SEE = {
         "step",
         "views",
     },
-    "client": {"method", "pixels", "seeds", "step", "train", "tree"},
+    "client": {"errors", "method", "pixels", "seeds", "step", "train", "tree"},
     "algorithm": {"client", "layout", "method", "settings", "tree"},
     "algorithms": {"algorithm", "client", "errors", "layout", "method", "seeds", "settings", "train", "tree"},
     "topology": {"algorithm", "errors", "seeds", "settings", "tree"},

@@ -35,7 +35,8 @@ EVERY = METHODS.names()
 
 
 def task(pixels: Tensor, seed: int = 0, rate: float = 0.05, progress: float = 0.0) -> Task:
-    return Task(pixels, None, torch.Generator().manual_seed(seed), rate, progress, threading.Event())
+    labels = torch.arange(len(pixels)) % 5
+    return Task(pixels, labels, torch.Generator().manual_seed(seed), rate, progress, threading.Event())
 
 
 class Watched:
@@ -82,7 +83,7 @@ def test_epochs_have_orders_of_their_own(make_trainer: MakeTrainer, pixels: Pixe
 
 def test_a_batch_holds_the_images_of_its_rows(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     images, watched = pixels(20), Watched()
-    make_trainer("byol").fit(task(images, progress=0.25), watched, {})
+    make_trainer("byol").fit(task(images, progress=0.25)._replace(labels=None), watched, {})
     for batch in watched.batches:
         assert torch.equal(batch.images, images[batch.index])
         assert batch.views[0].shape == (2, 8, 3, 8, 8)
@@ -350,7 +351,8 @@ def test_embedding_changes_nothing(training: bool, batch: int, make_trainer: Mak
 
 def _round(trainer: Trainer, name: str, images: Tensor, message: Tree) -> tuple[Tensor, Tensor, Metrics]:
     method = trainer.method
-    client = Client(name, images, None, {}, trainer, seed=3, round=0, rate=0.05)
+    labels = torch.arange(len(images)) % 5
+    client = Client(name, images, lambda: labels, {}, trainer, seed=3, round=0, rate=0.05)
     method.state.load(message["model"])  # type: ignore[arg-type]
     method.fresh(client.generator("fresh"))
     metrics = client.train(Watched(), {})

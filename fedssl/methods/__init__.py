@@ -1,12 +1,32 @@
-"""Self-supervised methods, one file each; importing this registers them all."""
+"""Methods, all but one self-supervised, one file each; importing this registers them all."""
 
+from fedssl.methods.autoencoder import Autoencoder
+from fedssl.methods.barlow import Barlow
 from fedssl.methods.byol import BYOL
 from fedssl.methods.deepcluster import DeepCluster
 from fedssl.methods.dino import DINO
 from fedssl.methods.mae import MAE
 from fedssl.methods.moco import MoCoV1, MoCoV2
+from fedssl.methods.rotation import Rotation
 from fedssl.methods.simclr import SimCLR
 from fedssl.methods.simsiam import SimSiam
+from fedssl.methods.supervised import Supervised
 from fedssl.methods.swav import SwAV
+from fedssl.methods.vicreg import VICReg
 
-__all__ = ["BYOL", "DINO", "MAE", "DeepCluster", "MoCoV1", "MoCoV2", "SimCLR", "SimSiam", "SwAV"]
+__all__ = [
+    "BYOL",
+    "DINO",
+    "MAE",
+    "Autoencoder",
+    "Barlow",
+    "DeepCluster",
+    "MoCoV1",
+    "MoCoV2",
+    "Rotation",
+    "SimCLR",
+    "SimSiam",
+    "Supervised",
+    "SwAV",
+    "VICReg",
+]

@@ -2,7 +2,7 @@
 
 from fedssl.nets.backbone import BACKBONES, Backbone, Stem, build
 from fedssl.nets.cnn import CNN, CNN5
-from fedssl.nets.heads import linear, mlp
+from fedssl.nets.heads import expander, linear, mlp
 from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
 from fedssl.nets.resnet import ResNet, ResNet18, ResNet34, ResNet50
 from fedssl.nets.vit import ViT, ViTMini, ViTTiny
@@ -24,6 +24,7 @@ __all__ = [
     "ViTMini",
     "ViTTiny",
     "build",
+    "expander",
     "linear",
     "load_backbone",
     "mlp",

@@ -25,6 +25,11 @@ class Backbone(nn.Module, ABC):
     def __init__(self, channels: int = 3, stem: Stem = "cifar") -> None:
         super().__init__()
 
+    @property
+    def channels(self) -> int:
+        """Of the images it reads, as its first convolution has them."""
+        return next(module.in_channels for module in self.modules() if isinstance(module, nn.Conv2d))
+
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor: ...
 

@@ -17,6 +17,20 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     )
 
 
+def expander(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """(n, inputs) to (n, outputs) by three Linear with BatchNorm and ReLU between: the head of Barlow Twins and VICReg.
+
+    No biases: BatchNorm takes out the first two, and a loss that centres its input the last.
+    """
+    return nn.Sequential(
+        nn.Linear(inputs, hidden, bias=False),
+        BatchNorm1d(hidden, relu=True),
+        nn.Linear(hidden, hidden, bias=False),
+        BatchNorm1d(hidden, relu=True),
+        nn.Linear(hidden, outputs, bias=False),
+    )
+
+
 def linear(inputs: int, outputs: int) -> nn.Sequential:
     """(n, inputs) to (n, outputs); a Sequential of one, so that heads are named alike."""
     return nn.Sequential(nn.Linear(inputs, outputs))

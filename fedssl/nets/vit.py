@@ -114,7 +114,7 @@ class ViT(Backbone):
 
     def __init__(self, channels: int = 3, stem: Stem = "cifar") -> None:
         super().__init__()
-        self.dim, self.channels, self.patch = self.width, channels, self.patches[stem]
+        self.dim, self.patch = self.width, self.patches[stem]
         self.grid = NOMINAL[stem] // self.patch
         self.cls_token = nn.Parameter(torch.empty(1, 1, self.dim))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.grid**2, self.dim))

@@ -22,6 +22,7 @@ from fedssl.train import Task, Trainer, TrainSettings
 
 CUDA = torch.device("cuda")
 STEPS = 50
+CLASSES = 10
 OBJECTIVE = FedAvg().objective
 
 
@@ -42,7 +43,8 @@ def exact() -> Iterator[None]:
 def trainer(name: str, mode: str, precision: str = "fp32", batch: int = 64, lr: float = 0.01) -> Trainer:
     torch.manual_seed(0)
     cls = METHODS[name].Settings
-    small = {k: v for k, v in {"hidden": 512, "dim": 256, "queue": 512}.items() if k in cls.model_fields}
+    sizes = {"hidden": 512, "dim": 256, "queue": 512, "classes": CLASSES}
+    small = {k: v for k, v in sizes.items() if k in cls.model_fields}
     backbone = "vit_mini" if cls.model_fields["backbone"].default.startswith("vit") else "resnet18"
     method: Method = cls(backbone=backbone, **small).build(nets.build(backbone, 3, "cifar"), 32, CUDA)
     method.fresh(torch.Generator().manual_seed(0))
@@ -53,7 +55,8 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
     """The loss of each step."""
     step = model._captured or model.step
     stream = torch.Generator(CUDA).manual_seed(0)
-    task = Task(pixels, None, stream, model.settings.lr, 0.0, threading.Event())
+    labels = torch.arange(len(pixels), device=CUDA) % CLASSES if model.method.learns_from_labels else None
+    task = Task(pixels, labels, stream, model.settings.lr, 0.0, threading.Event())
     model.method.train()
     losses = []
     with model.active():

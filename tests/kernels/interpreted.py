@@ -96,11 +96,14 @@ def training(name: str) -> float:
     for fused in (True, False):
         torch.manual_seed(0)
         cls = METHODS[name].Settings
-        small = {k: v for k, v in {"hidden": 32, "dim": 16, "queue": 64}.items() if k in cls.model_fields}
-        method = cls(backbone="cnn", **small).build(nets.build("cnn", 3, "cifar"), 16)
+        sizes = {"hidden": 32, "dim": 16, "queue": 64, "width": 8, "classes": 5}
+        small = {k: v for k, v in sizes.items() if k in cls.model_fields}
+        backbone = "vit_mini" if cls.model_fields["backbone"].default.startswith("vit") else "cnn"
+        method = cls(backbone=backbone, **small).build(nets.build(backbone, 3, "cifar"), 16)
         trainer = Trainer(method, TrainSettings(batch=8, mode="eager", lr=0.01))
         method.fuse(fused)
-        task = Task(pixels, None, torch.Generator().manual_seed(0), 0.01, 0.0, threading.Event())
+        labels = torch.arange(32) % 5 if method.learns_from_labels else None
+        task = Task(pixels, labels, torch.Generator().manual_seed(0), 0.01, 0.0, threading.Event())
         trainer.fit(task, lambda m, batch, out, given: m.loss(out, given), {})
         rows.append(method.state.floats.clone())
     return relative(*rows)
@@ -112,6 +115,6 @@ if __name__ == "__main__":
         "sgd": sgd(),
         "follow": follow(),
         "lerp": lerp(),
-        "training": {name: training(name) for name in ("byol", "mocov2", "simclr", "simsiam")},
+        "training": {name: training(name) for name in METHODS.names()},
     }
     print(json.dumps(found))

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from fedssl.experiment import METHODS
+
 SCRIPT = Path(__file__).with_name("interpreted.py")
 
 pytestmark = [
@@ -50,7 +52,7 @@ def test_update(differences: dict[str, Any]) -> None:
     assert differences["lerp"] < 1e-6
 
 
-@pytest.mark.parametrize("name", ["byol", "mocov2", "simclr", "simsiam"])
+@pytest.mark.parametrize("name", METHODS.names())
 def test_training(name: str, differences: dict[str, Any]) -> None:
     """Four steps of a method, fused and plain, from the same weights on the same images."""
     assert differences["training"][name] < 1e-4

@@ -16,6 +16,7 @@ from fedssl.step import Inputs, Step
 
 SIZE = 8
 SMALL: dict[str, Any] = {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5, "clusters": 5, "bottleneck": 4}
+SMALL |= {"classes": 5, "width": 3}
 
 Make = Callable[..., Method]
 
@@ -56,15 +57,16 @@ def step() -> Callable[[Method], Output]:
 
 @pytest.fixture
 def batch() -> Batch:
-    """Six images, two views; the second view is brighter, so that statistics of the two differ."""
+    """Six images, two views; the second view is brighter, so that statistics of the two differ. Labels come with it,
+    whether a method looks at them or not."""
     generator = torch.Generator().manual_seed(7)
     views = torch.randn(2, 6, 3, SIZE, SIZE, generator=generator)
     views[1] = 2 * views[1] + 1
     return Batch(
         index=torch.arange(6),
-        images=views[0],
+        images=torch.randint(256, (6, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator),
         views=(views,),
-        labels=None,
+        labels=torch.tensor([0, 1, 2, 3, 4, 0]),
         public=None,
         draws={},
         progress=torch.zeros(()),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedssl.errors import ConfigError
-from fedssl.nets import CNN5, BatchNorm1d, build, linear, mlp
+from fedssl.nets import CNN5, BatchNorm1d, build, expander, linear, mlp
 
 
 @pytest.mark.parametrize("size", [16, 28, 32, 45, 84])
@@ -95,3 +95,15 @@ def test_heads() -> None:
     assert sum(p.numel() for p in mlp(512, 4096, 2048).parameters()) == 512 * 4096 + 3 * 4096 + 4096 * 2048 + 2048
     assert list(linear(5, 3).state_dict()) == ["0.weight", "0.bias"]
     assert linear(5, 3)(x).shape == (6, 3)
+
+
+def test_the_expanders_missing_biases_would_do_nothing() -> None:
+    head, x = expander(5, 7, 3), torch.randn(6, 5)
+    for i, norm in ((0, 1), (2, 3)):
+        hidden = F.linear(x, head[i].weight, torch.full((7,), 2.0))
+        normal = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
+        torch.testing.assert_close(normal.relu(), head[norm](head[i](x)))
+        x = normal.relu()
+    assert [name for name, _ in head.named_parameters()] == [
+        "0.weight", "1.weight", "1.bias", "2.weight", "3.weight", "3.bias", "4.weight",
+    ]  # fmt: skip

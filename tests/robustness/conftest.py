@@ -40,6 +40,8 @@ every = 0
 linear = false
 """
 
+SMALL = {"dim": 16, "hidden": 32, "queue": 32, "classes": 3, "width": 8}
+
 
 class Federation:
     """A folder with an experiment, its images, and as many run directories as a test likes."""
@@ -55,7 +57,7 @@ class Federation:
     def toml(self, method: str = "simclr") -> Path:
         path, fields = self.root / f"{method}.toml", METHODS[method].Settings.model_fields
         patches = fields["backbone"].default.startswith("vit")  # such a method has no use for a CNN
-        small = {"backbone": "vit_mini" if patches else "cnn", "dim": 16, "hidden": 32, "queue": 32}
+        small = {"backbone": "vit_mini" if patches else "cnn", **SMALL}
         lines = [f"{key} = {value!r}" for key, value in small.items() if key in fields]
         path.write_text(TINY.format(method=method, small="\n".join(lines)))
         return path

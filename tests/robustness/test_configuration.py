@@ -117,7 +117,7 @@ def test_no_gpu(federation: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
         (b"", "data: field required"),
         (b"rounds = 3\nrounds = 4\n", "is not valid TOML"),
         (b'[data]\nname = "given"\n', "method: field required"),
-        (b'[method]\nbackbone = "cnn"\n[data]\nname = "given"\n', "[method] needs a name; known: byol, deepcluster"),
+        (b'[method]\nbackbone = "cnn"\n[data]\nname = "given"\n', "[method] needs a name; known: autoencoder, barlow"),
     ],
 )
 def test_files_that_are_no_experiment(text: bytes, sentence: str, tmp_path: Path, cli: Any) -> None:

@@ -19,17 +19,17 @@ from fedssl.data import Dataset, Images
 from fedssl.errors import DataError, RunError
 from fedssl.experiment import METHODS
 
-SMALL = {"hidden": 32, "dim": 16}
+SMALL = {"hidden": 32, "dim": 16, "queue": 32, "classes": 5, "width": 8}
 QUICK = {"train.batch": 4, "train.checkpoint_every": 0, "probe.every": 0, "probe.linear": False}
 
 
 def _settings(method: str = "simclr", **more: Any) -> dict[str, Any]:
-    heads = {f"method.{k}": v for k, v in SMALL.items() if k in METHODS[method].Settings.model_fields}
-    queue = {"method.queue": 32} if method.startswith("moco") else {}
-    usual = METHODS[method].Settings.model_fields["backbone"].default
+    fields = METHODS[method].Settings.model_fields
+    usual = fields["backbone"].default
     backbone = usual if usual.startswith("vit") else "cnn"  # a method that needs patches has no use for a small CNN
-    base = {"clients": 5, "data": {"name": "given"}, "method": {"name": method, "backbone": backbone}}
-    return {"base": base, "set": heads | queue | QUICK | more}
+    small = {key: value for key, value in SMALL.items() if key in fields}
+    base = {"clients": 5, "data": {"name": "given"}, "method": {"name": method, "backbone": backbone, **small}}
+    return {"base": base, "set": QUICK | more}
 
 
 def _run(folder: Path, dataset: Any, method: str = "simclr", quiet: bool = True, **more: Any) -> fedssl.Run:
@@ -41,6 +41,10 @@ def _run(folder: Path, dataset: Any, method: str = "simclr", quiet: bool = True,
 def _pixels(n: int, channels: int = 3, seed: int = 0) -> Tensor:
     stream = torch.Generator().manual_seed(seed)
     return torch.randint(256, (n, channels, 10, 10), dtype=torch.uint8, generator=stream)
+
+
+def _labelled(n: int) -> tuple[Tensor, Tensor]:
+    return _pixels(n), torch.arange(n) % 5
 
 
 def _lists(path: Path, sizes: list[int]) -> dict[str, Any]:
@@ -122,7 +126,7 @@ def test_nobody_has_images(tmp_path: Path) -> None:
 def test_few_images(method: str, tmp_path: Path) -> None:
     """Clients of 0, 1, 2, 3, 5, 15 and kB + 1 = 9 images with a batch of B = 4."""
     sizes = [0, 1, 2, 3, 5, 15, 9]
-    run = _run(tmp_path / "run", _pixels(sum(sizes)), method, rounds=2, **_lists(tmp_path / "lists.json", sizes))
+    run = _run(tmp_path / "run", _labelled(sum(sizes)), method, rounds=2, **_lists(tmp_path / "lists.json", sizes))
     for line in run.rounds:
         clients = {c["client"]: c for c in line["clients"]}
         assert list(clients) == ["1", "2", "3", "4", "5", "6"]
@@ -140,7 +144,7 @@ def test_few_images(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", METHODS.names())
 def test_nobody_has_enough_images(method: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing was learned"):
-        _run(tmp_path / "run", _pixels(2), method, rounds=1, clients=2)
+        _run(tmp_path / "run", _labelled(2), method, rounds=1, clients=2)
     assert not list((tmp_path / "run").glob("backbone*"))
 
 
