@@ -74,6 +74,8 @@ def _mini_partition(partition: Values, clients: int) -> Values:
     small = copy.deepcopy(partition)
     if "balanced" in kind.model_fields:
         small["balanced"] = True  # of so few images no other draw may give everybody enough
+    if "share" in small:
+        small["share"] = max(small["share"], 0.1)
     if "per_client" in small:
         held = small["per_client"] if small["per_client"] <= CLASSES else small["per_client"] // 10  # of a hundred
         small["per_client"] = next(n for n in range(max(1, held), CLASSES + 1) if clients * n % CLASSES == 0)

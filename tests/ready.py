@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedssl.recipes import Recipe, recipes
 
 # Methods and algorithms that recipes name and the package does not have yet. To be emptied as they come.
-WAITING = {"supervised", "rotation", "autoencoder", "fedca", "ccl", "fedbn", "featarc", "perssfl"}
+WAITING = {"fedca", "ccl", "fedbn", "featarc", "perssfl"}
 
 
 def waits(recipe: Recipe) -> bool:
