@@ -1,4 +1,4 @@
-"""Variants of a recipe, by its name: NAME-short trains one epoch a round, NAME-mini takes a minute on a CPU.
+"""Variants of a recipe, by its name: NAME-short trains one epoch a round, NAME-mini is for a CPU.
 
 Both are functions of the recipe's plain values, and neither compares the name of a method or an algorithm: what a
 choice lets one set decides what is made smaller.

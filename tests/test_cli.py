@@ -100,6 +100,7 @@ def test_recipes(cli: Cli) -> None:
     ("pattern", "first", "count"),
     [
         ("FedEMA, Table 11", "fedema-cifar10-noniid", 4),
+        ("FedEMA, Table 1", "fedsimclr-cifar10-noniid", 5 * 2 + 1),  # not Tables 10 to 12; one has two names
         ("Table 11", "fedema-cifar10-noniid", 4),
         ("table 4", "fedbyol-cifar10-noniid", 13 + 12 + 5),  # of FedEMA (one has two names), FedU and Dec-SSL
         ("mocov1", "fedmocov1-cifar10-iid", 8),

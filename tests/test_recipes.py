@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -370,6 +372,19 @@ def test_patterns() -> None:
     assert matching(names, "a-cifar10-noniid{,-tau#}") == names[2:4]
     assert matching(names, "*tau*", "b*") == names[3:]
     assert matching(["a.b", "axb"], "a.b") == ["a.b"]
+
+
+def test_the_page_lists_the_papers_tables() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\S+) \| ([\d, ]+) \| ([\d, ]+) \| (.*) \|$", page, re.MULTILINE)
+    listed = {
+        paper: {*(f"Table {n}" for n in tables.split(", ")), *(f"Figure {n}" for n in figures.split(", "))}
+        for paper, tables, figures, _ in rows
+    }
+    assert listed == PUBLISHED
+    for paper, _, _, names in rows:
+        for name in re.findall(r"`([^`]+)`", names):
+            assert families()[recipes()[name].family].startswith(f"{paper}: ")
 
 
 def test_families_are_the_papers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def test_mini_is_small() -> None:
         ("fedema-cifar10-noniid-5of20", {"clients": 10, "topology.participation": 0.25, "train.batch": 64}),
         ("fedema-cifar10-noniid-share0.1", {"partition.share": 0.1, "train.batch": 16}),  # 100 images a client
         ("ccl-supervised-cifar100-iid-labels0.01", {"partition.share": 0.1, "method.classes": 10}),
+        ("decssl-fedprox-cifar10-dirichlet0.01-epochs50", {"partition.balanced": True, "partition.alpha": 0.01}),
         ("fedmocov2-cifar10-iid", {"method.queue": 512, "method.temperature": 0.2, "method.hidden": 256}),
         ("fedbyol-cifar10-noniid-no-predictor", {"method.predictor": False}),
         ("fedu-resnet50-miniimagenet-noniid", {"partition.per_client": 2, "algorithm.mu": 0.6}),
@@ -170,6 +172,16 @@ def run_mini(name: str, images: Dataset, folder: Path) -> None:
 @pytest.mark.parametrize("name", FIRST)
 def test_two_rounds(name: str, images: Dataset, tmp_path: Path) -> None:
     run_mini(name, images, tmp_path / "run")
+
+
+def test_a_run_has_the_whole_name_of_its_recipe(
+    images: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names have dots in them: 0.3 and 0.5 must not meet in one directory."""
+    monkeypatch.chdir(tmp_path)
+    name = "fedema-cifar10-noniid-tau0.5-mini"
+    run = fedssl.run(name, None, "cpu", dataset=images, quiet=True, set=BRIEF | {"rounds": 1, "data.holdout": 4900})
+    assert re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}", run.dir.name)
 
 
 @pytest.mark.slow
