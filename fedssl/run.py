@@ -118,7 +118,8 @@ def run(
         title, chosen = "run", experiment.with_changes(changed)
         chosen.check()
     else:
-        title, chosen = Path(experiment).stem, load(experiment, changed)
+        title = Path(experiment).name.removesuffix(".toml")  # not its stem: recipes' names have dots
+        chosen = load(experiment, changed)
     own_name = bool(changed) or isinstance(experiment, Experiment)
     folder = Path(dir) if dir is not None else default_dir(title, chosen, own_name)
     torch_device = assemble.resolve_device(device)
