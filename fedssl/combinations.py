@@ -73,14 +73,15 @@ def images() -> Dataset:
     return from_python(((noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels))
 
 
-def train(experiment: Experiment, data: Dataset) -> Sites:
-    """The sites after the last round, on the CPU and in memory: nothing is written anywhere."""
+def train(experiment: Experiment, data: Dataset, device: torch.device = CPU) -> Sites:
+    """The sites after the last round, in memory: nothing is written anywhere."""
     seen, owners = assemble.deal(experiment, data, _quiet)
     found = assemble.read_public(experiment, data, Path(), _quiet)
-    trainers = assemble.build_trainers(experiment, seen.train.image, CPU, 1)
-    sites = assemble.first_sites(experiment, trainers[0], list(owners), found)
-    shards, pace = assemble.shards(seen, owners, [CPU]), Pace(experiment.train.lr, 0.0, experiment.rounds)
-    algorithm, seed, public = experiment.algorithm, experiment.seed, {} if found is None else {CPU: found}
+    trainers = assemble.build_trainers(experiment, seen.train.image, device, 1)
+    public = {} if found is None else {device: found.to(device)}
+    sites = assemble.first_sites(experiment, trainers[0], list(owners), public.get(device))
+    shards, pace = assemble.shards(seen, owners, [device]), Pace(experiment.train.lr, 0.0, experiment.rounds)
+    algorithm, seed = experiment.algorithm, experiment.seed
     stop = threading.Event()
     runtime = LocalRuntime(algorithm, shards, trainers, Memory(), seed, lambda round: pace, stop, public=public)
     try:
