@@ -147,8 +147,8 @@ class Experiment(Settings):
                 f'algorithm "{ALGORITHMS.name_of(type(self.algorithm))}" needs a server; '
                 f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none'
             )
-        for name in self.probe.beside:
-            if self.algorithm.needs_server and name in TOPOLOGIES.names() and not TOPOLOGIES[name].has_server:
+        for name in self.probe.beside:  # "random" is a backbone here, not the graph of that name
+            if self.algorithm.needs_server and name != "random" and not TOPOLOGIES[name].has_server:
                 raise ConfigError(f'probe.beside: the algorithm needs a server, "{name}" has none')
         if self.algorithm.needs_public and self._is_public():
             raise ConfigError(

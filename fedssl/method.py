@@ -28,7 +28,6 @@ class Batch(NamedTuple):
     images: Tensor  # (B, C, H, W) uint8, as they are; `method.clean` makes them an input
     views: tuple[Tensor, ...]  # one (V, B, C, h, w) per ViewGroup; may be ()
     labels: Tensor | None  # only for a method that declares it learns from them
-    public: Batch | None
     draws: Mapping[str, Tensor]  # this step's random numbers
     progress: Tensor  # 0-d, share of the run done
 

@@ -118,7 +118,7 @@ class Step:
             self._make_views(group, inputs.images, uniforms, method.mean, method.std)
             for group, uniforms in zip(method.views, inputs.uniforms, strict=True)
         )
-        return Batch(inputs.rows, inputs.images, made, inputs.labels, None, inputs.draws, self.progress)
+        return Batch(inputs.rows, inputs.images, made, inputs.labels, inputs.draws, self.progress)
 
     def _collect(self, grads: tuple[Tensor | None, ...]) -> dict[int, Tensor]:
         """Gradients into their places of the flat row, but for large ones if the optimizer reads them where they are:

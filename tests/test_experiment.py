@@ -365,6 +365,9 @@ def test_an_algorithm_that_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match=r'^algorithm "fedavg" needs a server; topology "isolated" has none$'):
         lonely.check()
     base().check()
+    base(probe__beside=["random", "centralized"]).check()  # a random backbone: not the graph of that name
+    with pytest.raises(ConfigError, match='^probe.beside: the algorithm needs a server, "isolated" has none$'):
+        base(probe__beside=["isolated"]).check()
 
 
 def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
