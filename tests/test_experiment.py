@@ -366,7 +366,7 @@ def test_an_algorithm_that_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> No
         lonely.check()
     base().check()
     base(probe__beside=["random", "centralized"]).check()  # a random backbone: not the graph of that name
-    with pytest.raises(ConfigError, match='^probe.beside: the algorithm needs a server, "isolated" has none$'):
+    with pytest.raises(ConfigError, match=r'^probe.beside: the algorithm needs a server, "isolated" has none$'):
         base(probe__beside=["isolated"]).check()
 
 
