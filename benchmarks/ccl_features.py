@@ -76,9 +76,10 @@ def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
     experiment, data = run.experiment, run.data()
     snapshot = Store(run.dir).load(print)
     assert snapshot is not None
+    assert data.test is not None
     site, seed, cpu = snapshot.sites[SERVER], experiment.seed, torch.device("cpu")
     trainer = Trainer(assemble.build_method(experiment, data.train.image, cpu), experiment.train)
-    algorithm, labels = CCL(fusion=False, lam=0.0), data.train.label_loader()
+    algorithm, labels = CCL(fusion=False, lam=0.0), data.train.labels
 
     def clients() -> Iterator[tuple[Client, Tensor]]:
         """Each after its training, with its labels."""
@@ -93,12 +94,13 @@ def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
     for client, own in clients():
         for way, (k, flips) in WAYS.items():
             rows = partners(client.count, k, client.count, client.generator("partners"))
-            heaviest = coefficients(*rows.shape, client.generator("coefficients")).argmax(1, keepdim=True)
+            count, mixed = rows.shape
+            heaviest = coefficients(count, mixed, client.generator("coefficients")).argmax(1, keepdim=True)
             found = projected(client.method, mixtures(client, k, client.count, flips))
             made[way].append(Labelled(found, own[rows.gather(1, heaviest).flatten()]))
     algorithm.begin(Client("test", data.test.held, None, {}, trainer, seed, 0), site)
     clean = (trainer.method.clean(some) for some in data.test.held.chunks(500))
-    test = Labelled(projected(trainer.method, clean), data.test.label_loader())
+    test = Labelled(projected(trainer.method, clean), data.test.labels)
     return {way: measured(Labelled(*map(torch.cat, zip(*found, strict=True))), test) for way, found in made.items()}
 
 

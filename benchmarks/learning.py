@@ -41,12 +41,12 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    for method in METHODS.names():
-        for topology in ("star", "isolated", "centralized"):
-            yield Case(method, topology=topology)
     for algorithm in ALGORITHMS.names():
         if algorithm != "fedavg":
             yield Case(PUBLISHED.get(algorithm, "simclr"), algorithm)
+    for topology in ("star", "isolated", "centralized"):
+        for method in METHODS.names():
+            yield Case(method, topology=topology)
 
 
 def experiment(case: Case, seed: int) -> Experiment:
@@ -98,10 +98,19 @@ def main() -> None:
         found[case] = [measured(case, seed, args.runs) for seed in range(args.seeds)]
         each = ", ".join(f"{one['this run']:.1f}" for one in found[case])
         print(f"{case.name}: {each} ({time.perf_counter() - begun:.0f} s)", flush=True)
-    rows = {f"{c.method} × {c.algorithm}": summary(found, c.method, c.algorithm) for c in found if c.topology == "star"}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    print(markdown(rows))
+        write(found, args.out)
+    print(markdown(rows_of(found)))
+
+
+def rows_of(found: dict[Case, list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
+    stars = [case for case in found if case.topology == "star"]
+    return {f"{case.method} × {case.algorithm}": summary(found, case.method, case.algorithm) for case in stars}
+
+
+def write(found: dict[Case, list[dict[str, float]]], out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    values = {"rows": rows_of(found), "machine": machine()}
+    out.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def markdown(rows: dict[str, dict[str, Any]]) -> str:

@@ -23,7 +23,7 @@ class Rows(NamedTuple):
     dtype: torch.dtype
 
 
-Spec = Layout | Rows | type[float] | type[int]
+Spec = Layout | Rows | range | type[float] | type[int]  # range: an integer in it
 
 
 class Heard(NamedTuple):
@@ -57,6 +57,7 @@ class Algorithm(Settings, ABC):
     """
 
     needs_server: ClassVar[bool] = False
+    personalises: ClassVar[bool] = False  # whether clients end with models of their own: see `personal`
     needs_pairs: ClassVar[bool] = False  # a method that makes two views of each image, of one kind
     weights: Literal["size", "uniform"] = "size"  # how a server weighs its clients
 
@@ -83,6 +84,11 @@ class Algorithm(Settings, ABC):
     def init(self, home: Client) -> Tree:
         """A site's first state; `home` holds the freshly built method and, if `needs_public`, public images."""
 
+    def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
+        """A site's first state, once it is told who is at home there: clients, with their numbers among all. It may
+        later be asked for a message to somebody else."""
+        return site
+
     @abstractmethod
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         """What a site sends to a client."""
@@ -97,7 +103,12 @@ class Algorithm(Settings, ABC):
 
     @abstractmethod
     def export(self, site: Tree) -> dict[str, State]:
-        """Models worth evaluating, by name."""
+        """Models worth evaluating, by name; none where no site has a whole one."""
+
+    def personal(self, message: Tree, memory: Tree) -> State | None:
+        """The model a client uses for itself, given what its site would send it now and what it remembers; None: it has
+        none of its own. Pure, and no part of training. Asked for only where the algorithm `personalises`."""
+        return None
 
     def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Random numbers the objective needs in one step of n images: `batch.draws` has them beside the method's."""

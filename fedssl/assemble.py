@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,7 @@ from fedssl.pixels import place
 from fedssl.room import free_on_device
 from fedssl.runtimes.local import Shard
 from fedssl.seeds import derive, generator
-from fedssl.topology import MEAN
 from fedssl.train import Trainer
-from fedssl.tree import Mean, State
 
 CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
 BYTES_PER_PIXEL = 12_000  # of a batch's views, for a training step's activations; a ResNet-50 takes as many
@@ -157,7 +155,11 @@ def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str], pu
             first = experiment.algorithm.init(home)
     except ClientError as problem:
         raise RunError(f"before the first round, on public images: {problem}") from problem
-    return dict.fromkeys(experiment.topology.sites(clients), first)
+    numbers = {client: i for i, client in enumerate(clients)}
+    return {
+        site: experiment.algorithm.enrol(first, {site: numbers[site]} if site in numbers else numbers)
+        for site in experiment.topology.sites(clients)
+    }
 
 
 @contextlib.contextmanager
@@ -168,26 +170,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(found)
-
-
-def models(experiment: Experiment, sites: Sites) -> dict[str, State]:
-    """Every model worth evaluating, by name: `global` with one server, else by site; of peers, `mean` as well."""
-    exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
-    if len(exported) == 1:
-        return next(iter(exported.values()))
-    if experiment.topology.consensus:
-        exported[MEAN] = _mean_of(list(exported.values()))
-    return {
-        site if len(named) == 1 else f"{site}/{name}": state
-        for site, named in exported.items()
-        for name, state in named.items()
-    }
-
-
-def _mean_of(exported: Sequence[Mapping[str, State]]) -> dict[str, State]:
-    """The plain mean over all sites of each model they export; counters keep the largest."""
-    means = {name: Mean() for name in exported[0]}
-    for named in exported:
-        for name, mean in means.items():
-            mean.add(named[name], 1.0)
-    return {name: mean.result() for name, mean in means.items()}

@@ -70,24 +70,27 @@ def run(
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this recipe's TOML.")] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME_OR_PATTERN", help='Show one, or list those like this: tau, "Table 6", "*-mu#".'),
+    ] = None,
+    toml: Annotated[str | None, typer.Option(metavar="NAME", help="Show this one, every default filled in.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the experiments that come with fedssl, or show one."""
+    """List the experiments that come with fedssl, paper by paper, or show one as TOML."""
     from fedssl.experiment import load
-    from fedssl.experiment import recipes as known
+    from fedssl.report.recipes import chosen, is_one, print_recipes
 
+    name = toml or (pattern if pattern and is_one(pattern) else None)
     if name is not None:
         experiment = load(name)
         print(json.dumps(experiment.to_dict()) if as_json else experiment.to_toml().rstrip("\n"))
         return
-    described = {name: text.partition("\n")[0].removeprefix("# ") for name, text in known().items()}
+    found = chosen(pattern)
     if as_json:
-        print(json.dumps(described))
-        return
-    width = max(map(len, described))
-    for name, words in described.items():
-        print(f"{name:{width}}  {words}")
+        print(json.dumps({name: {"about": recipe.about, "source": recipe.source} for name, recipe in found.items()}))
+    else:
+        print_recipes(found)
 
 
 @app.command()
@@ -109,7 +112,7 @@ def evaluate(
         print(json.dumps({"probe": probe, "note": score.note} | score.summary() | {"models": score}))
         return
     for model, accuracy in score.items():
-        print(f"{model}: {accuracy:.2f}%")
+        print(f"{model}: {accuracy:.2f}%" + ("  (not in the average)" if model in score.apart else ""))
     if score.note:
         print(score.note)
     if len(score) > 1:

@@ -35,7 +35,7 @@ class Client:
     rounds: int = 1  # of the whole run
     public: Tensor | None = None  # (n, C, H, W) uint8, on the trainer's device: images that everybody may see
     stop: threading.Event = field(default_factory=threading.Event)
-    metrics: list[Metrics] = field(default_factory=list)  # one entry for each call of `train`
+    metrics: list[Metrics] = field(default_factory=list)  # one for each call of `train`; the first is told of
     notes: MutableMapping[str, float] = field(default_factory=dict)  # what an algorithm writes into the rounds log
 
     @property

@@ -73,14 +73,15 @@ def images() -> Dataset:
     return from_python(((noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels))
 
 
-def train(experiment: Experiment, data: Dataset) -> Sites:
-    """The sites after the last round, on the CPU and in memory: nothing is written anywhere."""
+def train(experiment: Experiment, data: Dataset, device: torch.device = CPU) -> Sites:
+    """The sites after the last round, in memory: nothing is written anywhere."""
     seen, owners = assemble.deal(experiment, data, _quiet)
     found = assemble.read_public(experiment, data, Path(), _quiet)
-    trainers = assemble.build_trainers(experiment, seen.train.image, CPU, 1)
-    sites = assemble.first_sites(experiment, trainers[0], list(owners), found)
-    shards, pace = assemble.shards(seen, owners, [CPU]), Pace(experiment.train.lr, 0.0, experiment.rounds)
-    algorithm, seed, public = experiment.algorithm, experiment.seed, {} if found is None else {CPU: found}
+    trainers = assemble.build_trainers(experiment, seen.train.image, device, 1)
+    public = {} if found is None else {device: found.to(device)}
+    sites = assemble.first_sites(experiment, trainers[0], list(owners), public.get(device))
+    shards, pace = assemble.shards(seen, owners, [device]), Pace(experiment.train.lr, 0.0, experiment.rounds)
+    algorithm, seed = experiment.algorithm, experiment.seed
     stop = threading.Event()
     runtime = LocalRuntime(algorithm, shards, trainers, Memory(), seed, lambda round: pace, stop, public=public)
     try:
@@ -117,7 +118,7 @@ def attempts(data: Dataset | None, some: Iterable[Combination] | None = None) ->
 
 
 def tables(found: Mapping[Combination, Outcome]) -> str:
-    """Markdown: algorithms × methods over all topologies, algorithms × topologies over all methods, and why not."""
+    """Markdown: methods × algorithms over all topologies, topologies × algorithms over all methods, and why not."""
     reasons = list(dict.fromkeys(_reason(outcome) for outcome in found.values() if outcome != Outcome()))
 
     def cell(fits: Callable[[Combination], bool]) -> str:
@@ -127,11 +128,11 @@ def tables(found: Mapping[Combination, Outcome]) -> str:
         whys = dict.fromkeys(_reason(outcome) for outcome in outcomes if outcome != Outcome())
         return ", ".join(str(reasons.index(why) + 1) for why in whys)
 
-    def grid(column: str) -> list[str]:
-        rows, columns = (list(dict.fromkeys(getattr(c, what) for c in found)) for what in ("algorithm", column))
+    def grid(what: str) -> list[str]:
+        rows, columns = (list(dict.fromkeys(getattr(c, part) for c in found)) for part in (what, "algorithm"))
         lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
         for row in rows:
-            cells = [cell(lambda c, r=row, k=k: c.algorithm == r and getattr(c, column) == k) for k in columns]  # type: ignore[misc]
+            cells = [cell(lambda c, r=row, k=k: c.algorithm == k and getattr(c, what) == r) for k in columns]  # type: ignore[misc]
             lines.append(f"| {row} | {' | '.join(cells)} |")
         return lines
 

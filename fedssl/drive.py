@@ -23,6 +23,7 @@ from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
 from fedssl.lock import locked
 from fedssl.memory import Memory
+from fedssl.models import models_of
 from fedssl.numerics import numerics
 from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
@@ -125,10 +126,11 @@ class Drive:
             unsaved = False
             try:
                 for round in self._rounds(runtime, last):
-                    line = self._record(round, time.perf_counter() - begun)
+                    done = Snapshot(round.number + 1, round.sites, memory.snapshot())
+                    line = self._record(round, done, time.perf_counter() - begun)
                     log.append(line)
                     progress.round(line)
-                    last, unsaved = Snapshot(round.number + 1, round.sites, memory.snapshot()), True
+                    last, unsaved = done, True
                     if time.monotonic() - saved >= self.experiment.train.checkpoint_every and not self.store.busy:
                         self.store.save(last)
                         saved, unsaved = time.monotonic(), False
@@ -169,17 +171,18 @@ class Drive:
             e.algorithm, self.shards, self.trainers, memory, e.seed, pace, self.stop, progress.client, self.public
         )
 
-    def _record(self, round: Round, seconds: float) -> dict[str, Any]:
-        rounds, knn = self.experiment.rounds, self._knn(round)
+    def _record(self, round: Round, done: Snapshot, seconds: float) -> dict[str, Any]:
+        rounds, knn = self.experiment.rounds, self._knn(done)
         accuracies = (None, None) if knn is None else (knn.mean, knn.common)
         return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, *accuracies)
 
-    def _knn(self, round: Round) -> Score | None:
-        every, number = self.experiment.probe.every, round.number + 1
-        due = every and (number % every == 0 or number == self.experiment.rounds)
+    def _knn(self, done: Snapshot) -> Score | None:
+        every = self.experiment.probe.every
+        due = every and (done.rounds % every == 0 or done.rounds == self.experiment.rounds)
         if not due or not self.evaluation.possible:
             return None
-        return self.evaluation.measure(assemble.models(self.experiment, round.sites), ("knn",))["knn"]
+        models = models_of(self.experiment, done.sites, done.memory, self.trainers[0].device)
+        return self.evaluation.measure(models, ("knn",), models.apart)["knn"] if models else None
 
     def _close(self, runtime: LocalRuntime, memory: Memory, unsaved: Snapshot | None) -> None:
         """End the clients still training, then save what is finished; another Ctrl-C must not cut that short."""

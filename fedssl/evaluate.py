@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from fedssl.pixels import Rows
 from fedssl.probes import Labelled, balanced, embed, knn, linear
 from fedssl.seeds import generator
 from fedssl.settings import suggest
-from fedssl.topology import MEAN
 from fedssl.tree import State
 
 PROBES = ("knn", "linear")
@@ -36,7 +36,7 @@ def check_probe(name: str) -> None:
 class Score(dict[str, float]):
     """One probe's accuracy in percent for each model; `note` says what is unusual about the measurement.
 
-    Those named in `apart` are no part of the mean over models: they were made from the others.
+    Those named in `apart` are no part of the mean over models: peers' mean, or what all share beside clients' own.
     """
 
     note: str | None = None
@@ -60,7 +60,10 @@ class Score(dict[str, float]):
         return [accuracy for name, accuracy in self.items() if name not in self.apart]
 
     def summary(self) -> dict[str, Any]:
-        return {"mean": self.mean, "std": self.std, "models": dict(self)} if len(self) > 1 else {"mean": self.mean}
+        if len(self) == 1:
+            return {"mean": self.mean}
+        apart = [name for name in self if name in self.apart]
+        return {"mean": self.mean, "std": self.std, "models": dict(self)} | ({"apart": apart} if apart else {})
 
 
 class Evaluation:
@@ -94,22 +97,26 @@ class Evaluation:
             backbone = backbone_of(state, build_backbone(self.experiment, self._channels)).to(self.device)
         return embed(backbone, pixels, self._normalisation, self.device)
 
-    def measure(self, models: Mapping[str, State], probes: tuple[str, ...]) -> dict[str, Score]:
-        """Each probe's accuracy for each model."""
+    def measure(
+        self, models: Mapping[str, State], probes: tuple[str, ...], apart: frozenset[str] = frozenset()
+    ) -> dict[str, Score]:
+        """Each probe's accuracy for each model; a model that goes by several names is measured once."""
         for probe in probes:
             check_probe(probe)
         known, unknown = self.sets()
         train_labels, test_labels = (images.labels.to(self.device) for images in (known, unknown))
         scores = {probe: Score() for probe in probes}
+        # Weak: a client's own model goes when the next one is asked for, and its successor may lie where it lay.
+        found: WeakKeyDictionary[State, dict[str, float]] = WeakKeyDictionary()
         for name, state in models.items():
-            train = Labelled(self.features(state, known.held), train_labels)
-            test = Labelled(self.features(state, unknown.held), test_labels)
+            if state not in found:
+                train = Labelled(self.features(state, known.held), train_labels)
+                test = Labelled(self.features(state, unknown.held), test_labels)
+                found[state] = {probe: getattr(self, f"_{probe}")(train, test) for probe in probes}
             for probe in probes:
-                scores[probe][name] = getattr(self, f"_{probe}")(train, test)
+                scores[probe][name] = found[state][probe]
         for score in scores.values():
-            score.note = self.note
-            if self.experiment.topology.consensus:
-                score.apart = frozenset(name for name in models if name.partition("/")[0] == MEAN)
+            score.note, score.apart = self.note, apart
         return scores
 
     def _knn(self, train: Labelled, test: Labelled) -> float:

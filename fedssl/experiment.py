@@ -6,7 +6,6 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -24,6 +23,7 @@ from fedssl.method import METHODS, MethodSettings
 from fedssl.settings import Settings, explain, suggest, validate
 from fedssl.topology import TOPOLOGIES, Star, Topology
 from fedssl.train import TrainSettings
+from fedssl.variants import find
 
 
 def _chosen(table: str) -> BeforeValidator:
@@ -147,8 +147,8 @@ class Experiment(Settings):
                 f'algorithm "{ALGORITHMS.name_of(type(self.algorithm))}" needs a server; '
                 f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none'
             )
-        for name in self.probe.beside:
-            if self.algorithm.needs_server and name in TOPOLOGIES.names() and not TOPOLOGIES[name].has_server:
+        for name in self.probe.beside:  # "random" is a backbone here, not the graph of that name
+            if self.algorithm.needs_server and name != "random" and not TOPOLOGIES[name].has_server:
                 raise ConfigError(f'probe.beside: the algorithm needs a server, "{name}" has none')
         if self.algorithm.needs_public and self._is_public():
             raise ConfigError(
@@ -177,26 +177,16 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is not valid TOML: {problem}") from None
 
 
-def recipes() -> dict[str, str]:
-    """Every recipe that comes with the package: its name and its TOML text."""
-    folder = resources.files("fedssl.recipes")
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
-    return {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in files}
-
-
 def load(name_or_file: str | Path, changes: Iterable[str] | Mapping[str, Any] = ()) -> Experiment:
-    """The experiment in a TOML file, or the recipe of that name, with changes applied."""
-    path, known = Path(name_or_file), recipes()
+    """The experiment in a TOML file, or the recipe or variant of that name, with changes applied."""
+    path = Path(name_or_file)
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise ConfigError(f"there is no file {path}")
-        text = _read(path)
-    elif str(name_or_file) in known:
-        text = known[str(name_or_file)]
+        values = parse_toml(_read(path), str(path))
     else:
-        hint = suggest(str(name_or_file), known) or f"; known: {', '.join(known)}"
-        raise ConfigError(f'there is no recipe or file "{name_or_file}"{hint}')
+        values = find(str(name_or_file))
     changed = dict(changes) if isinstance(changes, Mapping) else dict(map(parse_assignment, changes))
-    experiment = Experiment.from_dict(merge_changes(parse_toml(text, str(name_or_file)), changed))
+    experiment = Experiment.from_dict(merge_changes(values, changed))
     experiment.check()
     return experiment

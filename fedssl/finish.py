@@ -22,6 +22,7 @@ from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.lock import locked
+from fedssl.models import Models, models_of
 from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
 from fedssl.store import Store, write_atomic
@@ -42,7 +43,7 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     tested = _hash(data.test)
     if _finished(folder, experiment, snapshot.rounds, tested):
         return
-    models = assemble.models(experiment, snapshot.sites)
+    models = models_of(experiment, snapshot.sites, snapshot.memory)
     image = data.train.image
     evaluation = Evaluation(experiment, data, device)
     lengths = sorted({line["of"] for line in read_rounds(folder / "rounds.jsonl")})
@@ -95,16 +96,16 @@ def table(
     public: Tensor | None,
     device: torch.device,
     evaluation: Evaluation,
-    models: dict[str, State],
+    models: Models,
     quiet: bool,
 ) -> dict[str, dict[str, Any]]:
     """Every probe for this run's models and for those it is to be seen beside."""
     probes = ("knn", "linear") if experiment.probe.linear else ("knn",)
 
-    def row(models: dict[str, State]) -> dict[str, Any]:
-        return {probe: score.summary() for probe, score in evaluation.measure(models, probes).items()}
+    def row(models: Mapping[str, State], apart: frozenset[str] = frozenset()) -> dict[str, Any]:
+        return {probe: score.summary() for probe, score in evaluation.measure(models, probes, apart).items()}
 
-    rows = {"this run": row(models)}
+    rows = {"this run": row(models, models.apart)}
     for name in experiment.probe.beside:
         if name == "random":
             rows[name] = row(first_models(experiment, data.train.image, device))
@@ -115,7 +116,8 @@ def table(
         drive(other, folder / name, data, public, device, name, quiet)
         snapshot = Store(folder / name).load(lambda line: None, check_rows=False)
         assert snapshot is not None
-        rows[name] = row(assemble.models(other, snapshot.sites))
+        trained = models_of(other, snapshot.sites, snapshot.memory)
+        rows[name] = row(trained, trained.apart)
     return rows
 
 
@@ -124,8 +126,8 @@ def draw(
     evaluation: Evaluation,
     test: Images,
     table: Mapping[str, Any],
-    before: dict[str, State],
-    after: dict[str, State],
+    before: Mapping[str, State],
+    after: Mapping[str, State],
 ) -> None:
     """picture.png from the rounds log, the table and the first model's view of some test images."""
     some = test.select(torch.arange(min(MAPPED, len(test))))
@@ -144,7 +146,7 @@ def first_models(experiment: Experiment, image: tuple[int, int, int], device: to
 def export(
     experiment: Experiment,
     folder: Path,
-    models: dict[str, State],
+    models: Mapping[str, State],
     image: tuple[int, int, int],
     rounds: int,
     notes: list[str],

@@ -111,8 +111,11 @@ def _fault(value: Value, spec: Spec) -> str | None:
         if any(want is not None and want != got for want, got in zip(spec.shape, value.shape, strict=True)):
             return f"has shape {tuple(value.shape)}, expected {spec.shape}"
         return None if bool(torch.isfinite(value).all()) else "is not finite"
-    if isinstance(value, bool) or not isinstance(value, spec):
-        return f"is not {spec.__name__}"
+    kind = int if isinstance(spec, range) else spec
+    if isinstance(value, bool) or not isinstance(value, kind):
+        return f"is not {kind.__name__}"
+    if isinstance(spec, range) and value not in spec:
+        return f"is not one of {spec.start} … {spec.stop - 1}"
     return None if value == value and abs(value) != float("inf") else "is not finite"
 
 

@@ -28,7 +28,6 @@ class Batch(NamedTuple):
     images: Tensor  # (B, C, H, W) uint8, as they are; `method.clean` makes them an input
     views: tuple[Tensor, ...]  # one (V, B, C, h, w) per ViewGroup; may be ()
     labels: Tensor | None  # only for a method that declares it learns from them
-    public: Batch | None
     draws: Mapping[str, Tensor]  # this step's random numbers
     progress: Tensor  # 0-d, share of the run done
 
@@ -170,11 +169,10 @@ class Method(nn.Module, ABC):
             p = self.predictor(z) if "predictor" in self._modules else z
         return Encoded(h.float(), z.float(), p.float())
 
-    @torch.no_grad()
     def encode_target(self, images: Tensor, groups: int = 1) -> Tensor:
-        """Projections (n, k) of the momentum copy."""
+        """Projections (n, k) of the momentum copy, without gradients unless it trains."""
         self._set_groups(groups)
-        with self._autocast(images):
+        with torch.set_grad_enabled("target" in self.trained and torch.is_grad_enabled()), self._autocast(images):
             z: Tensor = self.target["projector"](self.target["backbone"](images))
         return z.float()
 
@@ -211,7 +209,7 @@ class Method(nn.Module, ABC):
     def mirror(self) -> nn.ModuleDict:
         """A momentum copy of the mirrored parts; call it after they are built, last among the children."""
         target = nn.ModuleDict({part: copy.deepcopy(getattr(self, part)) for part in self.mirrored})
-        return target.requires_grad_(False)
+        return target.requires_grad_("target" in self.trained)
 
     def count_batch(self) -> None:
         """Advance every norm layer's batch counter at once, as each of them would have done alone."""
@@ -257,8 +255,13 @@ class Method(nn.Module, ABC):
 
     @property
     def online(self) -> tuple[str, ...]:
-        """Parts an optimizer moves."""
+        """Parts that are trained and travel."""
         return tuple(name for name, child in self.named_children() if name not in (*self.private, "target"))
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Parts an optimizer moves: those online and, in an ablation, a target that takes gradients."""
+        return self.online
 
     @property
     def kept(self) -> tuple[str, ...]:

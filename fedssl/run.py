@@ -16,9 +16,9 @@ from fedssl.errors import ConfigError, RunError
 from fedssl.evaluate import Evaluation, Score, backbone_of, check_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
+from fedssl.models import Models, models_of
 from fedssl.report.rounds import read_rounds
 from fedssl.store import Store
-from fedssl.tree import State
 
 RUNS = Path("runs")
 
@@ -55,16 +55,16 @@ class Run:
     def data(self, say: Say = say_on_stderr) -> Dataset:
         return assemble.read_data(self.experiment, self._data_dir, self._dataset, say)
 
-    def models(self) -> dict[str, State]:
+    def models(self) -> Models:
         """The models of the newest checkpoint, by name."""
         snapshot = Store(self.dir).load(say_on_stderr, check_rows=False)
         if snapshot is None:
             raise ConfigError(f"{self.dir} has no checkpoint yet")
-        return assemble.models(self.experiment, snapshot.sites)
+        return models_of(self.experiment, snapshot.sites, snapshot.memory)
 
     def backbone(self, model: str | None = None) -> nets.Backbone:
         """A trained backbone as a module in eval mode; `model` names one where there are several."""
-        models = self.models()
+        models = self._some_models()
         if model is None and len(models) > 1:
             raise ConfigError(f"this run has several models, name one of: {', '.join(models)}")
         if model is not None and model not in models:
@@ -77,7 +77,14 @@ class Run:
         """A probe's accuracy in percent for every model; settings as under [probe], e.g. labels=100."""
         changed = self.experiment.with_changes({f"probe.{key}": value for key, value in settings.items()})
         check_probe(probe)
-        return Evaluation(changed, self.data(), self.device).measure(self.models(), (probe,))[probe]
+        models = self._some_models()
+        return Evaluation(changed, self.data(), self.device).measure(models, (probe,), models.apart)[probe]
+
+    def _some_models(self) -> Models:
+        models = self.models()
+        if not models:
+            raise ConfigError(f"{self.dir} has no model yet: clients have theirs when they have trained")
+        return models
 
     def __repr__(self) -> str:
         return f"Run({str(self.dir)!r}, {len(self.rounds)}/{self.experiment.rounds} rounds)"
@@ -111,7 +118,8 @@ def run(
         title, chosen = "run", experiment.with_changes(changed)
         chosen.check()
     else:
-        title, chosen = Path(experiment).stem, load(experiment, changed)
+        title = Path(experiment).name.removesuffix(".toml")  # not its stem: recipes' names have dots
+        chosen = load(experiment, changed)
     own_name = bool(changed) or isinstance(experiment, Experiment)
     folder = Path(dir) if dir is not None else default_dir(title, chosen, own_name)
     torch_device = assemble.resolve_device(device)

@@ -53,12 +53,12 @@ class Step:
             self._shadow = method.shadow()
             optimizer.low = self._shadow.beside(optimizer.row)
         self._momentum = method.target_momentum
-        if compiled and optimizer.leads and self._momentum is not None:
+        if compiled and optimizer.leads and self._momentum is not None and "target" not in method.trained:
             optimizer.follower = self._follower(self._momentum)
         # Whether weights may change after a step by a rule of the method's own, such as unit length.
         self._has_rule = type(method).after_step is not Method.after_step and method.after_step_moves_weights
         trained = {name: p for name, p in method.named_parameters() if p.requires_grad}
-        layout = method.state.layout.pick(method.online, PARAMETERS)
+        layout = method.state.layout.pick(method.trained, PARAMETERS)
         slots = {e.name: self.grad[(at := layout.offsets[e.name]) : at + e.size] for e in layout.entries}
         low = {} if self._shadow is None else {n: w for n, w in self._shadow.weights.items() if n in trained}
         self._slots = [slots[name] for name in trained]
@@ -118,7 +118,7 @@ class Step:
             self._make_views(group, inputs.images, uniforms, method.mean, method.std)
             for group, uniforms in zip(method.views, inputs.uniforms, strict=True)
         )
-        return Batch(inputs.rows, inputs.images, made, inputs.labels, None, inputs.draws, self.progress)
+        return Batch(inputs.rows, inputs.images, made, inputs.labels, inputs.draws, self.progress)
 
     def _collect(self, grads: tuple[Tensor | None, ...]) -> dict[int, Tensor]:
         """Gradients into their places of the flat row, but for large ones if the optimizer reads them where they are:

@@ -99,11 +99,11 @@ class Trainer:
         self.device = method.state.floats.device
         method.precision = resolve_precision(settings.precision, self.device)
         mode = resolve_mode(settings.mode, self.device)
-        frozen = [n for n, p in method.named_parameters() if not p.requires_grad and n.split(".")[0] in method.online]
+        frozen = [n for n, p in method.named_parameters() if not p.requires_grad and n.split(".")[0] in method.trained]
         if frozen:
             raise TypeError(f"{frozen[0]} does not train but lies among what does: make it a buffer")
         compiled = mode != "eager" and kernels.missing(self.device) is None
-        row, cuda = method.parameter_row(method.online), self.device.type == "cuda"
+        row, cuda = method.parameter_row(method.trained), self.device.type == "cuda"
         self.step = Step(method, make_optimizer(settings, method, row, fused=compiled and cuda), compiled)
         # Small clients have batches of any size: to compile for each would take longer than to train.
         self._plain = Step(method, self.step.optimizer, beside=self.step) if compiled else self.step
@@ -198,7 +198,7 @@ class Trainer:
 def make_optimizer(settings: TrainSettings, method: Method, row: Tensor, fused: bool = False) -> Optimizer:
     decay: float | Tensor = settings.weight_decay
     if decay and not settings.decay_norms:
-        layout = method.state.layout.pick(method.online, PARAMETERS)
+        layout = method.state.layout.pick(method.trained, PARAMETERS)
         decay = torch.cat(
             [
                 torch.full((e.size,), settings.weight_decay if e.role == "weight" and len(e.shape) > 1 else 0.0)

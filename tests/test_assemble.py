@@ -12,6 +12,7 @@ from fedssl.changes import merge_changes
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError, DataError
 from fedssl.experiment import Experiment
+from fedssl.models import models_of
 
 CPU = torch.device("cpu")
 BASE: dict[str, Any] = {
@@ -96,11 +97,11 @@ def test_shards_hold_a_clients_own_images_and_no_labels() -> None:
 def test_sites_and_the_names_of_their_models() -> None:
     trainer = assemble.build_trainers(experiment(), (3, 8, 8), CPU, 1)[0]
     star = assemble.first_sites(experiment(), trainer, ["a", "b"])
-    assert list(assemble.models(experiment(), star)) == ["global"]
+    assert list(models_of(experiment(), star)) == ["global"]
     alone = experiment({"topology.name": "isolated"})
     sites = assemble.first_sites(alone, trainer, ["a", "b"])
-    assert list(assemble.models(alone, sites)) == ["a", "b"]
-    assert torch.equal(assemble.models(alone, sites)["a"].floats, assemble.models(alone, sites)["b"].floats)
+    assert list(models_of(alone, sites)) == ["a", "b"]
+    assert torch.equal(models_of(alone, sites)["a"].floats, models_of(alone, sites)["b"].floats)
 
 
 def test_normalisation_fits_the_images() -> None:

@@ -18,7 +18,8 @@ import pytest
 from PIL import Image
 
 import fedssl
-from fedssl.experiment import Experiment, recipes
+from fedssl.experiment import Experiment
+from fedssl.recipes import families, recipes
 
 Cli = Callable[..., tuple[int, str, str]]
 MINE = """
@@ -83,18 +84,53 @@ def test_version(cli: Cli) -> None:
 
 
 def test_recipes(cli: Cli) -> None:
+    """Off a terminal, a line for each, with all there is to say about it; on one, as wide as it is."""
     code, out, _ = cli("recipes")
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.strip()}
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == list(recipes())
-    assert json.loads(cli("recipes", "--json")[1]).keys() == recipes().keys()
+    for name, recipe in recipes().items():
+        assert lines[name] == f"{recipe.about} {recipe.source}".strip()
+    assert [out.index(paper) for paper in families().values()] == sorted(out.index(p) for p in families().values())
+    listed = json.loads(cli("recipes", "--json")[1])
+    assert listed.keys() == recipes().keys()
+    assert listed["fedu-ablation"]["source"] == "FedU, Figures 5 and 6"
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize(
+    ("pattern", "first", "count"),
+    [
+        ("FedEMA, Table 11", "fedema-cifar10-noniid", 4),
+        ("FedEMA, Table 1", "fedsimclr-cifar10-noniid", 5 * 2 + 1),  # not Tables 10 to 12; one has two names
+        ("Table 11", "fedema-cifar10-noniid", 4),
+        ("table 4", "fedbyol-cifar10-noniid", 13 + 12 + 5),  # of FedEMA (one has two names), FedU and Dec-SSL
+        ("mocov1", "fedmocov1-cifar10-iid", 8),
+        ("fedema-cifar10-noniid-{tau,batch}#", "fedema-cifar10-noniid-tau0.1", 14),
+        ("demo*", "demo", 1),
+    ],
+)
+def test_some_recipes(pattern: str, first: str, count: int, cli: Cli) -> None:
+    code, out, _ = cli("recipes", pattern)
+    names = [line.split()[0] for line in out.splitlines() if line.strip() and line.split()[0] in recipes()]
+    assert (code, names[0], len(names)) == (0, first, count)
+    assert list(json.loads(cli("recipes", pattern, "--json")[1])) == names
+
+
+def test_no_recipe(cli: Cli) -> None:
+    for args in (("recipes", "nonsense"), ("recipes", "*-nonsense"), ("recipes", "--toml", "demos")):
+        code, out, err = cli(*args)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+    assert 'did you mean "demo"?' in err
+
+
+@pytest.mark.parametrize(
+    "name", ["demo", "fedbyol-cifar10", "fedema-cifar10-noniid-tau0.5-short", "fedu-cifar10-iid-mini"]
+)
 def test_a_recipe_is_shown_whole_and_can_be_run_from_a_file(name: str, cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("recipes", name)
     assert code == 0
     values = tomllib.loads(out)
     assert Experiment.from_dict(values).to_dict() == values
+    assert cli("recipes", "--toml", name)[1] == out
     assert json.loads(cli("recipes", name, "--json")[1]) == values
     (tmp_path / "copy.toml").write_text(out)
     assert tomllib.loads(cli("recipes", str(tmp_path / "copy.toml"))[1]) == values
@@ -149,6 +185,7 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     assert cli("run", "mine.toml", "--quiet", "--set", "topology=cycle", "--dir", "peers")[0] == 0
     code, out, _ = cli("evaluate", "peers", "--probe", "knn")
     assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "mean", "on average"]
+    assert [line.endswith("(not in the average)") for line in out.splitlines()] == [False, False, False, True, False]
     assert "mean of the peers' models" in cli("run", "mine.toml", "--set", "topology=cycle", "--dir", "peers")[1]
     for args, sentence in (
         (["nowhere"], "nowhere is not a run directory"),

@@ -27,11 +27,12 @@ from fedssl.cli import app
 from fedssl.data import PARTITIONS, SOURCES
 from fedssl.drive import Interrupted
 from fedssl.evaluate import PROBES
-from fedssl.experiment import Experiment, ProbeSettings, load, recipes
+from fedssl.experiment import Experiment, ProbeSettings, load
 from fedssl.federate import Round
 from fedssl.guard import Report
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
+from fedssl.report.recipes import chosen, is_one
 from fedssl.report.rounds import record
 from fedssl.topology import TOPOLOGIES
 
@@ -204,8 +205,11 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
         assert given["probe"] in PROBES
         assert {text.partition("=")[0] for text in changes} <= set(ProbeSettings.model_fields)
         return
-    name = given.get("name")
-    if name is not None and name not in recipes():  # a file: the page's first experiment
+    if words[0] == "recipes" and not is_one(given["toml"] or given["pattern"] or ""):
+        assert chosen(given["pattern"])
+        return
+    name = given.get("name") or given.get("toml") or given.get("pattern")
+    if name is not None and name.endswith(".toml"):  # the page's first experiment
         (folder / name).write_text(next(b.text for b in BLOCKS if b.page == block.page and b.language == "toml"))
         name = str(folder / name)
     if name is not None:

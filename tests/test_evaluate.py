@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation, Score, backbone_of
 from fedssl.experiment import Experiment
+from fedssl.layout import Entry, Layout
 from fedssl.tree import State
 
 CPU = torch.device("cpu")
@@ -149,6 +152,59 @@ def test_one_half_is_learned_from_and_the_other_measured_on(monkeypatch: pytest.
 def test_an_unknown_probe() -> None:
     with pytest.raises(ConfigError, match='unknown probe "lineer", did you mean "linear"'):
         Evaluation(experiment(), DATA, CPU).measure({"x": state()}, ("lineer",))
+
+
+def test_a_model_of_several_names_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluation, seen = Evaluation(experiment(), DATA, CPU), []
+    features = evaluation.features
+    monkeypatch.setattr(evaluation, "features", lambda s, p: (seen.append(s), features(s, p))[1])
+    shared, other = state(0), state(1)
+    score = evaluation.measure({"a": shared, "b": other, "c": shared, "all": shared}, ("knn",), frozenset({"all"}))[
+        "knn"
+    ]
+    assert len(seen) == 2 * 2  # training and test images of two models
+    assert score["a"] == score["c"] == score["all"]
+    assert score.apart == {"all"}
+
+
+class Made(Mapping[str, State]):
+    """A hundred models, each of one number, made when asked for; `most`: how many of them were there at a time."""
+
+    def __init__(self) -> None:
+        self.alive: WeakSet[State] = WeakSet()
+        self.most = 0
+        self.rows = torch.arange(100.0).split(1)
+        self.layout, self.counts = Layout.of([Entry("backbone.w", (1,), "weight")]), torch.zeros(0, dtype=torch.int64)
+
+    def __getitem__(self, name: str) -> State:
+        made = State(self.layout, self.rows[int(name)], self.counts)
+        self.alive.add(made)
+        self.most = max(self.most, len(self.alive))
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(100))
+
+    def __len__(self) -> int:
+        return 100
+
+
+def test_models_made_one_after_the_other_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is let go for the next ones, which come to lie where it lay; what it was worth goes with it."""
+    evaluation, made = Evaluation(experiment(), DATA, CPU), Made()
+    monkeypatch.setattr(evaluation, "features", lambda state, pixels: state.floats)
+    monkeypatch.setattr(evaluation, "_knn", lambda train, test: train.features.item())
+    assert evaluation.measure(made, ("knn",))["knn"] == {name: float(name) for name in made}
+    assert made.most <= 2
+
+
+def test_scores_apart_are_no_part_of_the_mean() -> None:
+    score = Score(a=10.0, b=20.0, x=60.0, y=70.0)
+    assert (score.mean, score.common) == (40.0, None)
+    score.apart = frozenset({"y", "x"})
+    assert (score.mean, score.common) == (15.0, 65.0)
+    assert score.std == statistics.stdev([10, 20])
+    assert score.summary() == {"mean": 15.0, "std": score.std, "models": dict(score), "apart": ["x", "y"]}
 
 
 def test_scores() -> None:

@@ -18,7 +18,7 @@ from fedssl.algorithm import ALGORITHMS
 from fedssl.changes import differences, harmless, merge_changes, parse_assignment
 from fedssl.data import SOURCES
 from fedssl.errors import ConfigError
-from fedssl.experiment import Experiment, load, recipes
+from fedssl.experiment import Experiment, load
 from fedssl.method import METHODS
 from fedssl.topology import Isolated
 
@@ -128,13 +128,6 @@ def test_the_hash_is_of_the_meaning() -> None:
     assert base(train__batch=64).hash() != base().hash()
 
 
-@pytest.mark.parametrize("name", recipes())
-def test_every_recipe_loads_and_is_described(name: str) -> None:
-    experiment = load(name)
-    assert Experiment.from_toml(experiment.to_toml()) == experiment
-    assert recipes()[name].startswith("# ")
-
-
 def test_a_file_is_loaded_as_a_recipe_is(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(base(rounds=7).to_toml())
@@ -156,6 +149,13 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         load(tmp_path / "gone.toml")
     with pytest.raises(ConfigError, match='no recipe or file "demmo", did you mean "demo"'):
         load("demmo")
+
+
+def test_variants_are_loaded_by_name_and_changed_as_recipes_are(tmp_path: Path) -> None:
+    brief = load("fedema-cifar10-noniid-tau0.5-short", ["algorithm.tau=0.9"])
+    assert (brief.train.epochs, brief.to_dict()["algorithm"]["tau"]) == (1, 0.9)
+    small = load("fedema-cifar10-noniid-mini", {"method": "simsiam"})
+    assert (small.rounds, small.to_dict()["method"]["hidden"]) == (10, 256)
 
 
 # -- changes --
@@ -307,10 +307,9 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
             'algorithm "fedavg" as set needs a method with a target; "simclr" as set has none',
         ),
         (
-            {"method.ema": False, "algorithm.aggregate": "both"},
-            'algorithm "fedavg" as set needs a method with a target; "byol" as set has none',
+            {"method.predictor": False, "algorithm.predictor": "local"},
+            'algorithm "fedavg" as set needs a method with a predictor; "byol" as set has none',
         ),
-        ({"method.stop_gradient": False}, "method: stop_gradient = false needs ema = false: .*"),
         ({"method.backbone": "resnt18"}, 'unknown backbone "resnt18", did you mean "resnet18"[?]'),
         ({"method.stem": "cifr"}, 'unknown stem "cifr", did you mean "cifar"[?]'),
         ({"method.init": "gone.safetensors"}, "method.init: there is no file gone.safetensors"),
@@ -366,6 +365,9 @@ def test_an_algorithm_that_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match=r'^algorithm "fedavg" needs a server; topology "isolated" has none$'):
         lonely.check()
     base().check()
+    base(probe__beside=["random", "centralized"]).check()  # a random backbone: not the graph of that name
+    with pytest.raises(ConfigError, match=r'^probe.beside: the algorithm needs a server, "isolated" has none$'):
+        base(probe__beside=["isolated"]).check()
 
 
 def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

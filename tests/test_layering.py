@@ -64,6 +64,8 @@ MAY_SEE = {
     "store": {"errors", "extents", "federate", "memory", "tree"},
     "lock": {"errors"},
     "probes": {"method", "optim", "pixels", "seeds", "settings", "errors"},
+    "recipes": set(),
+    "variants": {"changes", "errors", "nets", "recipes", "settings"},
 }
 # and, for those not listed there or for good measure, what they must not see
 MUST_NOT_SEE = {

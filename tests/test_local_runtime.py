@@ -20,6 +20,7 @@ from fedssl.extents import Extents
 from fedssl.federate import Round, federate
 from fedssl.guard import Reply
 from fedssl.memory import Memory
+from fedssl.method import Batch, Given, Method, Output
 from fedssl.runtimes.local import LocalRuntime, Pace, Shard
 from fedssl.tiers import Wanted
 from fedssl.topology import SERVER, Isolated, Star, Topology
@@ -325,6 +326,25 @@ def test_a_stop_ends_the_clients_and_keeps_nothing_of_them(make_trainer: MakeTra
     federation.runtime.close()
     assert federation.memory.snapshot() == {}
     assert federation.finished == []
+
+
+class Twice(FedAvg):
+    """Its clients train a second time, on a thousand times the loss, and send what the first training left."""
+
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        done = super().client(client, message)
+        client.train(self.louder, {}, self.draw)
+        return done
+
+    def louder(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        return 1000 * method.loss(out, given)
+
+
+def test_of_several_trainings_the_first_is_told_of(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    """It is the one whose model is sent; what else a client trains is for its algorithm's notes."""
+    once, twice = (Federation(make_trainer, pixels, "simclr", algorithm=a).run() for a in (FedAvg(), Twice()))
+    assert once[0] == twice[0]
+    assert once[2] == twice[2]
 
 
 def test_a_reply_is_told_of_as_soon_as_it_is_there(make_trainer: MakeTrainer, pixels: Pixels) -> None:

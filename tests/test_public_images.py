@@ -21,6 +21,7 @@ from fedssl.client import Client
 from fedssl.data import Dataset, HeldOut, Images, Npz
 from fedssl.errors import ConfigError, RunError
 from fedssl.experiment import Experiment, load
+from fedssl.models import models_of
 from fedssl.tree import Tree
 
 SMALL: dict[str, Any] = {
@@ -224,7 +225,7 @@ def test_an_untrained_backbone_is_measured_without_the_algorithm(tmp_path: Path)
             ["0"],
         )
         score = fedssl.evaluate.Evaluation(chosen, dataset(), torch.device("cpu"))
-        expected = score.measure(assemble.models(chosen, first), ("knn",))["knn"].mean
+        expected = score.measure(models_of(chosen, first), ("knn",))["knn"].mean
         assert run.results["table"]["random"]["knn"]["mean"] == expected
 
 

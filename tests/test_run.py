@@ -83,7 +83,7 @@ def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Da
             "failed",
             "loss",
             "knn",
-            "knn_of_mean",
+            "knn_common",
             "seconds",
             "images_per_s",
             "clients",
@@ -307,7 +307,7 @@ def test_peers_without_a_server(small: Experiment, labelled: Dataset, tmp_path: 
     each = [score["models"][str(k)] for k in range(4)]
     assert (score["mean"], score["std"]) == (pytest.approx(np.mean(each)), pytest.approx(np.std(each, ddof=1)))
     assert whole.rounds[-1]["knn"] == score["mean"]
-    assert whole.rounds[-1]["knn_of_mean"] == score["models"]["mean"]
+    assert whole.rounds[-1]["knn_common"] == score["models"]["mean"]
 
 
 def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(

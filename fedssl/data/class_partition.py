@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from fedssl.data.images import Dataset, Images
-from fedssl.data.partition import PARTITIONS, Partition, deal, equal_sizes, numpy_from
+from fedssl.data.partition import PARTITIONS, Partition, deal, equal_sizes, numpy_from, some
 from fedssl.errors import ConfigError, DataError
 
 _TRIES = 1000
@@ -31,6 +31,7 @@ class Classes(Partition):
     needs_labels: ClassVar[bool] = True
     per_client: int = Field(ge=1)
     shuffled: bool = False
+    share: float = Field(1.0, gt=0, le=1)  # of its images of each class, that a client really has
 
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
         piles = _piles(data.train, generator)
@@ -44,7 +45,7 @@ class Classes(Partition):
         order = torch.randperm(classes, generator=generator) if self.shuffled else torch.arange(classes)
         sets = {c: iter(piles[c].tensor_split(clients * held // classes)) for c in range(classes)}
         dealt = order.repeat(clients * held // classes).view(clients, held).tolist()
-        return deal([torch.cat([next(sets[c]) for c in row]) for row in dealt])
+        return deal([torch.cat([some(next(sets[c]), self.share) for c in row]) for row in dealt])
 
 
 @PARTITIONS.register("dirichlet")

@@ -44,9 +44,11 @@ PARTITIONS: Registry[Partition] = Registry("partition", "fedssl.partitions")
 class Iid(Partition):
     """Equal shares, drawn at random."""
 
+    share: float = Field(1.0, gt=0, le=1)  # of its images, that a client really has; the others are nobody's
+
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
         order = torch.randperm(len(data.train), generator=generator)
-        return deal(torch.split(order, equal_sizes(len(order), clients)))
+        return deal([some(part, self.share) for part in torch.split(order, equal_sizes(len(order), clients))])
 
 
 @PARTITIONS.register("quantity")
@@ -132,6 +134,11 @@ def deal(parts: Sequence[Tensor]) -> dict[str, Tensor]:
     """Parts named "0".."K-1", zero-padded so that text sorts like numbers; their indices in order."""
     width = len(str(len(parts) - 1))
     return {f"{k:0{width}}": part.sort().values for k, part in enumerate(parts)}
+
+
+def some(order: Tensor, share: float) -> Tensor:
+    """The first of them, a share of all, at least one."""
+    return order[: max(1, round(share * len(order)))]
 
 
 def equal_sizes(count: int, clients: int) -> list[int]:

@@ -1,15 +1,14 @@
 """BYOL: predict a momentum copy's projection of the other view.
 
 Grill et al., "Bootstrap your own latent", NeurIPS 2020.
-Departures: constant momentum, as the federated papers train it.
+Departures: constant momentum, as the federated papers train it. Without EMA or stop-gradient it is FedEMA's ablation
+(Table 9): the target remains a network of its own, moved by gradients, by the algorithm, or not at all.
 """
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
@@ -21,14 +20,8 @@ class BYOLSettings(MethodSettings):
     dim: int = Field(2048, gt=0)
     momentum: float = Field(0.99, ge=0, le=1)
     predictor: bool = True  # off: compare projections directly
-    ema: bool = True  # off: the keys come from the online network itself
-    stop_gradient: bool = True  # off: gradients flow into the keys too
-
-    @model_validator(mode="after")
-    def _nothing_to_flow_into(self) -> Self:
-        if self.ema and not self.stop_gradient:
-            raise ValueError("stop_gradient = false needs ema = false: a momentum copy takes no gradient")
-        return self
+    ema: bool = True  # off: the target does not follow the online network
+    stop_gradient: bool = True  # off: gradients flow into the target too, and train it
 
 
 @METHODS.register("byol")
@@ -41,18 +34,18 @@ class BYOL(Method):
         self.projector = mlp(self.features, settings.hidden, settings.dim)
         if settings.predictor:
             self.predictor = mlp(settings.dim, settings.hidden, settings.dim)
-        if settings.ema:
-            self.target = self.mirror()
+        self.target = self.mirror()
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        return self.online if self.settings.stop_gradient else (*self.online, "target")
 
     @property
     def target_momentum(self) -> float | None:
         return self.settings.momentum if self.settings.ema else None
 
     def forward(self, batch: Batch) -> Output:
-        out = self.encode_views(batch.views[0])
-        if self.settings.ema:
-            return out._replace(keys=self.encode_views_target(batch.views[0]))
-        return out._replace(keys=out.z.detach() if self.settings.stop_gradient else out.z)
+        return self.encode_views(batch.views[0])._replace(keys=self.encode_views_target(batch.views[0]))
 
     def loss(self, out: Output, given: Given) -> Tensor:
         """(2 − 2 cos(p₁, t₂)) + (2 − 2 cos(p₂, t₁)), mean over the batch."""

@@ -14,7 +14,7 @@ from fedssl.guard import Report
 
 
 def record(
-    round: Round, rounds: int, rate: float, seconds: float, knn: float | None, knn_of_mean: float | None = None
+    round: Round, rounds: int, rate: float, seconds: float, knn: float | None, knn_common: float | None = None
 ) -> dict[str, Any]:
     """A round as plain values; rounds are counted from 1 for people, out of `rounds`, at a learning rate of `rate`."""
     trained = [r for r in round.reports if r.metrics is not None]
@@ -27,7 +27,7 @@ def record(
         "failed": round.failed,
         "loss": sum(losses) / images if images else None,
         "knn": knn,
-        "knn_of_mean": knn_of_mean,
+        "knn_common": knn_common,
         "seconds": seconds,
         "images_per_s": images / seconds,
         "clients": [_client(report) for report in round.reports],

@@ -10,11 +10,14 @@ from rich.table import Table
 from fedssl.run import Run
 from fedssl.topology import MEAN
 
+APART = 5  # models beside the clients' own, or the peers', that have a row; all are in results.json
 _WORDS = {
     "this run": "this run",
     "random": "random backbone",
     "isolated": "each client alone",
     "centralized": "all images pooled",
+    MEAN: "mean of the peers' models",
+    "global": "global model",
 }
 
 
@@ -45,10 +48,9 @@ def _table(run: Run, rows: dict[str, dict[str, Any]]) -> Table:
         table.add_column(headings[key], justify="right")
     for name, scores in rows.items():
         table.add_row(_WORDS.get(name, name), *(_cell(score) for score in scores.values()))
-        if name == "this run" and run.experiment.topology.consensus:
-            means = [score.get("models", {}).get(MEAN) for score in scores.values()]
-            if None not in means:
-                table.add_row("mean of the peers' models", *(f"{mean:.1f}" for mean in means))
+        if name == "this run":
+            for model in next(iter(scores.values())).get("apart", [])[:APART]:
+                table.add_row(_WORDS.get(model, model), *(f"{score['models'][model]:.1f}" for score in scores.values()))
     return table
 
 

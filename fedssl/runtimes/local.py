@@ -111,7 +111,7 @@ class LocalRuntime:
                 client, message = self._enter(turn, message, trainer)
                 upload, memory = self._algorithm.client(client, message)
                 self._memory.write(turn, memory)
-            metrics = client.metrics[-1] if client.metrics else None
+            metrics = client.metrics[0] if client.metrics else None
             sent = on_device(upload, self._home)
             reply = Reply(turn.client, client.count, sent, metrics, round=turn.round, notes=client.notes)
         except ClientError as problem:

@@ -238,7 +238,7 @@ class Step:
         self.queue = self.method.get_buffer("queue.keys")
 
     def loss(self, candidates: list[int]) -> Tensor:
-        batch = Batch(*[None] * 5, {"candidates": torch.tensor(candidates)}, None)  # type: ignore[arg-type]
+        batch = Batch(*[None] * 4, {"candidates": torch.tensor(candidates)}, None)  # type: ignore[arg-type]
         return self.algorithm.objective(self.method, batch, self.out, self.given)
 
 

@@ -277,7 +277,7 @@ def _given(trainer: Trainer, public: Tensor) -> dict[str, Tensor]:
 
 def _batch(method: Method, images: Tensor, draws: dict[str, Tensor]) -> Batch:
     views = torch.stack([method.clean(images), method.clean(images.flip(3))])
-    return Batch(torch.arange(len(images)), images, (views,), None, None, draws, torch.zeros(()))
+    return Batch(torch.arange(len(images)), images, (views,), None, draws, torch.zeros(()))
 
 
 def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:

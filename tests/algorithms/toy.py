@@ -1,7 +1,7 @@
 """A method of three numbers whose training is scripted, so that rounds can be worked out by hand.
 
 The encoder is one weight w (backbone and projector have the same), the predictor one weight q, the target a copy of w.
-Training adds fixed amounts. The global model starts with w = 10, q = 1.
+Training adds fixed amounts. The global model starts with w = 10, q = 1. A client's image has the features (w, 10).
 
     client   images   online   target   predictor   statistic   counter
     A        1        +4       +2       +1          +1          +1
@@ -11,6 +11,7 @@ Training adds fixed amounts. The global model starts with w = 10, q = 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from fedssl.algorithm import Algorithm, Upload
 from fedssl.guard import Guard, Reply
 from fedssl.method import Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import BatchNorm1d
-from fedssl.tree import Mean, Tree, model
+from fedssl.train import Metrics
+from fedssl.tree import Mean, State, Tree, model
 
 
 class Number(nn.Module):
@@ -77,7 +79,11 @@ class Scripted:
     def generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(0)
 
-    def train(self, objective: Any, given: Given, draw: Any) -> None:
+    def embed(self, state: State, what: str = "h") -> Tensor:
+        return torch.tensor([[state.tensors()["backbone.w"].item(), 10.0]])
+
+    def train(self, objective: Any, given: Given, draw: Any) -> Metrics:
+        """Its loss is the weight that it starts with."""
         self.started.append(numbers(self.method))
         added, extra, t = ADDED[self.id], EXTRA[self.id], self.method.state.tensors()
         for part in ("backbone", "projector"):
@@ -86,6 +92,7 @@ class Scripted:
         t["predictor.w"] += added.predictor
         t["backbone.norm.running_mean"] += extra.statistic
         t["backbone.norm.num_batches_tracked"] += extra.counter
+        return Metrics(self.started[-1].online, 1, 1, 1.0, 0.0, 0.0)
 
 
 def numbers(method: Method) -> Numbers:
@@ -102,12 +109,14 @@ def toy() -> Method:
 class Federation:
     """One resident method lent to one client after another, as a trainer would lend it."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self, algorithm: Algorithm, clients: Mapping[str, int] = {"A": 0, "B": 1}) -> None:
         self.algorithm, self.method = algorithm, toy()
-        self.site = self.algorithm.init(Scripted("home", {}, self.method))  # type: ignore[arg-type]
+        first = self.algorithm.init(Scripted("home", {}, self.method))  # type: ignore[arg-type]
+        self.site = self.algorithm.enrol(first, clients)
         self.memory: dict[str, Tree] = {}
         self.uploads: dict[str, Tree] = {}
         self.notes: dict[str, dict[str, float]] = {}
+        self.started: dict[str, list[Numbers]] = {}  # where each training of a client's last round started
         self.number = 0
 
     def start_of(self, client_id: str) -> Numbers:
@@ -117,7 +126,11 @@ class Federation:
         guard = Guard(self.algorithm.wire(self.method), 0, [client_id], {client_id: message})
         assert [heard.tree for heard in guard([Reply(client_id, 1, upload, None)])] == [upload]
         self.uploads[client_id], self.memory[client_id], self.notes[client_id] = upload, memory, client.notes
+        self.started[client_id] = client.started
         return client.started[0]
+
+    def personal(self, client_id: str) -> State | None:
+        return self.algorithm.personal(self.algorithm.broadcast(self.site, client_id), self.memory.get(client_id, {}))
 
     def round(self, *clients: str) -> dict[str, Numbers]:
         self.uploads = {}

@@ -51,6 +51,16 @@ def test_shuffled_classes_are_as_even():
     assert (shuffled > 0).sum(1).tolist() == [2] * 5
 
 
+def test_a_share_is_of_every_class_a_client_holds():
+    """l = 4 of C = 10 classes at each of 5 clients: K·l/C = 2 sets of 10 images, of which 0.3 are 3."""
+    data = balanced(10, 20)
+    whole, part = (Classes(per_client=4, share=share).split(data, 5, seeded()) for share in (1.0, 0.3))
+    assert all(set(part[k].tolist()) < set(whole[k].tolist()) for k in whole)
+    table = histogram(part, data.train.labels, 10)
+    assert table.equal(3 * (histogram(whole, data.train.labels, 10) > 0))
+    assert (table > 0).sum(1).tolist() == [4] * 5
+
+
 @pytest.mark.parametrize(("clients", "per_client"), [(5, 3), (3, 2), (10, 11)])
 def test_impossible_deals_of_classes_are_refused(clients, per_client):
     with pytest.raises(ConfigError, match=f"{clients} clients × {per_client} classes each cannot be dealt evenly"):

@@ -41,6 +41,14 @@ def test_iid_deals_every_image_once_in_equal_shares(count, clients, seed):
     assert all(part.tolist() == sorted(part.tolist()) and part.dtype == torch.int64 for part in parts.values())
 
 
+def test_a_share_is_the_beginning_of_what_a_client_would_have():
+    """43 images for 4 clients are 11, 11, 11 and 10; a quarter of 11 is 2.75, of 10 it is 2.5, rounded to even."""
+    whole, part = (Iid(share=share).split(blind(43), 4, seeded()) for share in (1.0, 0.25))
+    assert [len(index) for index in part.values()] == [3, 3, 3, 2]
+    assert all(set(part[k].tolist()) < set(whole[k].tolist()) for k in whole)
+    assert [len(index) for index in Iid(share=1e-9).split(blind(43), 4, seeded()).values()] == [1] * 4
+
+
 def test_client_ids_have_equal_width():
     assert list(Iid().split(blind(12), 10, seeded()))[-1] == "9"
     assert list(Iid().split(blind(12), 11, seeded()))[:3] == ["00", "01", "02"]

@@ -67,7 +67,6 @@ def batch() -> Batch:
         images=torch.randint(256, (6, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator),
         views=(views,),
         labels=torch.tensor([0, 1, 2, 3, 4, 0]),
-        public=None,
         draws={},
         progress=torch.zeros(()),
     )

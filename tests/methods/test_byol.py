@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedssl.method import Batch, Output
+from fedssl.method import Batch, Given, Method, Output
 from fedssl.methods import BYOL
+from fedssl.train import Task, Trainer, TrainSettings
 
 
 def _output() -> Output:
@@ -37,14 +40,50 @@ def _gradient(method: BYOL, batch: Batch) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in method.backbone.parameters()])
 
 
-def test_switches_change_gradients(make, batch: Batch) -> None:
-    full = _gradient(make(BYOL), batch)
-    no_ema = _gradient(make(BYOL, ema=False), batch)
-    torch.testing.assert_close(full, no_ema, rtol=1e-4, atol=1e-6)  # a fresh target is the online network
-    flowing = _gradient(make(BYOL, ema=False, stop_gradient=False), batch)
-    bare = _gradient(make(BYOL, predictor=False), batch)
-    for other in (flowing, bare):
-        assert (full - other).norm() > 0.05 * full.norm()
+def test_without_a_predictor_gradients_are_others(make, batch: Batch) -> None:
+    full, bare = _gradient(make(BYOL), batch), _gradient(make(BYOL, predictor=False), batch)
+    assert (full - bare).norm() > 0.05 * full.norm()
+
+
+def test_gradients_that_are_not_stopped_reach_the_target_and_nobody_else(make, batch: Batch) -> None:
+    """The loss is symmetric in p and t. Without a predictor p is a projection, and a fresh target is a copy of the
+    online network: then both have one gradient."""
+    stopped, flowing = (make(BYOL, predictor=False, stop_gradient=on) for on in (True, False))
+    online = _gradient(flowing, batch)
+    assert torch.equal(_gradient(stopped, batch), online)
+    assert all(parameter.grad is None for parameter in stopped.target.parameters())
+    theirs = torch.cat([parameter.grad.flatten() for parameter in flowing.target["backbone"].parameters()])
+    torch.testing.assert_close(theirs, online, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("ema", [True, False])
+@pytest.mark.parametrize("stop_gradient", [True, False])
+def test_what_moves_the_target(ema: bool, stop_gradient: bool, make, batch: Batch) -> None:
+    """A step of plain SGD at rate 0.5: target ← target − 0.5·∇ where gradients flow, then ← (target + online)/2 where
+    it follows."""
+    method = make(BYOL, ema=ema, stop_gradient=stop_gradient, momentum=0.5)
+    trainer = Trainer(method, TrainSettings(momentum=0, weight_decay=0, mode="eager", precision="fp32"))
+    online, target = method.parameter_row(("backbone", "projector")), method.parameter_row(("target",))
+    assert trainer.step.optimizer.row.numel() == len(method.parameter_row(method.online)) + len(target) * (
+        not stop_gradient
+    )
+    images = torch.randint(256, (6, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    task = Task(images, None, torch.Generator().manual_seed(2), 0.5, 0.0, threading.Event())
+    seen: list[torch.Tensor] = []
+
+    def objective(method: Method, batch: Batch, out: Output, given: Given) -> torch.Tensor:
+        loss = method.loss(out, given)
+        inputs = list(method.target.parameters())
+        grads = torch.autograd.grad(loss, inputs, retain_graph=True) if inputs[0].requires_grad else inputs
+        moved = [p.detach() - 0.5 * g * inputs[0].requires_grad for p, g in zip(inputs, grads, strict=True)]
+        seen.extend(moved)
+        return loss
+
+    trainer.fit(task, objective, {})
+    for i, (name, parameter) in enumerate(method.target.named_parameters()):
+        expected = (seen[i] + method.get_parameter(name)) / 2 if ema else seen[i]
+        torch.testing.assert_close(parameter, expected, msg=name)
+    assert not torch.equal(online, target)
 
 
 def test_after_a_step_the_target_has_moved_by_its_share(make, step) -> None:

@@ -173,7 +173,8 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
         (SimSiam, {}, {"backbone", "projector", "predictor"}, ()),
         (SimSiam, {"predictor": False}, {"backbone", "projector"}, ()),
         (BYOL, {}, {"backbone", "projector", "predictor", "target"}, ("target",)),
-        (BYOL, {"ema": False}, {"backbone", "projector", "predictor"}, ()),
+        (BYOL, {"ema": False}, {"backbone", "projector", "predictor", "target"}, ("target",)),
+        (BYOL, {"stop_gradient": False}, {"backbone", "projector", "predictor", "target"}, ("target",)),
         (DeepCluster, {}, {"backbone", "projector"}, ()),
         (SwAV, {}, {"backbone", "projector", "prototypes"}, ()),
         (DINO, {}, {"backbone", "projector", "target", "centre"}, ("target", "centre")),
@@ -205,7 +206,6 @@ def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], mak
     ("cls", "wrong"),
     [
         (BYOL, {"momentum": 1.5}),
-        (BYOL, {"stop_gradient": False}),
         (SimCLR, {"temperature": 0.0}),
         (SimSiam, {"dim": 0}),
         (Barlow, {"lam": -1.0}),

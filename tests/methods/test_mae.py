@@ -30,7 +30,7 @@ def _method(size: int = 16, **settings: Any) -> MAE:
 def _batch(method: MAE, n: int = 6, seed: int = 0) -> Batch:
     stream = torch.Generator().manual_seed(seed)
     images = torch.randint(256, (n, 3, method.size, method.size), dtype=torch.uint8, generator=stream)
-    return Batch(torch.arange(n), images, (), None, None, method.draw(n, stream), torch.zeros(()))
+    return Batch(torch.arange(n), images, (), None, method.draw(n, stream), torch.zeros(()))
 
 
 def _slow(method: MAE, batch: Batch, drawn: Tensor, norm_pix: bool) -> float:

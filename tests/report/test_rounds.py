@@ -25,7 +25,7 @@ def test_a_record_by_hand() -> None:
         "failed": False,
         "loss": 2.75,
         "knn": 55.5,
-        "knn_of_mean": None,
+        "knn_common": None,
         "seconds": 8.0,
         "images_per_s": 5.0,
     }

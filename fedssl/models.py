@@ -1,0 +1,99 @@
+"""The models a run has to show, by name: what its sites export, and each client's own where an algorithm makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+import torch
+
+from fedssl.errors import RunError
+from fedssl.experiment import Experiment
+from fedssl.federate import Sites
+from fedssl.memory import Remembered
+from fedssl.topology import MEAN
+from fedssl.tree import Mean, State, to_device
+
+NOTHING: Mapping[str, Remembered] = MappingProxyType({})
+Recipes = Mapping[str, Callable[[], State]]
+
+
+class Models(Mapping[str, State]):
+    """By name. A client's own is made when somebody asks for it: they may be many, and need not be there all at once.
+
+    Those `apart` are measured beside the others and are no part of the mean over them.
+    """
+
+    def __init__(self, own: Recipes, shared: Mapping[str, State], apart: Collection[str]) -> None:
+        self._own, self._shared, self.apart = own, shared, frozenset(apart)
+
+    def __getitem__(self, name: str) -> State:
+        return self._own[name]() if name in self._own else self._shared[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from self._shared
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._shared)
+
+
+def models_of(
+    experiment: Experiment,
+    sites: Sites,
+    memory: Mapping[str, Remembered] = NOTHING,
+    device: torch.device | str = "cpu",
+) -> Models:
+    """Every model worth evaluating; `memory` is what clients remember, `device` where the sites are.
+
+    With an algorithm that personalises: each client's own, by client, and apart from them what sites export. With
+    others, and while no client has one: what sites export, `global` with one server, else by site; of peers, their
+    `mean` as well, apart.
+    """
+    own = _own(experiment, sites, memory, device)
+    exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
+    peers = experiment.topology.consensus and len(sites) > 1
+    if peers:
+        mean = {MEAN: _mean_of(list(exported.values()))}
+        exported = mean if own else exported | mean
+    shared = {}
+    for site, named in exported.items():
+        for name, state in named.items():
+            short = name if len(sites) == 1 else site if len(named) == 1 else None
+            shared[f"{site}/{name}" if short is None or short in own else short] = state
+    apart = shared if own else [name for name in shared if peers and name.partition("/")[0] == MEAN]
+    return Models(own, shared, list(apart))
+
+
+def _own(
+    experiment: Experiment, sites: Sites, memory: Mapping[str, Remembered], device: torch.device | str
+) -> dict[str, Callable[[], State]]:
+    """How to make the clients' own models: of those that have one."""
+    algorithm = experiment.algorithm
+
+    def personal(client: str) -> State | None:
+        home = sites[client] if client in sites else next(iter(sites.values()))  # its own site, or the only one
+        try:
+            remembered = memory[client].tree
+        except (OSError, ValueError) as problem:  # deleted, damaged, or replaced by a run that goes on meanwhile
+            raise RunError(f"what client {client} remembers cannot be read, nor its model made: {problem}") from problem
+        return algorithm.personal(algorithm.broadcast(home, client), to_device(remembered, device))
+
+    def made(client: str) -> State:
+        state = personal(client)
+        assert state is not None
+        return state
+
+    if not algorithm.personalises:
+        return {}
+    return {client: partial(made, client) for client in sorted(memory) if personal(client) is not None}
+
+
+def _mean_of(exported: Sequence[Mapping[str, State]]) -> dict[str, State]:
+    """The plain mean over all sites of each model they export; counters keep the largest."""
+    means = {name: Mean() for name in exported[0]}
+    for named in exported:
+        for name, mean in means.items():
+            mean.add(named[name], 1.0)
+    return {name: mean.result() for name, mean in means.items()}
