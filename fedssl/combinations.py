@@ -73,8 +73,8 @@ def images() -> Dataset:
     return from_python(((noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels))
 
 
-def train(experiment: Experiment, data: Dataset, device: torch.device = CPU) -> Sites:
-    """The sites after the last round, in memory: nothing is written anywhere."""
+def train(experiment: Experiment, data: Dataset, device: torch.device = CPU, memory: Memory | None = None) -> Sites:
+    """The sites after the last round; nothing is written anywhere. `memory` ends as what clients remember."""
     seen, owners = assemble.deal(experiment, data, _quiet)
     found = assemble.read_public(experiment, data, Path(), _quiet)
     trainers = assemble.build_trainers(experiment, seen.train.image, device, 1)
@@ -82,8 +82,8 @@ def train(experiment: Experiment, data: Dataset, device: torch.device = CPU) -> 
     sites = assemble.first_sites(experiment, trainers[0], list(owners), public.get(device))
     shards, pace = assemble.shards(seen, owners, [device]), Pace(experiment.train.lr, 0.0, experiment.rounds)
     algorithm, seed = experiment.algorithm, experiment.seed
-    stop = threading.Event()
-    runtime = LocalRuntime(algorithm, shards, trainers, Memory(), seed, lambda round: pace, stop, public=public)
+    stop, memory = threading.Event(), memory or Memory()
+    runtime = LocalRuntime(algorithm, shards, trainers, memory, seed, lambda round: pace, stop, public=public)
     try:
         wire = algorithm.wire(trainers[0].method)
         for round in federate(algorithm, experiment.topology, runtime, wire, sites, Mean, seed, 0, experiment.rounds):

@@ -21,6 +21,7 @@ from fedssl.layout import PARAMETERS
 from fedssl.method import Given, Method
 from fedssl.optim import SGD, Adam, FusedSGD, Optimizer
 from fedssl.pixels import Pixels, as_pixels
+from fedssl.rows import finite
 from fedssl.settings import Settings
 from fedssl.step import Inputs, Objective, Step
 
@@ -152,6 +153,8 @@ class Trainer:
                 steps += 1
             if not math.isfinite(loss := self.step.loss.item() / steps):
                 raise ClientError("its loss is not finite any more")
+        if not finite(self.method.state.floats):  # the last step's loss is that of the weights before it
+            raise ClientError("its weights are not finite any more")
         std, rank = spread(out.z), effective_rank(out.h)
         return Metrics(loss, steps, steps * size, time.perf_counter() - started, std, rank)
 

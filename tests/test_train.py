@@ -111,6 +111,12 @@ def test_a_loss_that_is_not_finite(bad: float, make_trainer: MakeTrainer, pixels
         make_trainer().fit(task(pixels(16)), objective, {"factor": torch.tensor(bad)})
 
 
+def test_a_last_step_that_breaks_the_weights_is_noticed(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    """Its loss was still that of the weights before it; what is remembered of such a round would spoil all later."""
+    with pytest.raises(ClientError, match="its weights are not finite any more"):
+        make_trainer("simclr").fit(task(pixels(8), rate=math.inf), Watched(), {})
+
+
 def test_one_bad_step_among_good_ones_is_noticed(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     losses = iter([1.0, math.nan, 1.0])
 

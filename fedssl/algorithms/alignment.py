@@ -2,6 +2,8 @@
 
 Wang et al., "Does learning from decentralized non-IID unlabeled data benefit from self supervision?", ICLR 2023,
 Algorithm 2 without the method's own loss.
+Departures: z_g is made once a round, in eval mode; D is averaged over both views; where nothing predicts, projections
+are aligned; the pass over clean images moves no running statistics.
 """
 
 from __future__ import annotations

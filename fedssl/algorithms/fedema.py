@@ -33,20 +33,24 @@ class FedEMA(Averaged):
     predictor_mu: float | None = Field(None, ge=0, le=1)  # in place of μ for the predictor; 0: it is the global one
 
     def begin(self, client: Client, message: Tree) -> None:
-        memory = client.memory
-        if memory.get("round") != client.round - 1:
+        if client.memory.get("round") == client.round - 1:
+            super().begin(client, {"model": self._mixed(client, model(message, "model"))})
+        else:
             super().begin(replace(client, memory=_private(client)), message)
-            return
-        super().begin(client, message)
-        sent, own = model(message, "model"), model(memory, "online")
+
+    def _mixed(self, client: Client, sent: State) -> State:
+        """μ·W_k + (1 − μ)·W_g."""
+        own, memory = model(client.memory, "online"), client.memory
         diverged = encoder_norm(sent, own).item() if self.divergence == "global" else number(memory, "drift")
         first = self.tau / diverged if diverged else 0.0
         lam = self.lam if self.lam is not None else number(memory, "lam", first)
         mu = min(lam * diverged, 1.0)
         client.notes.update(divergence=diverged, lam=lam, mu=mu)
         encoder = [part for part in client.method.online if part != "predictor"]
+        mixed = sent
         for parts, fixed in ((encoder, self.encoder_mu), (["predictor"], self.predictor_mu)):
-            client.method.state.load(sent.pick(parts).lerp(own.pick(parts), mu if fixed is None else fixed))
+            mixed = mixed.overwritten(sent.pick(parts).lerp(own.pick(parts), mu if fixed is None else fixed))
+        return mixed
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         self.begin(client, message)
@@ -54,9 +58,9 @@ class FedEMA(Averaged):
         start = state.pick(("backbone",))
         client.train(self.objective, self.given(client, message), self.draw)
         client.notes["drift"] = drift = layer_mean(start, state).item()
-        lam = client.notes.get("lam", client.memory.get("lam"))
+        lam = client.notes.get("lam") or client.memory.get("lam")  # one that stands alone has none yet
         memory = {"online": state.pick(client.method.online), "drift": drift, "round": client.round}
-        known = {} if lam is None else {"lam": lam}
+        known = {"lam": lam} if lam else {}
         return self.upload(client, message), {**self.remember(client, message), **memory, **known}
 
 

@@ -44,11 +44,19 @@ def warning_of(k: int) -> str:
 
 
 def partners(count: int, k: int, most: int, generator: torch.Generator) -> Tensor:
-    """Rows (min(count, most), min(k, count)) of numbers below `count`. In a row all differ; no two begin alike."""
-    order = torch.randperm(count, generator=generator)
-    steps = 1 + torch.randperm(count - 1, generator=generator)[: k - 1]
-    places = torch.arange(min(count, most))[:, None] + torch.cat([steps.new_zeros(1), steps])
-    return order[places % count]
+    """Rows (min(count, most), min(k, count)) of numbers below `count`. In a row all differ; no two begin alike. Where a
+    row stands says nothing of what is in it."""
+    first = torch.randperm(count, generator=generator)[:most, None]
+    rows = torch.cat([first, first.expand(-1, min(k, count) - 1)], 1)
+    while (again := _repeats(rows)).any():
+        fresh = torch.randint(count, (int(again.sum()), rows.shape[1] - 1), generator=generator)
+        rows[again] = torch.cat([first[again], fresh], 1)
+    return rows
+
+
+def _repeats(rows: Tensor) -> Tensor:
+    """(n,): whether a number comes twice in a row of (n, k)."""
+    return (rows.sort(1).values.diff(dim=1) == 0).any(1)
 
 
 def coefficients(n: int, k: int, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ from fedssl.algorithm import ALGORITHMS
 from fedssl.algorithms.averaged import Averaged
 from fedssl.algorithms.pull import pull, reference
 from fedssl.client import Client
+from fedssl.errors import ClientError
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.tree import State, Tree, model
 
@@ -31,7 +32,11 @@ class PerSSFL(Averaged):
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         upload, copy = super().client(client, message)
-        return upload, {**copy, **self._train_own(client, model(message, "model"))}
+        try:
+            own = self._train_own(client, model(message, "model"))
+        except ClientError:  # v_k is lost, and begins anew as the next model received; what is sent has no part in it
+            own, client.notes["own_failed"] = {}, 1.0
+        return upload, {**copy, **own}
 
     def _train_own(self, client: Client, sent: State) -> Tree:
         """v_k ← training on loss + λ/2·‖v_k − w‖²; what is to be remembered of it."""

@@ -14,12 +14,17 @@ Round 3, global: A is 5.1 away from G, was 3 away in round 2, so 0.7·5.1/3 > 1 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from toy import Federation, Numbers
 
 from fedssl.algorithms import FedAvg, FedEMA
+from fedssl.client import Client
+from fedssl.train import Trainer
+from fedssl.tree import model
 
 SECOND = {"A": Numbers(14.9, 12, 2.45), "B": Numbers(17.7, 16, 3.85)}
 
@@ -94,3 +99,37 @@ def test_without_lambda_it_is_fedavg() -> None:
     for _ in range(3):
         assert ours.round("A", "B") == theirs.round("A", "B")
         assert ours.held() == theirs.held()
+
+
+def test_one_that_stood_alone_gets_its_scale_later() -> None:
+    """A alone is the global model: nothing diverges, and no λ comes of that. With B it is set as ever."""
+    federation = Federation(FedEMA(divergence="global"))
+    federation.round("A")
+    federation.round("A")
+    assert federation.notes["A"]["lam"] == federation.notes["A"]["mu"] == 0
+    federation.round("A", "B")
+    federation.round("A", "B")
+    assert federation.notes["A"]["mu"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("key", ["local", "reset"])
+def test_with_a_target_and_a_queue(key: str, make_trainer: Callable[..., Trainer], pixels: Any) -> None:
+    """A target that is restarted copies the mixed encoder, one that is local is the client's own. Who was away keeps
+    its queue, and nothing else."""
+    algorithm, trainer = FedEMA(encoder_mu=0.5), make_trainer("mocov2", key=key)
+    method = trainer.method
+    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    _, memory = algorithm.client(Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1), site)
+    online, kept = model(memory, "online"), model(memory, "kept")
+    for round, away in ((1, False), (2, True)):
+        algorithm.begin(Client("a", pixels(16), None, memory, trainer, 0, round), site)
+        share = 0.0 if away else 0.5
+        expected = torch.lerp(model(site, "model").pick(("backbone",)).floats, online.pick(("backbone",)).floats, share)
+        assert torch.equal(method.state.pick(("backbone",)).floats, expected)
+        target = method.state.pick(("target",))
+        mirrored = method.state.pick(method.mirrored).with_prefix("target")
+        if key == "reset" or away:
+            assert torch.equal(target.pick(roles=("weight",)).floats, mirrored.pick(roles=("weight",)).floats)
+        else:
+            assert torch.equal(target.floats, kept.pick(("target",)).floats)
+        assert torch.equal(method.state.pick(("queue",)).floats, kept.pick(("queue",)).floats)

@@ -111,3 +111,13 @@ def test_as_many_mixtures_as_images_but_no_more_than_wanted(count: int, make_tra
     client = a_client(make_trainer("mocov2"), pixels(count))
     assert made(client, 4).shape == (count, 3, 8, 8)
     assert len(made(client, 4, most=3)) == min(count, 3)
+
+
+def test_where_a_row_stands_says_nothing_of_its_partners() -> None:
+    """Rows that share an image are as far from each other as any: no distance between them is taken more often than
+    chance has it. With partners at fixed steps, a dozen distances would have all of them."""
+    rows = partners(200, 4, 200, torch.Generator().manual_seed(0))
+    held = torch.zeros(200, 200).scatter_(1, rows, 1.0)
+    shared = (held @ held.T).fill_diagonal_(0) > 0
+    apart = torch.tensor([int(shared.diagonal(step).sum()) for step in range(1, 100)])
+    assert apart.max() < 40  # of at least 100 pairs each; 16 in 200 share one by chance

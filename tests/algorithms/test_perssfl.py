@@ -165,3 +165,22 @@ def test_what_is_sent_and_remembered_is_never_changed(make_trainer: MakeTrainer,
     assert len(trees) == 5
     for tree, copied in zip(trees, copies, strict=True):
         assert all(torch.equal(model(tree, key).floats, copy.floats) for key, copy in copied.items())
+
+
+def test_a_model_of_its_own_that_fails_does_not_take_the_copy_along(make_trainer: MakeTrainer, pixels: Any) -> None:
+    """The upload is FedAvg's to the bit; the own model is forgotten, and begins anew in the next round."""
+
+    class Broken(PerSSFL):
+        def pulled(self, method: Method, batch: Batch, out: Output, given: Given) -> torch.Tensor:
+            return super().pulled(method, batch, out, given) * torch.inf
+
+    trainer = make_trainer("byol")
+    site = FedAvg().init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    clients = [Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1) for _ in range(2)]
+    ours, memory = Broken().client(clients[0], site)
+    theirs, _ = FedAvg().client(clients[1], site)
+    assert torch.equal(model(ours, "model").floats, model(theirs, "model").floats)
+    assert clients[0].notes == {"own_failed": 1}
+    assert Broken().personal(site, memory) is None
+    _, healed = PerSSFL().client(Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site)
+    assert PerSSFL().personal(site, healed) is not None

@@ -9,6 +9,8 @@ from torch import Tensor
 from fedssl.algorithm import ALGORITHMS
 from fedssl.combinations import Combination, attempt, images, tiny, train
 from fedssl.experiment import Experiment
+from fedssl.memory import Memory
+from fedssl.models import models_of
 from fedssl.numerics import numerics
 from fedssl.tree import State
 
@@ -25,11 +27,13 @@ def fitting(algorithm: str) -> str:
 
 
 def rows(experiment: Experiment, mode: str, device: torch.device = DEVICE) -> Tensor:
-    """All models the server ends with, after three rounds of two steps at each of three clients."""
-    chosen = experiment.with_changes({"train.mode": mode})
+    """All models that the server and clients end with, after three rounds of two steps at each of three clients."""
+    chosen, memory = experiment.with_changes({"train.mode": mode}), Memory()
     with numerics(device, deterministic=True, exact=True):
-        sites = train(chosen, images(), device)
-    return torch.cat([v.floats for tree in sites.values() for v in tree.values() if isinstance(v, State)]).cpu()
+        sites = train(chosen, images(), device, memory)
+    own = models_of(chosen, sites, memory.snapshot(), device)
+    held = [value for tree in sites.values() for value in tree.values() if isinstance(value, State)]
+    return torch.cat([state.floats.cpu() for state in (*held, *own.values())])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.names())
