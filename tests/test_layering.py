@@ -44,6 +44,7 @@ MAY_SEE = {
         "method",
         "optim",
         "pixels",
+        "rows",
         "settings",
         "step",
         "views",
