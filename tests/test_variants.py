@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from ready import READY
 
 import fedssl
 from fedssl import assemble
@@ -21,6 +20,7 @@ from fedssl.experiment import Experiment, load
 from fedssl.recipes import recipes
 from fedssl.variants import find, mini, short
 
+KNOWN = list(recipes())
 BRIEF = {"rounds": 2, "probe.every": 0, "probe.linear": False, "probe.beside": [], "probe.picture": False}
 
 
@@ -45,7 +45,7 @@ def test_a_recipe_cannot_be_changed_by_whoever_found_it() -> None:
 
 
 def test_short_changes_nothing_but_epochs() -> None:
-    for name in READY:
+    for name in KNOWN:
         full, brief = (Experiment.from_dict(find(each)).to_dict() for each in (name, f"{name}-short"))
         changed = {} if full["train"]["epochs"] == 1 else {"train.epochs": (full["train"]["epochs"], 1)}
         assert differences(full, brief) == changed, name
@@ -54,7 +54,7 @@ def test_short_changes_nothing_but_epochs() -> None:
 
 def test_mini_keeps_what_is_compared() -> None:
     """Method, algorithm, topology and kind of partition, and every setting of theirs that is not a size."""
-    for name in READY:
+    for name in KNOWN:
         full, small = (Experiment.from_dict(find(each)).to_dict() for each in (name, f"{name}-mini"))
         for table in ("method", "algorithm", "topology", "partition"):
             brings = table == "partition" and PARTITIONS[full[table]["name"]].brings_clients  # their images are gone
@@ -69,7 +69,7 @@ def test_mini_keeps_what_is_compared() -> None:
 
 
 def test_mini_is_small() -> None:
-    for name in READY:
+    for name in KNOWN:
         small = Experiment.from_dict(find(f"{name}-mini"))
         train, method = small.train, small.method
         assert (small.rounds <= 10, 1 <= small.clients <= 10, train.epochs) == (True, True, 1), name
@@ -128,7 +128,7 @@ def test_every_mini_can_be_dealt(images: Dataset) -> None:
     """Each kind of split once; nobody is left without images."""
     seen: set[Any] = set()
     said: list[str] = []
-    for name in READY:
+    for name in KNOWN:
         experiment = load(f"{name}-mini")
         if (deal := (experiment.partition, experiment.clients, experiment.topology)) not in seen:
             seen.add(deal)
@@ -153,8 +153,8 @@ def settings(name: str) -> tuple[Any, ...]:
     return (*said, values.get("topology", {"name": "star"})["name"], values["partition"]["name"])
 
 
-FIRST = list({kind(name): name for name in reversed(READY)}.values())[::-1]  # one of each algorithm × method
-OTHERS = [n for n in {settings(name): name for name in reversed([*FIRST, *READY])}.values() if n not in FIRST][::-1]
+FIRST = list({kind(name): name for name in reversed(KNOWN)}.values())[::-1]  # one of each algorithm × method
+OTHERS = [n for n in {settings(name): name for name in reversed([*FIRST, *KNOWN])}.values() if n not in FIRST][::-1]
 
 
 def run_mini(name: str, images: Dataset, folder: Path) -> None:

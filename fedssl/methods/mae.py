@@ -99,8 +99,8 @@ class MAE(Method):
         return {"mask": torch.rand(n, self.patches, generator=generator, device=generator.device)}
 
     def forward(self, batch: Batch) -> Output:
-        """h and z: the class token of what was seen (1, B, d); p and keys: m masked patches, as drawn and as they are,
-        (1, B, m, pixels)."""
+        """h and z: the class token of what was seen (1, B, d); p and wanted: m masked patches (1, B, m, pixels), as drawn
+        and as they are."""
         images = self.clean(batch.images)
         order = batch.draws["mask"].argsort(1)
         keep, masked = order[:, : self.seen], order[:, self.seen :]
@@ -112,8 +112,8 @@ class MAE(Method):
             x.gather(1, masked[..., None].expand(-1, -1, x.shape[2]))
             for x in (drawn, patchify(images, self.backbone.patch))
         )
-        return Output(h, h, drawn[None], patches[None])
+        return Output(h, h, drawn[None], wanted=patches[None])
 
     def loss(self, out: Output, given: Given) -> Tensor:
-        assert out.keys is not None
-        return masked_error(out.p, out.keys, self.settings.norm_pix)
+        assert out.wanted is not None
+        return masked_error(out.p, out.wanted, self.settings.norm_pix)

@@ -179,7 +179,7 @@ def test_one_cluster_without_alignment_is_fedavg(name: str, make_trainer: MakeTr
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_with_every_method(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """Two rounds in which nobody is dropped; the alignment shows in the loss, and holds features nearer."""
+    """Two rounds in which nobody is dropped; the alignment shows in the loss, by no more than a cosine can."""
     shards = {"a": pixels(16, 0), "b": pixels(24, 1)}
     aligned, free = (_federated(FeatARC(lam=lam), make_trainer(name), shards, rate=0.01) for lam in (1.0, 0.0))
     for done in (aligned, free):

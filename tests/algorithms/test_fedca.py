@@ -132,7 +132,7 @@ def test_two_clients_merged_by_hand() -> None:
     assert tensor(merged, "owner").tolist() == [derive("A")] * 2 + [derive("B")] * 2
     assert tensor(merged, "index").tolist() == [10, 11, 7, 5]
     assert merged["share"] == 2
-    assert tensor(merged, "h_align") is not None
+    assert tensor(merged, "h_align").tolist() == [1]
 
 
 @pytest.mark.parametrize(

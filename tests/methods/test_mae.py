@@ -84,7 +84,7 @@ def test_share_that_is_seen(mask: float, seen: int) -> None:
     method = _method(mask=mask)
     out = method(_batch(method))
     assert method.seen == seen
-    assert out.p.shape == out.keys.shape == (1, 6, 16 - seen, 48)
+    assert out.p.shape == out.wanted.shape == (1, 6, 16 - seen, 48)
     assert out.h.shape == out.z.shape == (1, 6, 8)
 
 
@@ -98,8 +98,8 @@ def test_what_is_masked_is_not_seen_but_is_asked_for() -> None:
     one, two = method(batch), method(other)
     assert torch.equal(one.p, two.p)
     assert torch.equal(one.h, two.h)
-    assert torch.equal(one.keys[0, 0, :-1], two.keys[0, 0, :-1])
-    assert not torch.equal(one.keys[0, 0, -1], two.keys[0, 0, -1])
+    assert torch.equal(one.wanted[0, 0, :-1], two.wanted[0, 0, :-1])
+    assert not torch.equal(one.wanted[0, 0, -1], two.wanted[0, 0, -1])
 
 
 def test_every_patch_is_masked_equally_often() -> None:
