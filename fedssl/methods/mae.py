@@ -99,8 +99,8 @@ class MAE(Method):
         return {"mask": torch.rand(n, self.patches, generator=generator, device=generator.device)}
 
     def forward(self, batch: Batch) -> Output:
-        """h and z: the class token of what was seen (1, B, d); p and wanted: m masked patches (1, B, m, pixels), as drawn
-        and as they are."""
+        """h and z: the class token of what was seen (1, B, d); p and wanted: m masked patches, as drawn and as they
+        are, (1, B, m, pixels)."""
         images = self.clean(batch.images)
         order = batch.draws["mask"].argsort(1)
         keep, masked = order[:, : self.seen], order[:, self.seen :]
