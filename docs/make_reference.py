@@ -122,9 +122,9 @@ MEANINGS = {
     "in the run directory; `auto`: the first of these with room for all clients",
     "probe.k": "neighbours of the kNN probe",
     "probe.temperature": "of the kNN probe: votes weigh exp(similarity / temperature)",
-    "probe.epochs": "of the linear probe",
-    "probe.lr": "of the linear probe (Adam)",
-    "probe.batch": "of the linear probe",
+    "probe.epochs": "of the linear probe; none: the protocol's, 200 with `fedema`",
+    "probe.lr": "of the linear probe; none: the protocol's, 0.003 with `fedema`",
+    "probe.batch": "of the linear probe; none: the protocol's, 512 with `fedema`",
 }
 
 WORDS = {  # in place of a class's docstring

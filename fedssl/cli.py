@@ -109,7 +109,7 @@ def evaluate(
     settings = {key.removeprefix("probe."): value for key, value in map(parse_assignment, set)}
     score = Run(dir, data_dir, device).evaluate(probe, **settings)
     if as_json:
-        print(json.dumps({"probe": probe, "note": score.note} | score.summary() | {"models": score}))
+        print(json.dumps({"probe": probe} | score.details()))
         return
     for model, accuracy in score.items():
         print(f"{model}: {accuracy:.2f}%" + ("  (not in the average)" if model in score.apart else ""))

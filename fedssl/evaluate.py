@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +14,8 @@ from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
 from fedssl.pixels import Rows
-from fedssl.probes import Labelled, balanced, embed, knn, linear
+from fedssl.probes import LINEAR, Labelled, balanced, embed, how_many, knn_predict, linear_predict
+from fedssl.score import Score, confusion
 from fedssl.seeds import generator
 from fedssl.settings import suggest
 from fedssl.tree import State
@@ -31,39 +30,6 @@ HALVED = (
 def check_probe(name: str) -> None:
     if name not in PROBES:
         raise ConfigError(f'unknown probe "{name}"{suggest(name, PROBES) or "; known: " + ", ".join(PROBES)}')
-
-
-class Score(dict[str, float]):
-    """One probe's accuracy in percent for each model; `note` says what is unusual about the measurement.
-
-    Those named in `apart` are no part of the mean over models: peers' mean, or what all share beside clients' own.
-    """
-
-    note: str | None = None
-    apart: frozenset[str] = frozenset()
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self._each())
-
-    @property
-    def std(self) -> float:
-        """Spread over models; 0 for one."""
-        return statistics.stdev(self._each()) if len(self._each()) > 1 else 0.0
-
-    @property
-    def common(self) -> float | None:
-        """The mean over those apart; None where there are none."""
-        return statistics.fmean(self[name] for name in self.apart) if self.apart else None
-
-    def _each(self) -> list[float]:
-        return [accuracy for name, accuracy in self.items() if name not in self.apart]
-
-    def summary(self) -> dict[str, Any]:
-        if len(self) == 1:
-            return {"mean": self.mean}
-        apart = [name for name in self if name in self.apart]
-        return {"mean": self.mean, "std": self.std, "models": dict(self)} | ({"apart": apart} if apart else {})
 
 
 class Evaluation:
@@ -105,29 +71,33 @@ class Evaluation:
             check_probe(probe)
         known, unknown = self.sets()
         train_labels, test_labels = (images.labels.to(self.device) for images in (known, unknown))
+        classes = max(len(unknown.classes), *(int(labels.max()) + 1 for labels in (train_labels, test_labels)))
         scores = {probe: Score() for probe in probes}
         # Weak: a client's own model goes when the next one is asked for, and its successor may lie where it lay.
-        found: WeakKeyDictionary[State, dict[str, float]] = WeakKeyDictionary()
+        found: WeakKeyDictionary[State, dict[str, Tensor]] = WeakKeyDictionary()
         for name, state in models.items():
             if state not in found:
                 train = Labelled(self.features(state, known.held), train_labels)
-                test = Labelled(self.features(state, unknown.held), test_labels)
-                found[state] = {probe: getattr(self, f"_{probe}")(train, test) for probe in probes}
+                test = self.features(state, unknown.held)
+                predictions = {probe: getattr(self, f"_{probe}")(train, test) for probe in probes}
+                found[state] = {p: confusion(test_labels, guessed, classes) for p, guessed in predictions.items()}
             for probe in probes:
-                scores[probe][name] = found[state][probe]
+                scores[probe].add(name, found[state][probe])
         for score in scores.values():
             score.note, score.apart = self.note, apart
         return scores
 
-    def _knn(self, train: Labelled, test: Labelled) -> float:
-        return knn(train, test, self.experiment.probe.k, self.experiment.probe.temperature)
+    def _knn(self, train: Labelled, queries: Tensor) -> Tensor:
+        return knn_predict(train, queries, self.experiment.probe.k, self.experiment.probe.temperature)
 
-    def _linear(self, train: Labelled, test: Labelled) -> float:
+    def _linear(self, train: Labelled, queries: Tensor) -> Tensor:
         probe, seed = self.experiment.probe, self.experiment.seed
         if probe.labels:
-            some = balanced(train.labels, probe.labels, generator(seed, "labelled")).to(self.device)
+            count = how_many(probe.labels, len(train.labels))
+            some = balanced(train.labels, count, generator(seed, "labelled")).to(self.device)
             train = Labelled(train.features[some], train.labels[some])
-        return linear(train, test, probe.epochs, probe.lr, probe.batch, seed)
+        how = LINEAR[probe.protocol].changed(probe.epochs, probe.lr, probe.batch)
+        return linear_predict(train, queries, how, seed, probe.penalty, probe.solver)
 
 
 def backbone_of(state: State, backbone: nets.Backbone) -> nets.Backbone:

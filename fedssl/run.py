@@ -13,11 +13,12 @@ from fedssl.data import Dataset, from_python
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.drive import drive
 from fedssl.errors import ConfigError, RunError
-from fedssl.evaluate import Evaluation, Score, backbone_of, check_probe
+from fedssl.evaluate import Evaluation, backbone_of, check_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
 from fedssl.models import Models, models_of
 from fedssl.report.rounds import read_rounds
+from fedssl.score import Score
 from fedssl.store import Store
 
 RUNS = Path("runs")

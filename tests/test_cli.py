@@ -178,7 +178,7 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     assert re.fullmatch(r"global: [\d.]+%\n", out)
     code, out, _ = cli("evaluate", "runs/mine", "--set", "labels=6", "--set", "probe.epochs=2", "--json")
     assert code == 0
-    assert json.loads(out).keys() == {"probe", "note", "mean", "models"}
+    assert json.loads(out).keys() == {"probe", "note", "mean", "models", "per_class", "confusion"}
     assert cli("run", "mine.toml", "--quiet", "--set", "topology.name=isolated", "--dir", "alone")[0] == 0
     code, out, _ = cli("evaluate", "alone", "--probe", "knn")
     assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "on average"]

@@ -41,6 +41,11 @@ def embed(
     return torch.cat(chunks)
 
 
+def how_many(labels: float, images: int) -> int:
+    """A number of labelled images as settings have it: up to 1, a share of all; above, a count."""
+    return max(1, round(labels * images)) if labels <= 1 else int(labels)
+
+
 def balanced(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Indices (count,) of a random draw with the same number of each class, as nearly as the count allows."""
     order = torch.randperm(len(labels), generator=generator)
