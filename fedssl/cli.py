@@ -96,7 +96,7 @@ def recipes(
 @app.command()
 def evaluate(
     dir: Annotated[Path, typer.Argument(help="A run directory.")],
-    probe: Annotated[str, typer.Option(help="knn or linear.")] = "linear",
+    probe: Annotated[str, typer.Option(help="knn, linear or semi.")] = "linear",
     set: Sets = [],  # noqa: B006
     device: Device = "auto",
     data_dir: DataDir = Path("data"),

@@ -13,7 +13,7 @@ from fedssl.data import Dataset, from_python
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.drive import drive
 from fedssl.errors import ConfigError, RunError
-from fedssl.evaluate import Evaluation, backbone_of, check_probe
+from fedssl.evaluate import Evaluation, backbone_of, check_probe, for_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
 from fedssl.models import Models, models_of
@@ -76,7 +76,7 @@ class Run:
 
     def evaluate(self, probe: str = "linear", **settings: Any) -> Score:
         """A probe's accuracy in percent for every model; settings as under [probe], e.g. labels=100."""
-        changed = self.experiment.with_changes({f"probe.{key}": value for key, value in settings.items()})
+        changed = for_probe(self.experiment, probe, settings)
         check_probe(probe)
         models = self._some_models()
         return Evaluation(changed, self.data(), self.device).measure(models, (probe,), models.apart)[probe]

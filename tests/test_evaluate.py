@@ -144,12 +144,12 @@ def test_one_half_is_learned_from_and_the_other_measured_on(monkeypatch: pytest.
     scores = evaluation.measure({"x": state()}, ("knn", "linear"))
     assert all(score.mean > 90 for score in scores.values())
     seen = []
-    monkeypatch.setattr(evaluation, "_knn", lambda *given: seen.extend(given) or torch.zeros(16, dtype=torch.int64))
+    monkeypatch.setattr(evaluation, "_knn", lambda subject: seen.append(subject) or torch.zeros(16, dtype=torch.int64))
     score = evaluation.measure({"x": state()}, ("knn",))["knn"]
-    (known, unknown), (train, queries) = evaluation.sets(), seen
-    assert torch.equal(train.labels, known.labels)
-    torch.testing.assert_close(train.features, evaluation.features(state(), known.pixels))
-    torch.testing.assert_close(queries, evaluation.features(state(), unknown.pixels))
+    (known, unknown), (subject,) = evaluation.sets(), seen
+    assert torch.equal(subject.train.labels, known.labels)
+    torch.testing.assert_close(subject.train.features, evaluation.features(state(), known.pixels))
+    torch.testing.assert_close(subject.test, evaluation.features(state(), unknown.pixels))
     assert [row[0] for row in score.confusion["x"]] == unknown.labels.bincount().tolist()
 
 
@@ -199,7 +199,7 @@ def test_models_made_one_after_the_other_are_told_apart(monkeypatch: pytest.Monk
     monkeypatch.setattr(evaluation, "features", lambda state, pixels: state.floats)
     right = torch.arange(30) % 3  # model k is right about the first k of 30 images, from 30 on about all
     monkeypatch.setattr(
-        evaluation, "_knn", lambda train, queries: torch.where(torch.arange(30) < queries, right, (right + 1) % 3)
+        evaluation, "_knn", lambda subject: torch.where(torch.arange(30) < subject.test, right, (right + 1) % 3)
     )
     expected = {name: pytest.approx(100 * min(int(name), 30) / 30) for name in made}
     assert evaluation.measure(made, ("knn",))["knn"] == expected

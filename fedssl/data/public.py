@@ -32,8 +32,10 @@ class Public(Source):
 
     @model_validator(mode="after")
     def _seen_as_the_others(self) -> Self:
-        if self.mean is not None or self.holdout:
-            raise ValueError("mean, std and holdout have their place under [data], and hold for public images too")
+        if self.mean is not None or self.holdout or self.leave_out:
+            raise ValueError(
+                "mean, std, holdout and leave_out have their place under [data], and hold for public images too"
+            )
         return self
 
     def rows(self, count: int, generator: torch.Generator) -> Tensor:

@@ -1,9 +1,10 @@
 """Probes measure what `export` names, with labelled images; they never touch training."""
 
 from fedssl.probes.features import Labelled, balanced, embed, how_many
+from fedssl.probes.finetune import fine_tune
 from fedssl.probes.knn import knn, knn_predict
 from fedssl.probes.linear import Solver, linear, linear_predict
-from fedssl.probes.protocol import LINEAR, Name, Protocol
+from fedssl.probes.protocol import LINEAR, Name, Protocol, fine_tuning
 
 __all__ = [
     "LINEAR",
@@ -13,6 +14,8 @@ __all__ = [
     "Solver",
     "balanced",
     "embed",
+    "fine_tune",
+    "fine_tuning",
     "how_many",
     "knn",
     "knn_predict",

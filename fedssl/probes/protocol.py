@@ -45,3 +45,15 @@ LINEAR: Mapping[Name, Protocol] = {
     "fedu": Protocol("adam", 3e-3, 100, 512),
     "ccl": Protocol("sgd", 30.0, 100, 256, (0.6, 0.8), 0.1),
 }
+
+_TWO_LAYERS = Protocol("adam", 1e-3, 100, 128, head="mlp")
+_SWAV = Protocol("sgd", 0.01, 20, 256, (0.6, 0.8), 0.2, head_lr=0.2)  # at 10% of the labels
+_SWAV_FEW = _SWAV._replace(lr=0.02, head_lr=5.0)  # at 1%
+FEW = 0.03  # a share of the labels below this is more like 1% than like 10%
+
+
+def fine_tuning(name: Name, share: float) -> Protocol:
+    """How a paper fine-tunes with a share of the labels."""
+    if name != "ccl":
+        return _TWO_LAYERS
+    return _SWAV_FEW if share < FEW else _SWAV
