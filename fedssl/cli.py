@@ -96,7 +96,7 @@ def recipes(
 @app.command()
 def evaluate(
     dir: Annotated[Path, typer.Argument(help="A run directory.")],
-    probe: Annotated[str, typer.Option(help="knn, linear or semi.")] = "linear",
+    probe: Annotated[str, typer.Option(help="knn, linear, semi or per-client.")] = "linear",
     set: Sets = [],  # noqa: B006
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
@@ -112,7 +112,9 @@ def evaluate(
         print(json.dumps({"probe": probe} | score.details()))
         return
     for model, accuracy in score.items():
-        print(f"{model}: {accuracy:.2f}%" + ("  (not in the average)" if model in score.apart else ""))
+        mixed = score.own_mix.get(model)
+        own = f"  (in its own mix of classes: {mixed:.2f}%)" if mixed is not None else ""
+        print(f"{model}: {accuracy:.2f}%{own}" + ("  (not in the average)" if model in score.apart else ""))
     if score.note:
         print(score.note)
     if len(score) > 1:

@@ -17,6 +17,7 @@ from fedssl.evaluate import Evaluation, backbone_of, check_probe, for_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
 from fedssl.models import Models, models_of
+from fedssl.per_client import PROBE, per_client
 from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
 from fedssl.store import Store
@@ -79,7 +80,10 @@ class Run:
         changed = for_probe(self.experiment, probe, settings)
         check_probe(probe)
         models = self._some_models()
-        return Evaluation(changed, self.data(), self.device).measure(models, (probe,), models.apart)[probe]
+        evaluation = Evaluation(changed, self.data(), self.device)
+        if probe == PROBE:
+            return per_client(evaluation, models, _quiet)
+        return evaluation.measure(models, (probe,), models.apart)[probe]
 
     def _some_models(self) -> Models:
         models = self.models()

@@ -14,6 +14,7 @@ class Score(dict[str, float]):
 
     Those named in `apart` are no part of the mean over models: peers' mean, or what all share beside clients' own.
     `confusion` has, for each model, how many test images of each class (rows) were taken for which (columns).
+    `own_mix` has, of a probe that measures clients, each one's accuracy on test images in its own mix of classes.
     """
 
     note: str | None = None
@@ -22,6 +23,7 @@ class Score(dict[str, float]):
     def __init__(self, *values: Any, **more: float) -> None:
         super().__init__(*values, **more)
         self.confusion: dict[str, list[list[int]]] = {}
+        self.own_mix: dict[str, float | None] = {}
 
     def add(self, name: str, confusion: Tensor) -> None:
         """A model's accuracy, from its confusion matrix (C, C)."""
@@ -59,7 +61,8 @@ class Score(dict[str, float]):
     def details(self) -> dict[str, Any]:
         """All there is, in plain values."""
         whole = {"note": self.note, "per_class": self.per_class, "confusion": self.confusion}
-        return self.summary() | {"models": dict(self)} | whole
+        own = {"own_mix": self.own_mix} if self.own_mix else {}
+        return self.summary() | {"models": dict(self)} | whole | own
 
 
 def confusion(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:

@@ -182,6 +182,8 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     assert cli("run", "mine.toml", "--quiet", "--set", "topology.name=isolated", "--dir", "alone")[0] == 0
     code, out, _ = cli("evaluate", "alone", "--probe", "knn")
     assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "on average"]
+    code, out, _ = cli("evaluate", "alone", "--probe", "per-client", "--set", "epochs=2")
+    assert re.fullmatch(r"(\d: [\d.]+%  \(in its own mix of classes: [\d.]+%\)\n){3}on average: .*\n", out)
     assert cli("run", "mine.toml", "--quiet", "--set", "topology=cycle", "--dir", "peers")[0] == 0
     code, out, _ = cli("evaluate", "peers", "--probe", "knn")
     assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "mean", "on average"]
