@@ -65,8 +65,9 @@ class Few(NamedTuple):
 class Evaluation:
     """Probes for this experiment's data. Features are computed once per model and shared by the probes asked for."""
 
-    def __init__(self, experiment: Experiment, data: Dataset, device: torch.device) -> None:
-        self.experiment, self.data, self.device = experiment, data, device
+    def __init__(self, experiment: Experiment, data: Dataset, device: torch.device, seen: bool = True) -> None:
+        """`seen`: whether these are the images that models were pre-trained on, but for those that were left out."""
+        self.experiment, self.data, self.device, self._seen = experiment, data, device, seen
         self._channels = data.train.image[0]
         self._normalisation = normalisation(experiment, self._channels)
         self.note = HALVED if self.possible and not data.train.labelled else None
@@ -158,13 +159,13 @@ class Evaluation:
         """What `semi` learns from: images that were left out of pre-training as far as they go, else any."""
         (known, _), seed = self.sets(), self.experiment.seed
         wanted = how_many(self.experiment.probe.labels or self.experiment.data.leave_out or FEW_LABELS, len(known))
-        left = left_out(self.experiment, self.data) if self.data.train.labelled else torch.empty(0)
-        seen = self.data.train.labelled and wanted > len(left)
+        seen = self._seen and self.data.train.labelled
+        left = left_out(self.experiment, self.data) if seen else torch.empty(0)
         pool = known if len(left) < wanted else known.select(left)
         if wanted < len(pool):
             pool = pool.select(balanced(pool.labels, wanted, generator(seed, "labelled")))
         pixels, labels = pool.pixels.to(self.device), pool.labels.to(self.device)
-        return Few(pixels, labels, len(pool) / len(known), SEEN if seen else None)
+        return Few(pixels, labels, len(pool) / len(known), SEEN if seen and len(left) < wanted else None)
 
 
 class Subject:

@@ -80,7 +80,7 @@ def fitted(pixels: Tensor, image: tuple[int, int, int]) -> Tensor:
     if shape == image:
         return pixels
     if {shape[0], channels} - {1, 3} or height != width:
-        raise DataError(f"public images of {shape} (channels, height, width) cannot be made to be of {image}")
+        raise DataError(f"images of {shape} (channels, height, width) cannot be made to be of {image}")
     made = [fit(_pillow(each), height, channels) for each in pixels.numpy()]
     return torch.from_numpy(np.stack(made))
 

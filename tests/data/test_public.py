@@ -178,5 +178,5 @@ def test_what_fits_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("shape", "image"), [((4, 8, 8), (3, 8, 8)), ((3, 8, 8), (2, 8, 8)), ((3, 8, 8), (3, 8, 10))])
 def test_what_cannot_be_made_to_fit_is_refused(shape: tuple[int, ...], image: tuple[int, int, int]) -> None:
-    with pytest.raises(DataError, match=r"public images of \(.*\) .* cannot be made to be of \(.*\)"):
+    with pytest.raises(DataError, match=r"^images of \(.*\) .* cannot be made to be of \(.*\)"):
         fitted(noise(2, *shape), image)
