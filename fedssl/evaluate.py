@@ -32,7 +32,7 @@ from fedssl.seeds import generator
 from fedssl.settings import suggest
 from fedssl.tree import State
 
-PROBES = ("knn", "linear", "semi", "per-client")
+PROBES = ("knn", "linear", "semi", "per-client", "collaborative")
 HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
     "and are measured on the other"
@@ -49,7 +49,7 @@ def check_probe(name: str) -> None:
 def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]) -> Experiment:
     """With settings for one probe. An experiment's labels, epochs, lr and batch are those of its linear probe: where
     the whole model is fine-tuned, they begin anew."""
-    anew = {"labels": 0, "epochs": None, "lr": None, "batch": None} if probe == "semi" else {}
+    anew = {"labels": 0, "epochs": None, "lr": None, "batch": None} if probe in ("semi", "collaborative") else {}
     return experiment.with_changes({f"probe.{key}": value for key, value in (anew | dict(settings)).items()})
 
 

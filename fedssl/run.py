@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from fedssl import assemble, nets
 from fedssl.agree import agree
+from fedssl.collaborative import collaborative
 from fedssl.data import Dataset, from_python
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.drive import drive
@@ -19,13 +20,14 @@ from fedssl.evaluate import Evaluation, backbone_of, check_probe, for_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
 from fedssl.models import Models, models_of
-from fedssl.per_client import PROBE, per_client
+from fedssl.per_client import per_client
 from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
 from fedssl.store import Store
 from fedssl.transfer import On, other_images
 
 RUNS = Path("runs")
+WITH_CLIENTS = {"per-client": per_client, "collaborative": collaborative}  # probes that need to know who has what
 
 
 class Run:
@@ -87,13 +89,13 @@ class Run:
         if on is not None:
             return self._transfer(changed, probe, on, models)
         evaluation = Evaluation(changed, self.data(), self.device)
-        if probe == PROBE:
-            return per_client(evaluation, models, _quiet)
+        if probe in WITH_CLIENTS:
+            return WITH_CLIENTS[probe](evaluation, models, _quiet)
         return evaluation.measure(models, (probe,), models.apart)[probe]
 
     def _transfer(self, changed: Experiment, probe: str, on: On, models: Models) -> Score:
-        if probe == PROBE:
-            raise ConfigError("a client's mix of classes is that of the images it trained on: no others will do")
+        if probe in WITH_CLIENTS:
+            raise ConfigError(f'probe "{probe}" needs to know which images clients have, and nobody has others')
         data = other_images(on, self._image(), self._data_dir, say_on_stderr)
         without = changed.with_changes({"data.leave_out": 0.0})  # which were other images
         return Evaluation(without, data, self.device, seen=False).measure(models, (probe,), models.apart)[probe]
