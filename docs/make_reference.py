@@ -27,9 +27,10 @@ from pydantic_core import PydanticUndefined
 
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.data import PARTITIONS, SOURCES, Partition, Public, Source
-from fedssl.experiment import Experiment, ProbeSettings
+from fedssl.experiment import Experiment
 from fedssl.method import METHODS, MethodSettings
 from fedssl.nets import BACKBONES
+from fedssl.probes import ProbeSettings
 from fedssl.topology import TOPOLOGIES, Topology
 from fedssl.train import TrainSettings
 from fedssl.views import Augment

@@ -5,11 +5,13 @@ from fedssl.probes.finetune import fine_tune
 from fedssl.probes.knn import knn, knn_predict
 from fedssl.probes.linear import Solver, linear, linear_predict
 from fedssl.probes.protocol import LINEAR, Name, Protocol, fine_tuning
+from fedssl.probes.settings import ProbeSettings
 
 __all__ = [
     "LINEAR",
     "Labelled",
     "Name",
+    "ProbeSettings",
     "Protocol",
     "Solver",
     "balanced",

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedssl.method import Normalisation
-from fedssl.nets import Backbone
 from fedssl.probes.features import as_input
 from fedssl.probes.protocol import Protocol
 from fedssl.seeds import derive, generator
 
 
 def fine_tune(
-    backbone: Backbone,
+    backbone: nn.Module,
     images: Tensor,
     labels: Tensor,
     classes: int,
@@ -28,7 +27,8 @@ def fine_tune(
 ) -> nn.Module:
     """Images to logits (n, classes): the backbone itself under a new head, trained on uint8 images (n, C, H, W)."""
     device, stream = images.device, generator(seed, "fine-tuning")
-    model = nn.Sequential(backbone, _head(backbone.dim, classes, how, seed)).to(device)
+    features: int = backbone.dim  # type: ignore[assignment]
+    model = nn.Sequential(backbone, _head(features, classes, how, seed)).to(device)
     optimizer = _optimizer(model, how)
     rates = [group["lr"] for group in optimizer.param_groups]
     model.train()  # normalisation layers too: their statistics become those of the labelled images

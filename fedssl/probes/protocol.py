@@ -47,13 +47,16 @@ LINEAR: Mapping[Name, Protocol] = {
 }
 
 _TWO_LAYERS = Protocol("adam", 1e-3, 100, 128, head="mlp")
-_SWAV = Protocol("sgd", 0.01, 20, 256, (0.6, 0.8), 0.2, head_lr=0.2)  # at 10% of the labels
-_SWAV_FEW = _SWAV._replace(lr=0.02, head_lr=5.0)  # at 1%
+_SWAV = Protocol("sgd", 0.01, 20, 256, (0.6, 0.8), 0.2, head_lr=0.2)
+FINE_TUNING: Mapping[Name, tuple[Protocol, Protocol]] = {  # with 1% and with 10% of the labels
+    "fedema": (_TWO_LAYERS, _TWO_LAYERS),
+    "fedu": (_TWO_LAYERS, _TWO_LAYERS),
+    "ccl": (_SWAV._replace(lr=0.02, head_lr=5.0), _SWAV),
+}
 FEW = 0.03  # a share of the labels below this is more like 1% than like 10%
 
 
 def fine_tuning(name: Name, share: float) -> Protocol:
     """How a paper fine-tunes with a share of the labels."""
-    if name != "ccl":
-        return _TWO_LAYERS
-    return _SWAV_FEW if share < FEW else _SWAV
+    few, more = FINE_TUNING[name]
+    return few if share < FEW else more
