@@ -27,9 +27,10 @@ from pydantic_core import PydanticUndefined
 
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.data import PARTITIONS, SOURCES, Partition, Public, Source
-from fedssl.experiment import Experiment, ProbeSettings
+from fedssl.experiment import Experiment
 from fedssl.method import METHODS, MethodSettings
 from fedssl.nets import BACKBONES
+from fedssl.probes import ProbeSettings
 from fedssl.topology import TOPOLOGIES, Topology
 from fedssl.train import TrainSettings
 from fedssl.views import Augment
@@ -44,6 +45,8 @@ MEANINGS = {
     "data.mean": "per channel, of pixels / 255; none: pixels are not normalised",
     "data.holdout": "this many training images, drawn blindly, take the place of the test images; "
     "[choose settings on them](../how-to/choose-settings.md)",
+    "data.leave_out": "share of the training images, as many of each class, drawn by the seed, that no client gets: "
+    "for [fine-tuning](../how-to/evaluate.md#semi)",
     "data.folder.bad_share": "largest share of a client's files (or of all) that may be unreadable; more is an error",
     "data.std": "per channel, comes with `mean`",
     "data.folder.path": "the folder, looked up in the data directory (`--data-dir`), then in the current one",
@@ -122,9 +125,9 @@ MEANINGS = {
     "in the run directory; `auto`: the first of these with room for all clients",
     "probe.k": "neighbours of the kNN probe",
     "probe.temperature": "of the kNN probe: votes weigh exp(similarity / temperature)",
-    "probe.epochs": "of the linear probe",
-    "probe.lr": "of the linear probe (Adam)",
-    "probe.batch": "of the linear probe",
+    "probe.epochs": "of the linear probe; none: the protocol's, 200 with `fedema`",
+    "probe.lr": "of the linear probe; none: the protocol's, 0.003 with `fedema`",
+    "probe.batch": "of the linear probe; none: the protocol's, 512 with `fedema`",
 }
 
 WORDS = {  # in place of a class's docstring
@@ -317,8 +320,8 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield (
         "Images that everybody may see, for algorithms that need some; others have no use for the table, and say so. "
         '`name = "held-out"`, if the table is left out, takes training images out of pre-training, drawn by the run\'s '
-        "seed. Any other name is that of a data set, whose own keys are those under `[data]`; `mean`, `std` and "
-        "`holdout` have their place there. [More](../how-to/own-images.md#public-images)."
+        "seed. Any other name is that of a data set, whose own keys are those under `[data]`; `mean`, `std`, "
+        "`holdout` and `leave_out` have their place there. [More](../how-to/own-images.md#public-images)."
     )
     yield rows(Public, ["images"], ["public."], meanings)
     yield "## `[train]`"

@@ -20,6 +20,7 @@ from fedssl.experiment import Experiment
 from fedssl.federate import Sites
 from fedssl.method import Method, Normalisation
 from fedssl.pixels import place
+from fedssl.probes import balanced, how_many
 from fedssl.room import free_on_device
 from fedssl.runtimes.local import Shard
 from fedssl.seeds import derive, generator
@@ -68,12 +69,11 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict
     """The images as clients see them, and who holds which: client → indices. Clients without any are named once.
 
     What is handed back is for training; models are measured with the images that were handed in. Images that are
-    public are taken from whom they were dealt to, so that the others are dealt as they would be without public ones.
+    public or left out are taken from whom they were dealt to, so that the others are dealt as they would be otherwise.
     """
     parts = experiment.partition.split(data, experiment.clients, generator(experiment.seed, "partition"))
-    if experiment.algorithm.needs_public:
-        public = experiment.public.rows(len(data.train), generator(experiment.seed, "public"))
-        parts = {client: index[~torch.isin(index, public)] for client, index in parts.items()}
+    nobodys = torch.cat([public_rows(experiment, data), left_out(experiment, data)])
+    parts = {client: index[~torch.isin(index, nobodys)] for client, index in parts.items()}
     owners = dict(experiment.topology.owners(parts))
     empty = [client for client, index in owners.items() if not len(index)]
     if len(empty) == len(owners):
@@ -82,6 +82,26 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict
         say(f"without images, so never asked to train: {', '.join(empty)}")
     experiment.topology.plan([c for c in owners if c not in empty], 0, experiment.seed)  # for its refusals
     return experiment.partition.shift(data, parts), owners
+
+
+def public_rows(experiment: Experiment, data: Dataset) -> Tensor:
+    """Which training images are public (n,)."""
+    if not experiment.algorithm.needs_public:
+        return torch.empty(0, dtype=torch.int64)
+    return experiment.public.rows(len(data.train), generator(experiment.seed, "public"))
+
+
+def left_out(experiment: Experiment, data: Dataset) -> Tensor:
+    """Which training images `data.leave_out` keeps from every client (n,), in order: as many of each class, drawn by
+    the run's seed. Public ones are not among them, for clients train with those."""
+    share, train = experiment.data.leave_out, data.train
+    if not share:
+        return torch.empty(0, dtype=torch.int64)
+    if not train.labelled:
+        raise ConfigError("data.leave_out draws as many images of each class, and the training images have no labels")
+    rows = torch.arange(len(train))
+    rows = rows[~torch.isin(rows, public_rows(experiment, data))]
+    return rows[balanced(train.labels[rows], how_many(share, len(train)), generator(experiment.seed, "left out"))]
 
 
 def training_devices(device: torch.device) -> list[torch.device]:

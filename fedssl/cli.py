@@ -96,23 +96,34 @@ def recipes(
 @app.command()
 def evaluate(
     dir: Annotated[Path, typer.Argument(help="A run directory.")],
-    probe: Annotated[str, typer.Option(help="knn or linear.")] = "linear",
+    probe: Annotated[str, typer.Option(help="knn, linear, semi, per-client or collaborative.")] = "linear",
+    on: Annotated[str | None, typer.Option(metavar="NAME", help="Another data set to measure with.")] = None,
     set: Sets = [],  # noqa: B006
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run's models with a probe; --set labels=100 changes a setting under probe."""
+    """Measure a run's models with a probe; --set labels=100 changes a setting under probe.
+
+    With --on, --set data.size=64 changes one of that data set.
+    """
     from fedssl.changes import parse_assignment
     from fedssl.run import Run
 
-    settings = {key.removeprefix("probe."): value for key, value in map(parse_assignment, set)}
-    score = Run(dir, data_dir, device).evaluate(probe, **settings)
+    given = dict(map(parse_assignment, set))
+    settings = {key.removeprefix("probe."): value for key, value in given.items() if not key.startswith("data.")}
+    table = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
+    if table and on is None:
+        raise ConfigError("--set data.… is for another data set to measure with: name it with --on")
+    other = None if on is None else table | {"name": on}
+    score = Run(dir, data_dir, device).evaluate(probe, other, **settings)
     if as_json:
-        print(json.dumps({"probe": probe, "note": score.note} | score.summary() | {"models": score}))
+        print(json.dumps({"probe": probe} | score.details()))
         return
     for model, accuracy in score.items():
-        print(f"{model}: {accuracy:.2f}%" + ("  (not in the average)" if model in score.apart else ""))
+        mixed = score.own_mix.get(model)
+        own = f"  (in its own mix of classes: {mixed:.2f}%)" if mixed is not None else ""
+        print(f"{model}: {accuracy:.2f}%{own}" + ("  (not in the average)" if model in score.apart else ""))
     if score.note:
         print(score.note)
     if len(score) > 1:

@@ -18,7 +18,7 @@ from fedssl.agree import agree, agree_on_images
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import FedsslError, RunError
-from fedssl.evaluate import Evaluation, Score
+from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
 from fedssl.lock import locked
@@ -28,6 +28,7 @@ from fedssl.numerics import numerics
 from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.runtimes.local import LocalRuntime, Pace
+from fedssl.score import Score
 from fedssl.store import Snapshot, Store, write_atomic
 from fedssl.train import resolve_mode, resolve_precision
 from fedssl.tree import Mean, to_device

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from fedssl import nets
-from fedssl.assemble import build_backbone, normalisation
+from fedssl.assemble import build_backbone, left_out, normalisation
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
 from fedssl.pixels import Rows
-from fedssl.probes import Labelled, balanced, embed, knn, linear
+from fedssl.probes import (
+    LINEAR,
+    Labelled,
+    balanced,
+    embed,
+    fine_tune,
+    fine_tuning,
+    how_many,
+    knn_predict,
+    linear_predict,
+)
+from fedssl.score import Score, confusion
 from fedssl.seeds import generator
 from fedssl.settings import suggest
 from fedssl.tree import State
 
-PROBES = ("knn", "linear")
+PROBES = ("knn", "linear", "semi", "per-client", "collaborative")
 HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
     "and are measured on the other"
 )
+SEEN = "the model has seen the images it is fine-tuned on in pre-training: data.leave_out keeps them from it"
+FEW_LABELS = 0.01  # the share that `semi` has where nothing is said
 
 
 def check_probe(name: str) -> None:
@@ -33,44 +46,28 @@ def check_probe(name: str) -> None:
         raise ConfigError(f'unknown probe "{name}"{suggest(name, PROBES) or "; known: " + ", ".join(PROBES)}')
 
 
-class Score(dict[str, float]):
-    """One probe's accuracy in percent for each model; `note` says what is unusual about the measurement.
+def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]) -> Experiment:
+    """With settings for one probe. An experiment's labels, epochs, lr and batch are those of its linear probe: where
+    the whole model is fine-tuned, they begin anew."""
+    anew = {"labels": 0, "epochs": None, "lr": None, "batch": None} if probe in ("semi", "collaborative") else {}
+    return experiment.with_changes({f"probe.{key}": value for key, value in (anew | dict(settings)).items()})
 
-    Those named in `apart` are no part of the mean over models: peers' mean, or what all share beside clients' own.
-    """
 
-    note: str | None = None
-    apart: frozenset[str] = frozenset()
+class Few(NamedTuple):
+    """Labelled images to fine-tune with, on the device, and what share of the training images they are."""
 
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self._each())
-
-    @property
-    def std(self) -> float:
-        """Spread over models; 0 for one."""
-        return statistics.stdev(self._each()) if len(self._each()) > 1 else 0.0
-
-    @property
-    def common(self) -> float | None:
-        """The mean over those apart; None where there are none."""
-        return statistics.fmean(self[name] for name in self.apart) if self.apart else None
-
-    def _each(self) -> list[float]:
-        return [accuracy for name, accuracy in self.items() if name not in self.apart]
-
-    def summary(self) -> dict[str, Any]:
-        if len(self) == 1:
-            return {"mean": self.mean}
-        apart = [name for name in self if name in self.apart]
-        return {"mean": self.mean, "std": self.std, "models": dict(self)} | ({"apart": apart} if apart else {})
+    pixels: Tensor
+    labels: Tensor
+    share: float
+    note: str | None  # what is to be said about them
 
 
 class Evaluation:
     """Probes for this experiment's data. Features are computed once per model and shared by the probes asked for."""
 
-    def __init__(self, experiment: Experiment, data: Dataset, device: torch.device) -> None:
-        self.experiment, self.data, self.device = experiment, data, device
+    def __init__(self, experiment: Experiment, data: Dataset, device: torch.device, seen: bool = True) -> None:
+        """`seen`: whether these are the images that models were pre-trained on, but for those that were left out."""
+        self.experiment, self.data, self.device, self._seen = experiment, data, device, seen
         self._channels = data.train.image[0]
         self._normalisation = normalisation(experiment, self._channels)
         self.note = HALVED if self.possible and not data.train.labelled else None
@@ -92,10 +89,17 @@ class Evaluation:
         order = order[test.labels.cpu()[order].argsort(stable=True)]  # class by class: every other one of each
         return test.select(order[1::2].sort().values), test.select(order[::2].sort().values)
 
-    def features(self, state: State, pixels: Tensor | Rows) -> Tensor:
+    @cached_property
+    def classes(self) -> int:
+        known, unknown = self.sets()
+        return max(len(unknown.classes), *(int(images.labels.max()) + 1 for images in (known, unknown)))
+
+    def backbone(self, state: State) -> nets.Backbone:
         with torch.random.fork_rng(devices=[]):  # a new backbone draws weights, here only to be overwritten
-            backbone = backbone_of(state, build_backbone(self.experiment, self._channels)).to(self.device)
-        return embed(backbone, pixels, self._normalisation, self.device)
+            return backbone_of(state, build_backbone(self.experiment, self._channels)).to(self.device)
+
+    def features(self, state: State, pixels: Tensor | Rows) -> Tensor:
+        return embed(self.backbone(state), pixels, self._normalisation, self.device)
 
     def measure(
         self, models: Mapping[str, State], probes: tuple[str, ...], apart: frozenset[str] = frozenset()
@@ -103,31 +107,84 @@ class Evaluation:
         """Each probe's accuracy for each model; a model that goes by several names is measured once."""
         for probe in probes:
             check_probe(probe)
-        known, unknown = self.sets()
-        train_labels, test_labels = (images.labels.to(self.device) for images in (known, unknown))
+        labels = self.sets()[1].labels.to(self.device)
         scores = {probe: Score() for probe in probes}
         # Weak: a client's own model goes when the next one is asked for, and its successor may lie where it lay.
-        found: WeakKeyDictionary[State, dict[str, float]] = WeakKeyDictionary()
+        found: WeakKeyDictionary[State, dict[str, Tensor]] = WeakKeyDictionary()
         for name, state in models.items():
             if state not in found:
-                train = Labelled(self.features(state, known.held), train_labels)
-                test = Labelled(self.features(state, unknown.held), test_labels)
-                found[state] = {probe: getattr(self, f"_{probe}")(train, test) for probe in probes}
+                guessed = self._guess(state, probes)
+                found[state] = {probe: confusion(labels, guessed[probe], self.classes) for probe in probes}
             for probe in probes:
-                scores[probe][name] = found[state][probe]
-        for score in scores.values():
-            score.note, score.apart = self.note, apart
+                scores[probe].add(name, found[state][probe])
+        for probe, score in scores.items():
+            notes = [self.note, self.few.note if probe == "semi" else None]
+            score.note, score.apart = "; ".join(filter(None, notes)) or None, apart
         return scores
 
-    def _knn(self, train: Labelled, test: Labelled) -> float:
-        return knn(train, test, self.experiment.probe.k, self.experiment.probe.temperature)
+    def _guess(self, state: State, probes: tuple[str, ...]) -> dict[str, Tensor]:
+        """Each probe's classes (n,) for the images that are measured on."""
+        subject = Subject(self, state)
+        answers: dict[str, Callable[[Subject], Tensor]] = {
+            "knn": self._knn,
+            "linear": self._linear,
+            "semi": self._semi,
+            "per-client": self._linear,  # what makes it more than that: per_client.py
+        }
+        return {probe: answers[probe](subject) for probe in probes}
 
-    def _linear(self, train: Labelled, test: Labelled) -> float:
-        probe, seed = self.experiment.probe, self.experiment.seed
+    def _knn(self, subject: Subject) -> Tensor:
+        return knn_predict(subject.train, subject.test, self.experiment.probe.k, self.experiment.probe.temperature)
+
+    def _linear(self, subject: Subject) -> Tensor:
+        probe, seed, train = self.experiment.probe, self.experiment.seed, subject.train
         if probe.labels:
-            some = balanced(train.labels, probe.labels, generator(seed, "labelled")).to(self.device)
+            count = how_many(probe.labels, len(train.labels))
+            some = balanced(train.labels, count, generator(seed, "labelled")).to(self.device)
             train = Labelled(train.features[some], train.labels[some])
-        return linear(train, test, probe.epochs, probe.lr, probe.batch, seed)
+        how = LINEAR[probe.protocol].changed(probe.epochs, probe.lr, probe.batch)
+        return linear_predict(train, subject.test, how, seed, probe.penalty, probe.solver)
+
+    def _semi(self, subject: Subject) -> Tensor:
+        probe, few = self.experiment.probe, self.few
+        how = fine_tuning(probe.protocol, few.share).changed(probe.epochs, probe.lr, probe.batch)
+        backbone = self.backbone(subject.state)
+        model = fine_tune(
+            backbone, few.pixels, few.labels, self.classes, self._normalisation, how, self.experiment.seed
+        )
+        return embed(model, self.sets()[1].held, self._normalisation, self.device).argmax(1)
+
+    @cached_property
+    def few(self) -> Few:
+        """What `semi` learns from: images that were left out of pre-training as far as they go, else any."""
+        (known, _), seed = self.sets(), self.experiment.seed
+        wanted = how_many(self.experiment.probe.labels or self.experiment.data.leave_out or FEW_LABELS, len(known))
+        seen = self._seen and self.data.train.labelled
+        left = left_out(self.experiment, self.data) if seen else torch.empty(0)
+        pool = known if len(left) < wanted else known.select(left)
+        if wanted < len(pool):
+            pool = pool.select(balanced(pool.labels, wanted, generator(seed, "labelled")))
+        pixels, labels = pool.pixels.to(self.device), pool.labels.to(self.device)
+        return Few(pixels, labels, len(pool) / len(known), SEEN if seen and len(left) < wanted else None)
+
+
+class Subject:
+    """One model as probes see it: its features are computed when the first probe asks for them."""
+
+    def __init__(self, evaluation: Evaluation, state: State) -> None:
+        self.evaluation, self.state = evaluation, state
+        self._known, self._unknown = evaluation.sets()
+
+    @cached_property
+    def train(self) -> Labelled:
+        """Of the images that probes learn from."""
+        features = self.evaluation.features(self.state, self._known.held)
+        return Labelled(features, self._known.labels.to(features.device))
+
+    @cached_property
+    def test(self) -> Tensor:
+        """Features (n, d) of those that are measured on."""
+        return self.evaluation.features(self.state, self._unknown.held)
 
 
 def backbone_of(state: State, backbone: nets.Backbone) -> nets.Backbone:

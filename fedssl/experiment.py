@@ -20,6 +20,7 @@ from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignment
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, MethodSettings
+from fedssl.probes import ProbeSettings
 from fedssl.settings import Settings, explain, suggest, validate
 from fedssl.topology import TOPOLOGIES, Star, Topology
 from fedssl.train import TrainSettings
@@ -41,21 +42,6 @@ def _chosen(table: str) -> BeforeValidator:
         return validate(settings_class(table, name), rest, table)
 
     return BeforeValidator(choose)
-
-
-class ProbeSettings(Settings):
-    """How the backbone is measured; labels are used here and nowhere else."""
-
-    every: int = Field(10, ge=0)  # rounds between kNN measurements; 0: only at the end
-    k: PositiveInt = 200
-    temperature: float = Field(0.1, gt=0)
-    linear: bool = True  # a linear probe at the end
-    labels: int = Field(0, ge=0)  # labelled training images the linear probe may use, class-balanced; 0: all
-    epochs: PositiveInt = 200
-    lr: float = Field(3e-3, gt=0)
-    batch: PositiveInt = 512
-    picture: bool = False  # picture.png at the end: the kNN curve, a map of the test images before and after
-    beside: tuple[str, ...] = ()  # measured the same way: "random" backbone, "isolated" or "centralized" training
 
 
 class Experiment(Settings):

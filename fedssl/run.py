@@ -7,20 +7,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from fedssl import assemble, nets
 from fedssl.agree import agree
+from fedssl.collaborative import collaborative
 from fedssl.data import Dataset, from_python
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.drive import drive
 from fedssl.errors import ConfigError, RunError
-from fedssl.evaluate import Evaluation, Score, backbone_of, check_probe
+from fedssl.evaluate import Evaluation, backbone_of, check_probe, for_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
 from fedssl.models import Models, models_of
+from fedssl.per_client import per_client
 from fedssl.report.rounds import read_rounds
+from fedssl.score import Score
 from fedssl.store import Store
+from fedssl.transfer import On, other_images
 
 RUNS = Path("runs")
+WITH_CLIENTS = {"per-client": per_client, "collaborative": collaborative}  # probes that need to know who has what
 
 
 class Run:
@@ -73,12 +80,33 @@ class Run:
         first = next(e for e in state.layout.entries if e.part == "backbone" and len(e.shape) == 4)
         return backbone_of(state, assemble.build_backbone(self.experiment, first.shape[1]))
 
-    def evaluate(self, probe: str = "linear", **settings: Any) -> Score:
-        """A probe's accuracy in percent for every model; settings as under [probe], e.g. labels=100."""
-        changed = self.experiment.with_changes({f"probe.{key}": value for key, value in settings.items()})
+    def evaluate(self, probe: str = "linear", on: On | None = None, **settings: Any) -> Score:
+        """A probe's accuracy in percent for every model; settings as under [probe], e.g. labels=100. `on` names other
+        images to measure with: a data set, a table as under [data], or a Dataset."""
+        changed = for_probe(self.experiment, probe, settings)
         check_probe(probe)
         models = self._some_models()
-        return Evaluation(changed, self.data(), self.device).measure(models, (probe,), models.apart)[probe]
+        if on is not None:
+            return self._transfer(changed, probe, on, models)
+        evaluation = Evaluation(changed, self.data(), self.device)
+        if probe in WITH_CLIENTS:
+            return WITH_CLIENTS[probe](evaluation, models, _quiet)
+        return evaluation.measure(models, (probe,), models.apart)[probe]
+
+    def _transfer(self, changed: Experiment, probe: str, on: On, models: Models) -> Score:
+        if probe in WITH_CLIENTS:
+            raise ConfigError(f'probe "{probe}" needs to know which images clients have, and nobody has others')
+        data = other_images(on, self._image(), self._data_dir, say_on_stderr)
+        without = changed.with_changes({"data.leave_out": 0.0})  # which were other images
+        return Evaluation(without, data, self.device, seen=False).measure(models, (probe,), models.apart)[probe]
+
+    def _image(self) -> tuple[int, int, int]:
+        """(C, H, W) of the images that the run trains on: as an exported backbone says, or as they are."""
+        for file in sorted(self.dir.glob("backbone*.safetensors")):
+            with safe_open(file, "pt") as weights:
+                channels, height, width = json.loads(weights.metadata()["image"])
+            return channels, height, width
+        return self.data().train.image
 
     def _some_models(self) -> Models:
         models = self.models()

@@ -178,10 +178,12 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     assert re.fullmatch(r"global: [\d.]+%\n", out)
     code, out, _ = cli("evaluate", "runs/mine", "--set", "labels=6", "--set", "probe.epochs=2", "--json")
     assert code == 0
-    assert json.loads(out).keys() == {"probe", "note", "mean", "models"}
+    assert json.loads(out).keys() == {"probe", "note", "mean", "models", "per_class", "confusion"}
     assert cli("run", "mine.toml", "--quiet", "--set", "topology.name=isolated", "--dir", "alone")[0] == 0
     code, out, _ = cli("evaluate", "alone", "--probe", "knn")
     assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "on average"]
+    code, out, _ = cli("evaluate", "alone", "--probe", "per-client", "--set", "epochs=2")
+    assert re.fullmatch(r"(\d: [\d.]+%  \(in its own mix of classes: [\d.]+%\)\n){3}on average: .*\n", out)
     assert cli("run", "mine.toml", "--quiet", "--set", "topology=cycle", "--dir", "peers")[0] == 0
     code, out, _ = cli("evaluate", "peers", "--probe", "knn")
     assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "mean", "on average"]
@@ -190,6 +192,9 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     for args, sentence in (
         (["nowhere"], "nowhere is not a run directory"),
         (["runs/mine", "--probe", "knnn"], 'unknown probe "knnn", did you mean "knn"?'),
+        (["runs/mine", "--on", "cifar1"], 'unknown data set "cifar1", did you mean "cifar10"?'),
+        (["runs/mine", "--on", "cifar10", "--set", "data.hold=3"], 'unknown key "data.hold"'),
+        (["runs/mine", "--set", "data.size=3"], "name it with --on"),
         (["runs/mine", "--set", "label=3"], 'unknown key "probe.label", did you mean "labels"?'),
     ):
         code, _, err = cli("evaluate", *args)

@@ -27,11 +27,12 @@ from fedssl.cli import app
 from fedssl.data import PARTITIONS, SOURCES
 from fedssl.drive import Interrupted
 from fedssl.evaluate import PROBES
-from fedssl.experiment import Experiment, ProbeSettings, load
+from fedssl.experiment import Experiment, load
 from fedssl.federate import Round
 from fedssl.guard import Report
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
+from fedssl.probes import ProbeSettings
 from fedssl.report.recipes import chosen, is_one
 from fedssl.report.rounds import record
 from fedssl.topology import TOPOLOGIES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 from fedssl import assemble
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
-from fedssl.evaluate import Evaluation, Score, backbone_of
+from fedssl.evaluate import Evaluation, backbone_of
 from fedssl.experiment import Experiment
 from fedssl.layout import Entry, Layout
+from fedssl.score import Score, confusion
 from fedssl.tree import State
 
 CPU = torch.device("cpu")
@@ -142,11 +144,13 @@ def test_one_half_is_learned_from_and_the_other_measured_on(monkeypatch: pytest.
     scores = evaluation.measure({"x": state()}, ("knn", "linear"))
     assert all(score.mean > 90 for score in scores.values())
     seen = []
-    monkeypatch.setattr("fedssl.evaluate.knn", lambda train, test, *_: seen.extend((train, test)) or 0.0)
-    evaluation.measure({"x": state()}, ("knn",))
-    for found, half in zip(seen, evaluation.sets(), strict=True):
-        assert torch.equal(found.labels, half.labels)
-        torch.testing.assert_close(found.features, evaluation.features(state(), half.pixels))
+    monkeypatch.setattr(evaluation, "_knn", lambda subject: seen.append(subject) or torch.zeros(16, dtype=torch.int64))
+    score = evaluation.measure({"x": state()}, ("knn",))["knn"]
+    (known, unknown), (subject,) = evaluation.sets(), seen
+    assert torch.equal(subject.train.labels, known.labels)
+    torch.testing.assert_close(subject.train.features, evaluation.features(state(), known.pixels))
+    torch.testing.assert_close(subject.test, evaluation.features(state(), unknown.pixels))
+    assert [row[0] for row in score.confusion["x"]] == unknown.labels.bincount().tolist()
 
 
 def test_an_unknown_probe() -> None:
@@ -193,8 +197,12 @@ def test_models_made_one_after_the_other_are_told_apart(monkeypatch: pytest.Monk
     """Each is let go for the next ones, which come to lie where it lay; what it was worth goes with it."""
     evaluation, made = Evaluation(experiment(), DATA, CPU), Made()
     monkeypatch.setattr(evaluation, "features", lambda state, pixels: state.floats)
-    monkeypatch.setattr(evaluation, "_knn", lambda train, test: train.features.item())
-    assert evaluation.measure(made, ("knn",))["knn"] == {name: float(name) for name in made}
+    right = torch.arange(30) % 3  # model k is right about the first k of 30 images, from 30 on about all
+    monkeypatch.setattr(
+        evaluation, "_knn", lambda subject: torch.where(torch.arange(30) < subject.test, right, (right + 1) % 3)
+    )
+    expected = {name: pytest.approx(100 * min(int(name), 30) / 30) for name in made}
+    assert evaluation.measure(made, ("knn",))["knn"] == expected
     assert made.most <= 2
 
 
@@ -205,6 +213,45 @@ def test_scores_apart_are_no_part_of_the_mean() -> None:
     assert (score.mean, score.common) == (15.0, 65.0)
     assert score.std == statistics.stdev([10, 20])
     assert score.summary() == {"mean": 15.0, "std": score.std, "models": dict(score), "apart": ["x", "y"]}
+
+
+def test_confusion_by_hand() -> None:
+    """Classes 0 0 0 1 1 taken for 0 0 1 1 3 of four: rows (2 1 0 0) and (0 1 0 1); 3 of 5 are right, 2/3 and 1/2."""
+    score = Score()
+    score.add("x", confusion(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 3]), 4))
+    assert score.confusion == {"x": [[2, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]}
+    assert score == {"x": pytest.approx(60)}
+    assert score.per_class == {"x": [pytest.approx(200 / 3), 50.0, None, None]}
+    assert json.loads(json.dumps(score.details())) == {
+        "mean": score["x"],
+        "note": None,
+        "models": dict(score),
+        "per_class": score.per_class,
+        "confusion": score.confusion,
+    }
+
+
+def test_accuracies_are_those_of_the_confusion_matrix() -> None:
+    """Every test image is in it once, in the row of its class; classes that only a name announces have a place."""
+    test = images(30, 1)
+    named = Images(test.pixels, test.labels, ("red", "green", "blue", "none"))
+    scores = Evaluation(experiment(epochs=2), Dataset(images(60, 0), named), CPU).measure(
+        {"x": state(0), "y": state(1)}, ("knn", "linear")
+    )
+    for score in scores.values():
+        for name, rows in score.confusion.items():
+            assert [sum(row) for row in rows] == [10, 10, 10, 0]
+            assert score[name] == pytest.approx(sum(rows[k][k] for k in range(4)) / 30 * 100)
+
+
+def test_a_share_of_the_labels() -> None:
+    """A tenth of 60 is 6; the probe learns from the same images then."""
+    found = [
+        Evaluation(experiment(labels=some, epochs=3), DATA, CPU).measure({"x": state()}, ("linear",))["linear"]
+        for some in (0.1, 6, 12)
+    ]
+    assert found[0].confusion == found[1].confusion
+    assert found[0].confusion != found[2].confusion
 
 
 def test_scores() -> None:

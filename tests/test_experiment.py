@@ -412,6 +412,7 @@ def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.M
         ("clients", 6, False),
         ("data.name", "cifar10", False),
         ("data.holdout", 10, False),
+        ("data.leave_out", 0.1, False),
         ("partition.name", "natural", False),
         ("method.name", "simsiam", False),
         ("method.momentum", 0.5, False),

@@ -56,7 +56,7 @@ def dataset(n: int = 120) -> Dataset:
 
 def test_toml_and_back_and_its_hash() -> None:
     held = experiment()
-    assert held.to_dict()["public"] == {"name": "held-out", "holdout": 0, "images": 3200}
+    assert held.to_dict()["public"] == {"name": "held-out", "holdout": 0, "leave_out": 0.0, "images": 3200}
     hundred = held.with_changes({"public.images": 100})
     assert hundred.public == HeldOut(images=100)
     named = held.with_changes({"public": "npz", "public.path": "a.npz"})

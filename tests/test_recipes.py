@@ -14,6 +14,7 @@ import pytest
 import fedssl.recipes
 from fedssl.changes import differences
 from fedssl.experiment import Experiment, load
+from fedssl.probes import LINEAR
 from fedssl.recipes import Recipe, families, matching, recipes
 from fedssl.recipes.grid import expand
 from fedssl.recipes.layers import merged
@@ -191,9 +192,11 @@ def test_defaults_that_recipes_rely_on() -> None:
     """FedU: m = 0.99; FedEMA's linear probe: 200 epochs, B = 512, Adam at 3e-3; heads of 4096 and 2048."""
     values = load("fedema-cifar10-noniid").to_dict()
     assert values["method"].items() >= {"momentum": 0.99, "hidden": 4096, "dim": 2048, "stem": "cifar"}.items()
-    assert values["probe"].items() >= {"epochs": 200, "batch": 512, "lr": 3e-3, "labels": 0}.items()
+    assert values["probe"].items() >= {"protocol": "fedema", "labels": 0}.items()
+    assert not values["probe"].keys() & {"epochs", "batch", "lr"}  # they are the protocol's
+    assert LINEAR["fedema"][:4] == ("adam", 3e-3, 200, 512)
     assert values["algorithm"].items() >= {"divergence": "drift", "weights": "size"}.items()
-    assert load("fedu-cifar10-iid").probe.epochs == 100
+    assert [load(name).probe.protocol for name in ("fedu-cifar10-iid", "ccl-cifar10-iid")] == ["fedu", "ccl"]
 
 
 def test_images_that_have_to_be_brought_are_described() -> None:

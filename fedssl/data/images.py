@@ -108,6 +108,7 @@ class Source(Settings, ABC):
     mean: tuple[float, ...] | None = None  # per channel, of pixels / 255; None: pixels are not normalised
     std: tuple[float, ...] | None = None
     holdout: int = Field(default=0, ge=0)  # this many training images take the place of the test images
+    leave_out: float = Field(default=0.0, ge=0, lt=1)  # share of the training images that no client gets
 
     @model_validator(mode="after")
     def _mean_with_std(self) -> Self:

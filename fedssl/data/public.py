@@ -32,8 +32,10 @@ class Public(Source):
 
     @model_validator(mode="after")
     def _seen_as_the_others(self) -> Self:
-        if self.mean is not None or self.holdout:
-            raise ValueError("mean, std and holdout have their place under [data], and hold for public images too")
+        if self.mean is not None or self.holdout or self.leave_out:
+            raise ValueError(
+                "mean, std, holdout and leave_out have their place under [data], and hold for public images too"
+            )
         return self
 
     def rows(self, count: int, generator: torch.Generator) -> Tensor:
@@ -78,7 +80,7 @@ def fitted(pixels: Tensor, image: tuple[int, int, int]) -> Tensor:
     if shape == image:
         return pixels
     if {shape[0], channels} - {1, 3} or height != width:
-        raise DataError(f"public images of {shape} (channels, height, width) cannot be made to be of {image}")
+        raise DataError(f"images of {shape} (channels, height, width) cannot be made to be of {image}")
     made = [fit(_pillow(each), height, channels) for each in pixels.numpy()]
     return torch.from_numpy(np.stack(made))
 

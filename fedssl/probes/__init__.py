@@ -1,7 +1,26 @@
 """Probes measure what `export` names, with labelled images; they never touch training."""
 
-from fedssl.probes.features import Labelled, balanced, embed
-from fedssl.probes.knn import knn
-from fedssl.probes.linear import linear
+from fedssl.probes.features import Labelled, balanced, embed, how_many
+from fedssl.probes.finetune import fine_tune
+from fedssl.probes.knn import knn, knn_predict
+from fedssl.probes.linear import Solver, linear, linear_predict
+from fedssl.probes.protocol import LINEAR, Name, Protocol, fine_tuning
+from fedssl.probes.settings import ProbeSettings
 
-__all__ = ["Labelled", "balanced", "embed", "knn", "linear"]
+__all__ = [
+    "LINEAR",
+    "Labelled",
+    "Name",
+    "ProbeSettings",
+    "Protocol",
+    "Solver",
+    "balanced",
+    "embed",
+    "fine_tune",
+    "fine_tuning",
+    "how_many",
+    "knn",
+    "knn_predict",
+    "linear",
+    "linear_predict",
+]

@@ -28,17 +28,22 @@ def embed(
 ) -> Tensor:
     """uint8 images (n, C, H, W) → features (n, d) in eval mode, float32, on the device."""
     backbone.eval()
-    shift = scale = None
-    if normalisation is not None:
-        shift, scale = (torch.tensor(v, device=device)[:, None, None] for v in normalisation)
-    chunks = []
     held = Rows(pixels) if isinstance(pixels, Tensor) else pixels
-    for images in held.chunks(batch):
-        x = images.to(device).float() / 255
-        if shift is not None and scale is not None:
-            x = (x - shift) / scale
-        chunks.append(backbone(x).float())
-    return torch.cat(chunks)
+    return torch.cat([backbone(as_input(images.to(device), normalisation)).float() for images in held.chunks(batch)])
+
+
+def as_input(images: Tensor, normalisation: Normalisation | None) -> Tensor:
+    """uint8 (n, C, H, W) as a backbone takes them: float, in 0…1, normalised."""
+    x = images.float() / 255
+    if normalisation is None:
+        return x
+    mean, std = (torch.tensor(v, device=x.device)[:, None, None] for v in normalisation)
+    return (x - mean) / std
+
+
+def how_many(labels: float, images: int) -> int:
+    """A number of labelled images as settings have it: up to 1, a share of all; above, a count."""
+    return max(1, round(labels * images)) if labels <= 1 else int(labels)
 
 
 def balanced(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:

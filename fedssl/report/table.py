@@ -39,8 +39,7 @@ def print_results(run: Run) -> None:
 
 
 def _table(run: Run, rows: dict[str, dict[str, Any]]) -> Table:
-    probe = run.experiment.probe
-    labels = f"{probe.labels} labels" if probe.labels else "all labels"
+    labels = _labels(run.experiment.probe.labels)
     headings = {"knn": "kNN, all labels", "linear": f"linear probe, {labels}"}
     table = Table()
     table.add_column("backbone")
@@ -52,6 +51,13 @@ def _table(run: Run, rows: dict[str, dict[str, Any]]) -> Table:
             for model in next(iter(scores.values())).get("apart", [])[:APART]:
                 table.add_row(_WORDS.get(model, model), *(f"{score['models'][model]:.1f}" for score in scores.values()))
     return table
+
+
+def _labels(labels: float) -> str:
+    """Of the linear probe, as a heading has it."""
+    if labels in (0, 1):
+        return "all labels"
+    return f"{100 * labels:g}% of labels" if labels < 1 else f"{labels:.0f} labels"
 
 
 def _title(run: Run) -> str:

@@ -54,8 +54,9 @@ def test_any_data_set_but_those_given_from_python() -> None:
     [
         ({"images": 0}, "public.images: input should be greater than 0"),
         ({"image": 5}, 'unknown key "public.image", did you mean "images"'),
-        ({"holdout": 5}, "public: mean, std and holdout have their place under"),
-        ({"mean": [0.5], "std": [0.5]}, "public: mean, std and holdout have their place under"),
+        ({"holdout": 5}, "public: mean, std, holdout and leave_out have their place under"),
+        ({"leave_out": 0.1}, "public: mean, std, holdout and leave_out have their place under"),
+        ({"mean": [0.5], "std": [0.5]}, "public: mean, std, holdout and leave_out have their place under"),
     ],
 )
 def test_what_has_no_place_there(keys: dict[str, Any], sentence: str) -> None:
@@ -177,5 +178,5 @@ def test_what_fits_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("shape", "image"), [((4, 8, 8), (3, 8, 8)), ((3, 8, 8), (2, 8, 8)), ((3, 8, 8), (3, 8, 10))])
 def test_what_cannot_be_made_to_fit_is_refused(shape: tuple[int, ...], image: tuple[int, int, int]) -> None:
-    with pytest.raises(DataError, match=r"public images of \(.*\) .* cannot be made to be of \(.*\)"):
+    with pytest.raises(DataError, match=r"^images of \(.*\) .* cannot be made to be of \(.*\)"):
         fitted(noise(2, *shape), image)

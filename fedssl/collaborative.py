@@ -1,0 +1,106 @@
+"""Collaborative fine-tuning: supervised FedAvg from the learned backbone, each client with a few labels of its own.
+
+As Wu et al., "Decentralized unsupervised learning of visual representations" (CCL), IJCAI 2022, and as FedCA's
+semi-supervised figures suggest. Departures: CCL's settings are in an appendix that is not to be had, so optimizer,
+rate, batch and length are those of `semi`, one local epoch a round and one rate for backbone and classifier; the
+classifier is linear, and images are cropped and flipped as the method `supervised` has it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedssl import assemble, nets
+from fedssl.data import Dataset
+from fedssl.data.progress import Say
+from fedssl.drive import drive
+from fedssl.errors import ConfigError
+from fedssl.evaluate import FEW_LABELS, Evaluation
+from fedssl.experiment import Experiment
+from fedssl.models import Models, models_of
+from fedssl.probes import balanced, fine_tuning, how_many
+from fedssl.score import Score, confusion
+from fedssl.seeds import generator
+from fedssl.store import Store
+from fedssl.tree import State
+
+PROBE = "collaborative"
+
+
+def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
+    """The accuracy of the classifier that the clients train together; nothing is kept of that training."""
+    if len(models) > 1:
+        raise ConfigError(f"clients fine-tune one model together, and this run has several: {', '.join(models)}")
+    if not evaluation.data.train.labelled:
+        raise ConfigError("clients fine-tune with labels of their own, and the training images have none")
+    (name, state), score = next(iter(models.items())), Score()
+    data = labelled_part(evaluation.experiment, evaluation.data, say)
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "backbone.safetensors"
+        nets.save_backbone(state.pick(("backbone",)).without_prefix("backbone").tensors(), weights, {})
+        experiment = supervised(evaluation.experiment, weights, evaluation.classes)
+        drive(experiment, Path(folder) / "run", data, None, evaluation.device, PROBE, quiet=True)
+        snapshot = Store(Path(folder) / "run").load(say, check_rows=False)
+        assert snapshot is not None
+        tuned = models_of(experiment, snapshot.sites, snapshot.memory)["global"]
+        guessed = classify(experiment, tuned, evaluation)
+    score.add(name, confusion(evaluation.sets()[1].labels.to(guessed.device), guessed, evaluation.classes))
+    return score
+
+
+def labelled_part(experiment: Experiment, data: Dataset, say: Say) -> Dataset:
+    """Each client with a share of its own training images, as many of each class as it goes, drawn by the seed."""
+    seen, owners = assemble.deal(experiment, data, say)
+    share, labels = experiment.probe.labels or FEW_LABELS, data.train.labels
+    if share > 1:
+        raise ConfigError("labels of each client's own are a share of its images, up to 1")
+    some = {client: _some(client, index, labels, share, experiment.seed) for client, index in owners.items()}
+    return seen._replace(owners=some)
+
+
+def _some(client: str, index: Tensor, labels: Tensor, share: float, seed: int) -> Tensor:
+    if not len(index):
+        return index
+    return index[balanced(labels[index], how_many(share, len(index)), generator(seed, client, "labelled"))]
+
+
+def supervised(experiment: Experiment, weights: Path, classes: int) -> Experiment:
+    """The run's experiment as one that fine-tunes its backbone, which lies in a file."""
+    probe, plain = experiment.probe, experiment.to_dict()
+    how = fine_tuning(probe.protocol, probe.labels or FEW_LABELS).changed(probe.epochs, probe.lr, probe.batch)
+    train: Mapping[str, object] = {
+        "optimizer": how.optimizer,
+        "lr": how.lr,
+        "batch": how.batch,
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "epochs": 1,
+    }
+    kept = {key: plain["method"][key] for key in ("backbone", "stem", "view_size") if key in plain["method"]}
+    return Experiment.from_dict(
+        {
+            "seed": experiment.seed,
+            "rounds": how.epochs,
+            "data": plain["data"] | {"leave_out": 0.0},
+            "partition": {"name": "natural"},
+            "method": kept | {"name": "supervised", "classes": classes, "init": str(weights)},
+            "train": plain["train"] | train,
+            "probe": {"every": 0},
+        }
+    )
+
+
+@torch.inference_mode()
+def classify(experiment: Experiment, state: State, evaluation: Evaluation) -> Tensor:
+    """Classes (n,) of the images that are measured on, by the model's own classifier."""
+    images = evaluation.sets()[1].held
+    method = assemble.build_method(experiment, images.image, evaluation.device)
+    method.state.load(state)
+    method.eval()
+    chunks = [method.encode(method.clean(part.to(evaluation.device))).z for part in images.chunks(1000)]
+    return torch.cat(chunks).argmax(1)

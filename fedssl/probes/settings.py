@@ -1,0 +1,38 @@
+"""What a user sets about measuring."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, PositiveInt
+
+from fedssl.probes.linear import Solver
+from fedssl.probes.protocol import Name
+from fedssl.settings import Settings
+
+
+def _whole_above_one(labels: float) -> float:
+    if labels > 1 and labels != int(labels):
+        raise ValueError("a share of the images is at most 1, a number of them is whole")
+    return labels
+
+
+Labels = Annotated[int | float, Field(ge=0), AfterValidator(_whole_above_one)]
+
+
+class ProbeSettings(Settings):
+    """How the backbone is measured; labels are used here and nowhere else."""
+
+    every: int = Field(10, ge=0)  # rounds between kNN measurements; 0: only at the end
+    k: PositiveInt = 200
+    temperature: float = Field(0.1, gt=0)
+    linear: bool = True  # a linear probe at the end
+    labels: Labels = 0  # training images with labels for the linear probe: a share up to 1, or a count; 0: all
+    protocol: Name = "fedema"  # the paper whose settings probes have: [evaluate](../how-to/evaluate.md)
+    epochs: PositiveInt | None = None
+    lr: float | None = Field(None, gt=0)
+    batch: PositiveInt | None = None
+    penalty: float = Field(0.0, ge=0)  # of the linear probe: penalty/2 · ‖weight‖² beside the mean cross-entropy
+    solver: Solver = "protocol"  # of the linear probe; "lbfgs" finds the minimum itself, which no paper does
+    picture: bool = False  # picture.png at the end: the kNN curve, a map of the test images before and after
+    beside: tuple[str, ...] = ()  # measured the same way: "random" backbone, "isolated" or "centralized" training

@@ -1,0 +1,122 @@
+"""Collaborative fine-tuning: whose labels, from which weights, and what is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedssl
+from fedssl import assemble, nets
+from fedssl.collaborative import classify, labelled_part, supervised
+from fedssl.data import Dataset, Images
+from fedssl.errors import ConfigError
+from fedssl.evaluate import Evaluation, for_probe
+from fedssl.experiment import Experiment
+
+CPU = torch.device("cpu")
+
+
+def experiment(**changes: Any) -> Experiment:
+    plain = Experiment.from_dict(
+        {
+            "clients": 2,
+            "rounds": 1,
+            "data": {"name": "given", "mean": [0.5] * 3, "std": [0.2] * 3},
+            "partition": {"name": "classes", "per_client": 2},
+            "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
+            "train": {"batch": 8},
+            "probe": {"epochs": 99, "labels": 7, "k": 5, "every": 0, "linear": False},
+        }
+    )
+    return plain.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+
+
+def images(n: int, seed: int) -> Images:
+    """Four classes: bright or dark in one of two channels."""
+    labels = torch.arange(n) % 4
+    pixels = torch.randint(100, (n, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
+    pixels[torch.arange(n), labels // 2] += 70 + 80 * (labels[:, None, None] % 2)
+    return Images(pixels.to(torch.uint8), labels)
+
+
+DATA = Dataset(images(160, 0), images(40, 1))
+
+
+def test_a_share_of_each_clients_own() -> None:
+    """Of 60 images of two classes a tenth: 3 of each. 40 of 160 were left out; none of those, or of another's."""
+    chosen = for_probe(experiment(data__leave_out=0.25), "collaborative", {"labels": 0.1})
+    _, owners = assemble.deal(chosen, DATA, print)
+    part = labelled_part(chosen, DATA, print)
+    assert part.owners is not None
+    assert part.owners.keys() == owners.keys()
+    for client, index in part.owners.items():
+        assert set(index.tolist()) < set(owners[client].tolist())
+        assert sorted(DATA.train.labels[index].bincount().tolist())[-2:] == [3, 3]
+        assert len(index) == 6
+    again, other = (
+        labelled_part(chosen.with_changes({"seed": seed}), DATA, print).owners["0"].tolist()  # type: ignore[index]
+        for seed in (0, 1)
+    )
+    assert again == part.owners["0"].tolist() != other
+    with pytest.raises(ConfigError, match="are a share of its images, up to 1"):
+        labelled_part(for_probe(experiment(), "collaborative", {"labels": 20}), DATA, print)
+
+
+def test_the_experiment_it_is(tmp_path: Path) -> None:
+    """Starts from the backbone in the file; semi's settings, a round for each epoch."""
+    torch.manual_seed(3)
+    weights = nets.CNN().state_dict()
+    nets.save_backbone(weights, tmp_path / "b.safetensors", {})
+    chosen = supervised(for_probe(experiment(), "collaborative", {}), tmp_path / "b.safetensors", 4)
+    chosen.check()
+    assert chosen.rounds == 100
+    train = chosen.train
+    assert (train.optimizer, train.lr, train.batch, train.epochs, train.schedule) == ("adam", 1e-3, 128, 1, "constant")
+    assert chosen.data.mean == (0.5, 0.5, 0.5)
+    begun = assemble.build_method(chosen, (3, 8, 8), CPU).state.pick(("backbone",)).without_prefix("backbone")
+    assert all(torch.equal(tensor, load_file(tmp_path / "b.safetensors")[k]) for k, tensor in begun.tensors().items())
+    ours = supervised(
+        for_probe(experiment(probe__protocol="ccl"), "collaborative", {"labels": 0.1, "epochs": 3}),
+        tmp_path / "b.safetensors",
+        4,
+    )
+    assert (ours.rounds, ours.train.optimizer, ours.train.lr, ours.train.batch) == (3, "sgd", 0.01, 256)
+
+
+def test_the_classifier_is_the_models_own(tmp_path: Path) -> None:
+    nets.save_backbone(nets.CNN().state_dict(), tmp_path / "b.safetensors", {})
+    chosen = supervised(for_probe(experiment(), "collaborative", {}), tmp_path / "b.safetensors", 4)
+    method = assemble.build_method(chosen, (3, 8, 8), CPU).eval()
+    method.state.floats.mul_(1.1)
+    state = method.state.clone()
+    with torch.no_grad():
+        expected = method.projector(method.backbone((DATA.test.pixels / 255 - 0.5) / 0.2)).argmax(1)  # type: ignore
+    assert torch.equal(classify(chosen, state, Evaluation(chosen, DATA, CPU)), expected)
+    assert len(expected.unique()) > 1
+
+
+def test_clients_learn_together(tmp_path: Path) -> None:
+    """With all labels they learn an easy task; with a tenth of them, in one round, less. Nothing is left behind."""
+    run = fedssl.run(experiment(partition__name="iid"), tmp_path / "run", "cpu", dataset=DATA, quiet=True)
+    before = sorted(path.name for path in run.dir.rglob("*"))
+    score = run.evaluate("collaborative", labels=1, epochs=25, batch=16)
+    assert sorted(path.name for path in run.dir.rglob("*")) == before
+    assert list(score) == ["global"]
+    assert [sum(row) for row in score.confusion["global"]] == [10] * 4
+    assert score.mean > 90
+    assert run.evaluate("collaborative", labels=0.1, epochs=1).mean < score.mean
+
+
+def test_refusals(tmp_path: Path) -> None:
+    alone = fedssl.run(experiment(topology__name="isolated"), tmp_path / "a", "cpu", dataset=DATA, quiet=True)
+    with pytest.raises(ConfigError, match="this run has several: 0, 1"):
+        alone.evaluate("collaborative")
+    unlabelled = Dataset(Images(DATA.train.pixels), DATA.test)
+    chosen = experiment(partition__name="iid")
+    run = fedssl.run(chosen, tmp_path / "b", "cpu", dataset=unlabelled, quiet=True)
+    with pytest.raises(ConfigError, match="the training images have none"):
+        run.evaluate("collaborative")

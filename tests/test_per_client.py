@@ -1,0 +1,104 @@
+"""Each client's model on all test images, and in the client's own mix of classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedssl
+from fedssl.data import Dataset, Images
+from fedssl.errors import ConfigError
+from fedssl.experiment import Experiment
+from fedssl.models import Models
+from fedssl.per_client import ByClient, weighted
+from fedssl.tree import State
+
+
+def experiment(**changes: Any) -> Experiment:
+    plain = Experiment.from_dict(
+        {
+            "clients": 3,
+            "rounds": 1,
+            "data": {"name": "given"},
+            "partition": {"name": "classes", "per_client": 2},
+            "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
+            "train": {"batch": 8},
+            "probe": {"epochs": 5, "k": 5, "every": 0, "linear": False},
+        }
+    )
+    return plain.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+
+
+def images(n: int, seed: int) -> Images:
+    """Six classes, a little brighter one than the other, in much noise."""
+    labels = torch.arange(n) % 6
+    noise = torch.randint(100, (n, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
+    return Images((noise + 20 * labels[:, None, None, None]).to(torch.uint8), labels)
+
+
+def finished(tmp_path: Path, **changes: Any) -> fedssl.Run:
+    data = Dataset(images(120, 0), images(60, 1))
+    return fedssl.run(experiment(**changes), tmp_path / "run", "cpu", dataset=data, quiet=True)
+
+
+def test_weighted_by_hand() -> None:
+    """Right about 8 of 10, 1 of 5 and 0 of 5 images of three classes. With 3, 1 and 0 images of them: 3/4 · 0.8 + 1/4 ·
+    0.2 = 0.65. A fourth class, untested, does not count."""
+    confusion = torch.tensor([[8, 2, 0, 0], [4, 1, 0, 0], [5, 0, 0, 0], [0, 0, 0, 0]])
+    assert weighted(confusion, torch.tensor([3, 1, 0, 0])) == pytest.approx(65)
+    assert weighted(confusion, torch.tensor([3, 1, 0, 7])) == pytest.approx(65)
+    assert weighted(confusion, torch.tensor([10, 5, 5, 0])) == pytest.approx(45)  # the test images' own mix
+    assert weighted(confusion, torch.tensor([0, 0, 0, 7])) is None
+
+
+@pytest.mark.parametrize("topology", ["isolated", "cycle", "star"])
+def test_every_client_by_its_own_model(topology: str, tmp_path: Path) -> None:
+    """The accuracy is the linear probe's of that model; in its own mix, the mean of its two classes' accuracies, for a
+    client has as many images of either: client k has classes 2k and 2k + 1."""
+    run = finished(tmp_path, topology__name=topology)
+    score, plain = run.evaluate("per-client"), run.evaluate("linear")
+    assert list(score) == ["0", "1", "2"]
+    for k, client in enumerate(score):
+        model = "global" if topology == "star" else client
+        assert score[client] == plain[model]
+        assert score.confusion[client] == plain.confusion[model]
+        first, second = (plain.per_class[model][c] for c in (2 * k, 2 * k + 1))
+        assert first is not None
+        assert second is not None
+        assert score.own_mix[client] == pytest.approx((first + second) / 2)
+    assert len({*score.own_mix.values(), *score.values()}) > 1
+    assert score.apart == frozenset()
+    assert json.loads(json.dumps(score.details()))["own_mix"] == score.own_mix
+    assert "own_mix" not in plain.details()
+
+
+def test_clients_own_models_and_not_what_all_share(tmp_path: Path) -> None:
+    run = finished(tmp_path, algorithm__name="fedbn")
+    score = run.evaluate("per-client")
+    assert list(score) == ["0", "1", "2"]
+    plain = run.evaluate("linear")
+    assert {**score} == {client: plain[client] for client in score}
+    assert score.mean == pytest.approx(plain.mean)
+
+
+def test_whose_model() -> None:
+    """Their own as far as they have one; else the only one there is; else nobody knows."""
+    a, b, c = (object.__new__(State) for _ in range(3))
+    own = ByClient(Models({"0": lambda: a, "2": lambda: b}, {"global": c}, ["global"]), ["0", "1", "2"])
+    assert {name: own[name] for name in own} == {"0": a, "2": b}
+    shared = ByClient(Models({}, {"global": c}, []), ["0", "1"])
+    assert {name: shared[name] for name in shared} == {"0": c, "1": c}
+    with pytest.raises(ConfigError, match="this run's models are not those of its clients: x, y"):
+        ByClient(Models({}, {"x": a, "y": b}, []), ["0", "1"])
+
+
+def test_classes_must_be_known(tmp_path: Path) -> None:
+    data = Dataset(Images(images(60, 0).pixels), images(60, 1))
+    chosen = experiment(partition__name="iid")
+    run = fedssl.run(chosen, tmp_path / "run", "cpu", dataset=data, quiet=True)
+    with pytest.raises(ConfigError, match="nobody knows which classes a client has"):
+        run.evaluate("per-client")
