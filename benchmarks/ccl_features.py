@@ -96,11 +96,11 @@ def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
             rows = partners(client.count, k, client.count, client.generator("partners"))
             count, mixed = rows.shape
             heaviest = coefficients(count, mixed, client.generator("coefficients")).argmax(1, keepdim=True)
-            found = projected(client.method, mixtures(client, k, client.count, flips))
+            found = projected(client.trainer, mixtures(client, k, client.count, flips))
             made[way].append(Labelled(found, own[rows.gather(1, heaviest).flatten()]))
     algorithm.begin(Client("test", data.test.held, None, {}, trainer, seed, 0), site)
     clean = (trainer.method.clean(some) for some in data.test.held.chunks(500))
-    test = Labelled(projected(trainer.method, clean), data.test.labels)
+    test = Labelled(projected(trainer, clean), data.test.labels)
     return {way: measured(Labelled(*map(torch.cat, zip(*found, strict=True))), test) for way, found in made.items()}
 
 

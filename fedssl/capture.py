@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedssl.errors import ConfigError
 from fedssl.method import Given, Output
-from fedssl.step import COMPILING, Inputs, Objective, Step
+from fedssl.step import Inputs, Objective, Step
+from fedssl.turns import TURNS
 
 WARM_UP = 3  # steps before recording: libraries choose their kernels and allocate their workspaces in the first
 
@@ -44,9 +45,9 @@ class CapturedSteps:
         if key not in self._graphs:
             if key not in self._seen or len(self._graphs) == MOST:
                 self._seen.add(key)
-                with COMPILING:
+                with TURNS.alone():
                     return self._step(inputs, objective, given)
-            with COMPILING:
+            with TURNS.alone():
                 self._graphs[key] = self._record(inputs, objective, given)
         recorded = self._graphs[key]
         for to, new in zip(recorded.inputs, tensors, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -14,8 +13,8 @@ from fedssl import views
 from fedssl.layout import PARAMETERS
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.optim import Follower, Optimizer
+from fedssl.turns import TURNS
 
-COMPILING = threading.RLock()  # compiling and recording happen in one thread at a time
 Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
 
 
@@ -81,10 +80,11 @@ class Step:
                 self._shadow.refresh()
 
     def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
-        if self._fresh and self.compiled:
-            self._fresh = False
-            with COMPILING:
-                return self(inputs, objective, given)
+        compiles, self._fresh = self._fresh and self.compiled, False
+        with TURNS.alone() if compiles else TURNS.beside():
+            return self._run(inputs, objective, given)
+
+    def _run(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
         if self.method.compiled != self.compiled:
             self.method.compile_with(self._loss if self.compiled else None)
         batch = self.batch(inputs)

@@ -24,6 +24,7 @@ from fedssl.pixels import Pixels, as_pixels
 from fedssl.rows import finite
 from fedssl.settings import Settings
 from fedssl.step import Inputs, Objective, Step
+from fedssl.turns import TURNS
 
 
 class TrainSettings(Settings):
@@ -162,7 +163,7 @@ class Trainer:
     def measure(self, task: Task, given: Given, *objectives: Objective) -> list[float]:
         """What objectives come to for one batch, seen as a step would see it; the method is left as found."""
         method, training = self.method, self.method.training
-        with self.active():
+        with self.active(), TURNS.beside():
             pixels, found = as_pixels(task.pixels, self.device), method.state.clone()
             order = torch.randperm(len(pixels), generator=task.generator, device=task.generator.device)
             index, images = next(iter(pixels.batches(order, min(self.settings.batch, len(pixels)))))
@@ -176,16 +177,23 @@ class Trainer:
                 method.state.load(found)  # running statistics have moved
                 method.passed = 0
 
-    @torch.no_grad()
-    def embed(self, pixels: Tensor | Pixels, what: Literal["h", "z", "p"] = "h", batch: int = 512) -> Tensor:
-        """Features (n, d) of clean images (n, C, H, W) under the resident model, in eval mode."""
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[Method]:
+        """The resident method in eval mode, without gradients; left in the mode it was in. Wherever layers are run
+        outside a step, it is in here: not while another thread records."""
         method, training = self.method, self.method.training
         method.eval()
         try:
-            chunks = as_pixels(pixels, self.device).chunks(batch)
-            return torch.cat([getattr(method.encode(method.clean(x)), what) for x in chunks])
+            with TURNS.beside(), torch.no_grad():
+                yield method
         finally:
             method.train(training)
+
+    def embed(self, pixels: Tensor | Pixels, what: Literal["h", "z", "p"] = "h", batch: int = 512) -> Tensor:
+        """Features (n, d) of clean images (n, C, H, W) under the resident model, in eval mode."""
+        with self.at_rest() as method:
+            chunks = as_pixels(pixels, self.device).chunks(batch)
+            return torch.cat([getattr(method.encode(method.clean(x)), what) for x in chunks])
 
     def _inputs(self, task: Task, index: Tensor, images: Tensor) -> Inputs:
         stream, n = task.generator, len(index)

@@ -17,6 +17,7 @@ from fedssl.client import Client
 from fedssl.layout import Layout
 from fedssl.method import Method
 from fedssl.seeds import derive
+from fedssl.train import Trainer
 from fedssl.tree import Tree
 
 
@@ -57,7 +58,7 @@ class Sharing(Averaged, ABC):
         models = {**super().upload(client, message), "target": client.method.state.pick(("target",))}
         if not self.shares:
             return models
-        return {**models, "features": projected(client.method, mixtures(client, self.mix, self.features, self.flips))}
+        return {**models, "features": projected(client.trainer, mixtures(client, self.mix, self.features, self.flips))}
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         aside: dict[str, Tensor] = {}
@@ -71,13 +72,10 @@ def local_keys(method: Method) -> Tensor:
     return method.get_buffer("queue.keys")
 
 
-@torch.no_grad()
-def projected(method: Method, inputs: Iterable[Tensor]) -> Tensor:
+def projected(trainer: Trainer, inputs: Iterable[Tensor]) -> Tensor:
     """Unit projections (n, d), by the momentum copy in eval mode, of inputs (m, C, H, W) that come some at a time."""
-    method.eval()
-    found = torch.cat([F.normalize(method.encode_target(some), dim=-1) for some in inputs])
-    method.train()
-    return found
+    with trainer.at_rest() as method:
+        return torch.cat([F.normalize(method.encode_target(some), dim=-1) for some in inputs])
 
 
 def setting_aside(uploads: Iterable[Upload], most: int, aside: MutableMapping[str, Tensor]) -> Iterator[Upload]:

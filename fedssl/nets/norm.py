@@ -48,8 +48,11 @@ class _Grouped(_BatchNorm):
         return out, out
 
     def _normalise(self, images: Tensor) -> Tensor:
-        mean, var = self.running_mean, self.running_var
-        return F.batch_norm(images, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps)
+        mean, var, weight, bias = self.running_mean, self.running_var, self.weight, self.bias
+        if images.is_cuda and any(t is not None and t.data_ptr() % 16 for t in (mean, var, weight, bias)):
+            # In a model's row they begin wherever the tensor before them ends, but cuDNN reads four numbers at a time.
+            return torch.batch_norm(images, weight, bias, mean, var, self.training, self.momentum, self.eps, False)
+        return F.batch_norm(images, mean, var, weight, bias, self.training, self.momentum, self.eps)
 
     def _fused(self, images: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         from fedssl.kernels.norm import normalise  # Triton is there only where CUDA is

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from fedssl.federate import Round, federate
 from fedssl.graphs import Cycle
 from fedssl.guard import Guard, Reply
 from fedssl.memory import Memory
-from fedssl.method import Batch, Given, MethodSettings, Output
+from fedssl.method import Batch, Given, Method, MethodSettings, Output
 from fedssl.report.rounds import RoundsLog
 from fedssl.runtimes.local import LocalRuntime, Pace, Shard
 from fedssl.store import Store
@@ -71,10 +72,14 @@ class Imaged(Scripted):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.trainer = SimpleNamespace(device="cpu")
+        self.trainer = SimpleNamespace(device="cpu", at_rest=self._at_rest)
         images = {"A": [5], "B": [12, 30, 63]}.get(self.id, [1])
         self.pixels = torch.tensor(images, dtype=torch.uint8).view(-1, 1, 1, 1)
         self.count = len(self.pixels)
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[Method]:
+        yield self.method.eval()
 
     def generator(self, purpose: str, device: str = "cpu") -> torch.Generator:
         return super().generator(purpose)
