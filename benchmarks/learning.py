@@ -1,12 +1,14 @@
 """What every method and algorithm learns from the images that come with the package, beside a random backbone.
 
     python -m benchmarks.learning [--seeds 3] [--runs runs/learning] [--only NAME …] [--out results/learning.json]
+                                  [--processes 1]
 
 Five clients, two classes each, settings of a `-mini` recipe (small CNN, ten rounds of one epoch): each method with
 FedAvg, each client alone and all images in one place; each algorithm with the method it was published with. kNN
 accuracy on the 1,000 test images, in percent; where clients end with models of their own, the mean over them. Nothing
 was chosen by these figures: all have the same rounds, optimizer and learning rate, which suits some better than others.
-Runs are kept in `--runs`, and those that are finished are not run again.
+Methods that these keep below a random backbone come a second time with a training that suits them (`SUITED`). Runs are
+kept in `--runs`, and those that are finished are not run again.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,14 +33,25 @@ from fedssl.variants import mini
 PUBLISHED = {"fedu": "byol", "fedema": "byol", "ccl": "mocov2"}
 
 
+# Chosen on held-out training images, one seed.
+SUITED: dict[str, dict[str, Any]] = {
+    "dino": {"train.lr": 0.0005},
+    "mae": {"train.lr": 0.002, "train.batch": 32, "train.epochs": 2},
+}
+
+
 class Case(NamedTuple):
     method: str
     algorithm: str = "fedavg"
     topology: str = "star"
+    suited: bool = False
 
     @property
     def name(self) -> str:
-        return "-".join(self)
+        return "-".join(self[:3]) + "-suited" * self.suited
+
+
+Found = dict[Case, list[dict[str, float]]]
 
 
 def cases() -> Iterator[Case]:
@@ -47,6 +61,8 @@ def cases() -> Iterator[Case]:
     for topology in ("star", "isolated", "centralized"):
         for method in METHODS.names():
             yield Case(method, topology=topology)
+        for method in SUITED:
+            yield Case(method, topology=topology, suited=True)
 
 
 def experiment(case: Case, seed: int) -> Experiment:
@@ -60,24 +76,24 @@ def experiment(case: Case, seed: int) -> Experiment:
     }
     small = mini(values)
     small["probe"] |= {"every": 0, "linear": False, "beside": ["random"] if case.topology == "star" else []}
-    return Experiment.from_dict(small | {"seed": seed})
+    return Experiment.from_dict(small | {"seed": seed}).with_changes(SUITED[case.method] if case.suited else {})
 
 
 def measured(case: Case, seed: int, folder: Path) -> dict[str, float]:
     """kNN by row of the run's table: this run's, and a random backbone's."""
-    run = fedssl.run(experiment(case, seed), folder / f"{case.name}-{seed}", quiet=True)
+    run = fedssl.run(experiment(case, seed), folder / f"{case.name}-{seed}", device="cpu", quiet=True)
     return {row: probes["knn"]["mean"] for row, probes in run.results["table"].items()}
 
 
-def summary(found: dict[Case, list[dict[str, float]]], method: str, algorithm: str) -> dict[str, Any]:
-    """One method × algorithm: each seed's accuracy, and how far it leads a random backbone, seed by seed."""
-    ours = found[Case(method, algorithm)]
+def summary(found: Found, case: Case) -> dict[str, Any]:
+    """Each seed's accuracy, and how far it leads a random backbone, seed by seed."""
+    ours = found[case]
     row: dict[str, Any] = {
         "federated": [one["this run"] for one in ours],
         "random": [one["random"] for one in ours],
     }
     for topology in ("isolated", "centralized"):
-        others = found.get(Case(method, topology=topology))
+        others = found.get(case._replace(algorithm="fedavg", topology=topology))
         row |= {topology: [one["this run"] for one in others]} if others else {}
     leads = [a - b for a, b in zip(row["federated"], row["random"], strict=True)]
     return row | {"over_random": {"mean": statistics.fmean(leads), "each": leads}}
@@ -89,25 +105,30 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--only", nargs="*", help="names of methods or algorithms")
     parser.add_argument("--out", type=Path, default=Path("results/learning.json"))
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     args = parser.parse_args()
-    found: dict[Case, list[dict[str, float]]] = {}
-    for case in cases():
-        if args.only and not {case.method, case.algorithm} & set(args.only):
-            continue
-        begun = time.perf_counter()
-        found[case] = [measured(case, seed, args.runs) for seed in range(args.seeds)]
-        each = ", ".join(f"{one['this run']:.1f}" for one in found[case])
-        print(f"{case.name}: {each} ({time.perf_counter() - begun:.0f} s)", flush=True)
-        write(found, args.out)
+    wanted = [case for case in cases() if not args.only or {case.method, case.algorithm} & set(args.only)]
+    found: Found = {}
+    with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
+        going = {case: [pool.submit(measured, case, seed, args.runs) for seed in range(args.seeds)] for case in wanted}
+        for case, runs in going.items():
+            found[case] = [run.result() for run in runs]
+            print(f"{case.name}: {_each([one['this run'] for one in found[case]])}", flush=True)
+            write(found, args.out)
     print(markdown(rows_of(found)))
 
 
-def rows_of(found: dict[Case, list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
+def rows_of(found: Found) -> dict[str, dict[str, Any]]:
+    """A row for each method × algorithm, named so; with its own training, that is said too."""
     stars = [case for case in found if case.topology == "star"]
-    return {f"{case.method} × {case.algorithm}": summary(found, case.method, case.algorithm) for case in stars}
+    return {f"{case.method} × {case.algorithm}{_own(case)}": summary(found, case) for case in stars}
 
 
-def write(found: dict[Case, list[dict[str, float]]], out: Path) -> None:
+def _own(case: Case) -> str:
+    return f" ({', '.join(f'{key} = {value}' for key, value in SUITED[case.method].items())})" if case.suited else ""
+
+
+def write(found: Found, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     values = {"rows": rows_of(found), "machine": machine()}
     out.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")
@@ -116,9 +137,13 @@ def write(found: dict[Case, list[dict[str, float]]], out: Path) -> None:
 def markdown(rows: dict[str, dict[str, Any]]) -> str:
     lines = ["| | federated | random | alone | in one place | over random |", "|---|---|---|---|---|---|"]
     for name, row in rows.items():
-        columns = [", ".join(f"{v:.1f}" for v in row.get(key, [])) for key in KINDS]
+        columns = [_each(row.get(key, [])) for key in KINDS]
         lines.append(f"| {name} | {' | '.join(columns)} | {row['over_random']['mean']:+.1f} |")
     return "\n".join(lines)
+
+
+def _each(accuracies: list[float]) -> str:
+    return ", ".join(f"{accuracy:.1f}" for accuracy in accuracies)
 
 
 KINDS = ("federated", "random", "isolated", "centralized")
