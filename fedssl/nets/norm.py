@@ -48,11 +48,14 @@ class _Grouped(_BatchNorm):
         return out, out
 
     def _normalise(self, images: Tensor) -> Tensor:
-        mean, var, weight, bias = self.running_mean, self.running_var, self.weight, self.bias
-        if images.is_cuda and any(t is not None and t.data_ptr() % 16 for t in (mean, var, weight, bias)):
-            # In a model's row they begin wherever the tensor before them ends, but cuDNN reads four numbers at a time.
-            return torch.batch_norm(images, weight, bias, mean, var, self.training, self.momentum, self.eps, False)
-        return F.batch_norm(images, mean, var, weight, bias, self.training, self.momentum, self.eps)
+        own = self.running_mean, self.running_var, self.weight, self.bias
+        mean, var, weight, bias = (_aligned(tensor) if images.is_cuda else tensor for tensor in own)
+        out = F.batch_norm(images, mean, var, weight, bias, self.training, self.momentum, self.eps)
+        if self.training:
+            for statistic, moved in ((self.running_mean, mean), (self.running_var, var)):
+                if statistic is not moved and statistic is not None and moved is not None:
+                    statistic.copy_(moved)
+        return out
 
     def _fused(self, images: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         from fedssl.kernels.norm import normalise  # Triton is there only where CUDA is
@@ -63,6 +66,12 @@ class _Grouped(_BatchNorm):
             images, residual, self.weight, self.bias, self.running_mean, self.running_var,
             self.groups, self.momentum, self.eps, self.relu,
         )  # fmt: skip
+
+
+def _aligned(tensor: Tensor | None) -> Tensor | None:
+    """A copy, if it does not begin at 16 bytes: cuDNN reads four numbers at a time, but in a model's row tensors begin
+    wherever the one before them ends."""
+    return tensor if tensor is None or tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 class BatchNorm1d(_Grouped, nn.BatchNorm1d):
