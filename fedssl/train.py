@@ -16,7 +16,7 @@ from torch import Tensor
 from fedssl import kernels, views
 from fedssl.capture import CapturedSteps
 from fedssl.errors import ClientError, ConfigError
-from fedssl.health import effective_rank, spread
+from fedssl.health import alignment, effective_rank, spread, uniformity
 from fedssl.layout import PARAMETERS
 from fedssl.method import Given, Method
 from fedssl.optim import SGD, Adam, FusedSGD, Optimizer
@@ -64,6 +64,8 @@ class Metrics(NamedTuple):
     seconds: float
     embedding_std: float  # √k · mean std of unit-length projections: near 1 when spread out, 0 when collapsed
     effective_rank: float  # exp of the entropy of the features' singular values
+    alignment: float | None = None  # mean squared distance between an image's views; None for a single view
+    uniformity: float | None = None  # how evenly features cover the sphere: the lower, the more so
 
 
 Draw: TypeAlias = Callable[[int, torch.Generator], Mapping[str, Tensor]]
@@ -156,8 +158,8 @@ class Trainer:
                 raise ClientError("its loss is not finite any more")
         if not finite(self.method.state.floats):  # the last step's loss is that of the weights before it
             raise ClientError("its weights are not finite any more")
-        std, rank = spread(out.z), effective_rank(out.h)
-        return Metrics(loss, steps, steps * size, time.perf_counter() - started, std, rank)
+        signs = spread(out.z), effective_rank(out.h), alignment(out.h), uniformity(out.h)
+        return Metrics(loss, steps, steps * size, time.perf_counter() - started, *signs)
 
     @torch.no_grad()
     def measure(self, task: Task, given: Given, *objectives: Objective) -> list[float]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedssl.client import Client
 from fedssl.errors import ClientError, ConfigError
-from fedssl.health import effective_rank, spread
+from fedssl.health import alignment, effective_rank, spread, uniformity
 from fedssl.method import METHODS, Batch, Given, Method, Output
 from fedssl.train import (
     Metrics,
@@ -203,6 +203,26 @@ def test_effective_rank_against_singular_values(shape: tuple[int, ...]) -> None:
     shares = [value / sum(values) for value in values]
     expected = math.exp(-sum(p * math.log(p) for p in shares))
     assert effective_rank(h) == pytest.approx(expected, rel=1e-5)
+
+
+def test_alignment_by_hand() -> None:
+    """Three views of one image at 0°, 90° and 180°: squared distances 2, 2 and 4, whatever their lengths; of another
+    image all the same: 0. Mean (8/3 + 0) / 2."""
+    one = torch.tensor([[2.0, 0.0], [0.0, 1.0], [-3.0, 0.0]])
+    assert alignment(torch.stack([one, torch.ones(3, 2)], 1)) == pytest.approx(4 / 3)
+    assert alignment(torch.ones(1, 5, 2)) is None
+
+
+def test_uniformity_against_a_loop() -> None:
+    h = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
+    unit = h / h.norm(dim=-1, keepdim=True)
+    found = [
+        math.exp(-2 * (unit[v, i] - unit[v, j]).square().sum().item())
+        for v in range(2) for i in range(6) for j in range(6) if i != j
+    ]  # fmt: skip
+    assert uniformity(h) == pytest.approx(math.log(sum(found) / len(found)), rel=1e-5)
+    assert uniformity(torch.ones(2, 4, 3)) == pytest.approx(0)  # all in one place
+    assert uniformity(torch.ones(2, 1, 3)) is None
 
 
 @pytest.mark.parametrize("rank", [1, 3, 7])

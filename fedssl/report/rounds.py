@@ -52,6 +52,8 @@ def _client(report: Report) -> dict[str, Any]:
         "divergence": report.divergence,
         "embedding_std": m.embedding_std,
         "effective_rank": m.effective_rank,
+        "alignment": m.alignment,
+        "uniformity": m.uniformity,
         **({"notes": dict(report.notes)} if report.notes else {}),
     }
 

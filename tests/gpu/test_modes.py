@@ -105,10 +105,18 @@ def _furthest(losses: Tensor, eager: Tensor) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", ["byol", "simclr"])
 def test_bfloat16_learns_alike(name: str, pixels: Tensor) -> None:
-    eager, captured = (torch.tensor(curve(trainer(name, mode, "bf16"), pixels)) for mode in ("eager", "captured"))
-    print(f"{name}: last ten losses {eager[-10:].mean():.4f} eager, {captured[-10:].mean():.4f} captured")
-    assert captured[-10:].mean() == pytest.approx(eager[-10:].mean().item(), rel=0.05)
-    assert captured[-10:].mean() < captured[:5].mean()
+    """300 steps at a rate that learns: captured steps, with kernels of our own, end where eager ones under torch's
+    autocast end, as far as that can be told. Eager's own end is known from five starts a rounding error apart."""
+
+    def end(mode: str, by: float) -> float:
+        losses = curve(nudged(trainer(name, mode, "bf16", lr=0.03), by), pixels, 300)
+        return sum(losses[-50:]) / 50
+
+    nudges = (0.0, 1e-4, -1e-4, 2e-4, -2e-4)
+    eager, captured = (torch.tensor([end(mode, by) for by in nudges]) for mode in ("eager", "captured"))
+    print(f"{name}: last losses {eager.mean():.4f} ± {eager.std():.4f} eager, {captured.mean():.4f} captured")
+    error = ((eager.var() + captured.var()) / len(nudges)).sqrt()
+    assert abs(captured.mean() - eager.mean()) < 3 * error + 0.005 * eager.mean()
 
 
 def test_deterministic_steps_repeat(pixels: Tensor) -> None:

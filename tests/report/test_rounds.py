@@ -41,6 +41,8 @@ def test_a_record_by_hand() -> None:
         "divergence": 1.25,
         "embedding_std": 0.9,
         "effective_rank": 4.0,
+        "alignment": None,
+        "uniformity": None,
     }
     assert clients[2] == {
         "client": "ü",
