@@ -4,13 +4,13 @@
 
 ResNet-18, 100 rounds of one local epoch, all else as FedEMA's recipes have it: each algorithm beside FedAvg with the
 same method. kNN every five rounds, a linear probe at the end; divergence, and what else an algorithm notes, is in
-rounds.jsonl. Keeps of each run its experiment.toml, rounds.jsonl and results.json; those finished are not run again.
+rounds.jsonl. Keeps of each run its experiment.toml (where the images lay is left out), rounds.jsonl and results.json;
+those finished are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -67,7 +67,8 @@ def run(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         finished = fedssl.run(recipe, Path(scratch) / "run", device=args.device, quiet=True, set=fixed | changes)
         folder.mkdir(parents=True, exist_ok=True)
         for file in KEPT:
-            shutil.copy(finished.dir / file, folder / file)
+            text = (finished.dir / file).read_text("utf-8")
+            (folder / file).write_text(text.replace(f"{args.data.resolve().parent}/", ""), "utf-8")
         return finished.results
 
 

@@ -263,6 +263,14 @@ def test_reference_is_what_the_script_writes() -> None:
     assert page == script["page"](), "run: python docs/make_reference.py"
 
 
+def test_results_are_what_the_script_writes() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "make_results.py"))
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    assert page == script["page"](), "run: python docs/make_results.py"
+    for picture in re.findall(r"\]\((.+\.png)\)", page):
+        assert (ROOT / "docs" / picture).is_file()
+
+
 def section(title: str) -> str:
     text = (ROOT / "docs" / "reference" / "run-directory.md").read_text("utf-8")
     return text.partition(f"# {title}\n")[2].partition("\n## ")[0]
