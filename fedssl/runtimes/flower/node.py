@@ -1,0 +1,161 @@
+"""One client on its own machine: its images, its model, and a turn at training when a message asks for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+
+import torch
+
+import fedssl
+from fedssl import assemble
+from fedssl.data import Dataset, HeldOut
+from fedssl.data.progress import say_on_stderr
+from fedssl.errors import ClientError, ConfigError, DataError
+from fedssl.experiment import Experiment
+from fedssl.guard import Reply
+from fedssl.numerics import numerics
+from fedssl.runtimes.attend import Shard, Work, attend
+from fedssl.runtimes.flower.memory import NodeMemory
+from fedssl.runtimes.flower.words import Hello, Task
+from fedssl.train import Trainer, resolve_precision
+from fedssl.tree import Tree
+
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """What a node's operator says of it: `--node-config "client-id='a' data-dir='/srv/images'"`.
+
+    `own`: all images that the experiment's [data] finds under `data` are this client's. `dealt`: everybody's are there,
+    and this client's are those that the experiment's partition deals it; for trials on one machine.
+    """
+
+    client: str | None  # None: the client with this `number` among those the partition makes
+    number: int
+    data: Path
+    memory: Path
+    images: Literal["own", "dealt"]
+    device: str
+
+    @classmethod
+    def read(cls, node: Mapping[str, Any], run: Mapping[str, Any]) -> Self:
+        """From a node's configuration; under Flower's simulation, which has none, from the run's."""
+        simulated = "client-id" not in node and "partition-id" in node
+        images = str(node.get("images", "dealt" if simulated else "own"))
+        if not simulated and "client-id" not in node:
+            raise ConfigError("a SuperNode must be told its client-id and data-dir with --node-config")
+        if images not in ("own", "dealt"):
+            raise ConfigError(f"images='{images}' in a node's configuration: it is 'own' or 'dealt'")
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "fedssl/nodes"
+        return cls(
+            None if simulated else str(node["client-id"]),
+            int(node.get("partition-id", 0)),
+            Path(str(node.get("data-dir") or run.get("data-dir") or "data")).expanduser(),
+            Path(str(node.get("memory-dir") or run.get("memory-dir") or state)).expanduser(),
+            "own" if images == "own" else "dealt",
+            str(node.get("device", "auto")),
+        )
+
+
+class Node:
+    """A client's images and its model, ready for a turn. Reads nothing before somebody asks."""
+
+    def __init__(self, experiment: Experiment, place: Place) -> None:
+        device = assemble.training_devices(assemble.resolve_device(place.device))[0]
+        precision = resolve_precision(experiment.train.precision, device)
+        self.experiment, self.device, self._place = (
+            experiment.with_changes({"train.precision": precision}),
+            device,
+            place,
+        )
+
+    @cached_property
+    def _data(self) -> Dataset:
+        return assemble.read_data(self.experiment, self._place.data, None, say_on_stderr)
+
+    @cached_property
+    def _mine(self) -> tuple[str, Dataset, torch.Tensor]:
+        """This client's name, the images as clients see them, and which of them are its own."""
+        e, place, data = self.experiment, self._place, self._data
+        if place.images == "dealt":
+            seen, owners = assemble.deal(e, data, lambda line: None)
+            client = place.client if place.client is not None else sorted(owners)[place.number]
+            if client not in owners:
+                raise ConfigError(f'no images are dealt to client-id "{client}"; clients are {", ".join(owners)}')
+            return client, seen, owners[client]
+        if e.algorithm.needs_public and isinstance(e.public, HeldOut):
+            raise ConfigError("[public] must name a data set that every node has: none can be held out of all here")
+        if e.data.leave_out:
+            raise ConfigError("data.leave_out needs everybody's labels, and a node has its own images only")
+        assert place.client is not None
+        return place.client, data, torch.arange(len(data.train))
+
+    @property
+    def client(self) -> str:
+        return self._mine[0]
+
+    @cached_property
+    def shard(self) -> Shard:
+        client, seen, rows = self._mine
+        return assemble.shards(seen, {client: rows}, [self.device])[client]
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        return Trainer(
+            assemble.build_method(self.experiment, self._data.train.image, self.device), self.experiment.train
+        )
+
+    @cached_property
+    def _work(self) -> Work:
+        e = self.experiment
+        public = assemble.read_public(e, self._data, self._place.data, lambda line: None)
+        here = {} if public is None else {self.device: public.to(self.device)}
+        return Work(e.algorithm, e.seed, assemble.pace(e), here, threading.Event())
+
+    def hello(self) -> Hello:
+        layout = self.trainer.method.state.layout
+        return Hello(self.client, self.shard.images, self._data.train.image, layout, fedssl.__version__)
+
+    def train(self, task: Task, message: Tree) -> Reply:
+        """One attempt at a round. What it remembers is on the disk before the upload leaves."""
+        if task.client != self.client:
+            raise ClientError(f'this node is client "{self.client}", not "{task.client}"')
+        memory, settings = NodeMemory(self._place.memory, task), self.experiment.train
+        torch.set_num_threads(settings.threads)
+        with numerics(self.device, settings.deterministic, settings.precision == "fp32"):
+            return attend(
+                self._work,
+                task.client,
+                task.round,
+                self.shard,
+                self.trainer,
+                message,
+                memory.read,
+                memory.write,
+                self.device,
+            )
+
+
+def told(work: Callable[[], T], otherwise: Callable[[str], T]) -> T:
+    """What some work gives, or what follows from the reason why it failed.
+
+    The whole story goes to the node's own log. The server is told what cannot give away a file's name or a path.
+    """
+    try:
+        return work()
+    except (ClientError, ConfigError) as problem:
+        reason = str(problem)
+    except DataError:
+        reason = "its images cannot be read; its own log says why"
+        traceback.print_exc(file=sys.stderr)
+    except Exception as problem:
+        reason = f"{type(problem).__name__}; its own log says more"
+        traceback.print_exc(file=sys.stderr)
+    return otherwise(reason)

@@ -1,0 +1,198 @@
+"""A run on a Flower server: the round loop of every run, with nodes in place of clients in this process.
+
+In the run directory beside what every run has: `flower.json`, who takes part and how often the server has begun.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+from flwr.serverapp import Grid
+from pydantic import Field
+from torch import Tensor
+
+import fedssl
+from fedssl import assemble
+from fedssl.agree import agree
+from fedssl.data import Dataset, Images
+from fedssl.data.progress import Say, say_on_stderr
+from fedssl.errors import ConfigError
+from fedssl.evaluate import Evaluation
+from fedssl.experiment import Experiment
+from fedssl.finish import finish
+from fedssl.lock import locked
+from fedssl.loop import Carrier, Loop, found, refuse_fruitless
+from fedssl.numerics import numerics
+from fedssl.report.progress import Progress
+from fedssl.runtimes.flower.members import Members
+from fedssl.runtimes.flower.server import FlowerRuntime
+from fedssl.runtimes.flower.words import Hello, Task
+from fedssl.settings import Settings, validate
+from fedssl.store import Snapshot, Store, write_atomic
+from fedssl.train import Trainer, resolve_precision
+
+RELAYED = "peers' models are relayed by the server here: it sees every one of them"
+
+
+class ServerSettings(Settings):
+    """[tool.flwr.app.config] of an app, with dashes for underscores."""
+
+    run_dir: str = "runs/flower"  # on the server's disk
+    data_dir: str = ""  # where the server finds the experiment's labelled images to measure with; empty: it has none
+    memory_dir: str = ""  # of nodes that are not told one, as in Flower's simulation
+    device: str = "auto"
+    clients: int = Field(0, ge=0)  # how many to wait for; 0: the experiment's number
+    join_timeout: float = Field(600.0, gt=0)  # seconds
+    round_timeout: float = Field(3600.0, gt=0)  # seconds
+    quorum: float = Field(0.5, ge=0, le=1)  # the share of those asked that must answer, or the round fails
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> ServerSettings:
+        return validate(cls, {key.replace("-", "_"): value for key, value in config.items()}, "tool.flwr.app.config")
+
+
+class Roll(NamedTuple):
+    """flower.json. The server's every start is an attempt at the run, from the round it could go on with."""
+
+    run: str
+    starts: tuple[int, ...]
+    clients: tuple[str, ...]  # with images, in order; none: nobody has joined yet
+    image: tuple[int, int, int] | None
+
+    @classmethod
+    def of(cls, folder: Path, begins: int) -> Roll:
+        """With one more start, at round `begins`."""
+        path = folder / "flower.json"
+        if not path.is_file():
+            return cls(uuid4().hex, (begins,), (), None)
+        values = json.loads(path.read_text("utf-8"))
+        image = None if values["image"] is None else tuple(values["image"])
+        return cls(values["run"], (*values["starts"], begins), tuple(values["clients"]), image)
+
+    def write(self, folder: Path) -> Roll:
+        write_atomic(folder / "flower.json", (json.dumps(self._asdict()) + "\n").encode())
+        return self
+
+
+def serve(experiment: Experiment, grid: Grid, settings: ServerSettings, say: Say = say_on_stderr) -> None:
+    """Train what is left of an experiment in its directory on the nodes of a grid, and export what came of it."""
+    folder, device = Path(settings.run_dir).expanduser(), assemble.resolve_device(settings.device)
+    experiment.check()
+    if not experiment.topology.has_server:
+        say(RELAYED)
+    folder.mkdir(parents=True, exist_ok=True)
+    exact = resolve_precision(experiment.train.precision, device) == "fp32"
+    with locked(folder), numerics(device, experiment.train.deterministic, exact):
+        experiment = agree(experiment, folder, device, say)
+        store = Store(folder)
+        snapshot = found(folder, store, say)
+        serving = Serving(experiment, folder, store, grid, settings, device, snapshot, say)
+        write_atomic(folder / "experiment.toml", experiment.to_toml().encode())
+        if snapshot is None or snapshot.rounds < experiment.rounds:
+            serving.train()
+        refuse_fruitless(folder)
+    finish(folder, serving.data, None, device, quiet=False, alone=True)
+
+
+class Serving:
+    """The server's turn at a run."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        store: Store,
+        grid: Grid,
+        settings: ServerSettings,
+        device: torch.device,
+        snapshot: Snapshot | None,
+        say: Say,
+    ) -> None:
+        self.experiment, self.folder, self.store, self.grid = experiment, folder, store, grid
+        self.settings, self.snapshot, self.say = settings, snapshot, say
+        self.device = assemble.training_devices(device)[0]
+        self.roll = Roll.of(folder, 0 if snapshot is None else snapshot.rounds)
+        self._read: Dataset | None = None
+        self._trainer: Trainer | None = None
+
+    @property
+    def data(self) -> Dataset:
+        """Images to measure with, if the server has been given any; else none, of the clients' shape."""
+        if self._read is None and self.settings.data_dir:
+            root = Path(self.settings.data_dir).expanduser()
+            self._read = assemble.read_data(self.experiment, root, None, self.say)
+        if self._read is None:
+            if self.roll.image is None:
+                raise ConfigError("nobody has joined yet: the shape of the images is not known")
+            self._read = Dataset(Images(torch.empty(0, *self.roll.image, dtype=torch.uint8)))
+        return self._read
+
+    @property
+    def trainer(self) -> Trainer:
+        """A model of the clients' shape, for the first state of the sites and what uploads must look like."""
+        if self._trainer is None:
+            assert self.roll.image is not None
+            method = assemble.build_method(self.experiment, self.roll.image, self.device)
+            self._trainer = Trainer(method, self.experiment.train)
+        return self._trainer
+
+    def fits(self, hello: Hello) -> str | None:
+        """Why a node cannot take part. Of the first, the server learns the shape of the images."""
+        if hello.version != fedssl.__version__:
+            return f"it has fedssl {hello.version}, the server {fedssl.__version__}"
+        if self.roll.clients and hello.client not in self.roll.clients:
+            return f'"{hello.client}" was not there when the run began: {", ".join(self.roll.clients)} were'
+        if self.roll.image is None:
+            self.roll = self.roll._replace(image=hello.image)
+        mine = self.trainer.method.state.layout
+        if (difference := mine.first_difference(hello.layout)) is not None:
+            return f"its model is another: {difference}"
+        return None if hello.image == self.roll.image else f"its images are {hello.image}, others' {self.roll.image}"
+
+    def train(self) -> None:
+        members = Members(self.grid, self.fits, self.say)
+        self._join(members)
+        clients = list(self.roll.clients)
+        evaluation = Evaluation(self.experiment, self.data, self.device)
+        loop = Loop(self.experiment, self.folder, self.store, evaluation, self.device, clients, 0.0, self.say)
+        last = self.snapshot or loop.begin(assemble.first_sites(self.experiment, self.trainer, clients, self._public()))
+        wire = self.experiment.algorithm.wire(self.trainer.method)
+        title = self.folder.name
+
+        def carry(progress: Progress) -> Carrier:
+            s = self.settings
+            runtime = FlowerRuntime(
+                self.grid, members, clients, self.task, s.round_timeout, s.quorum, self.device, progress.client
+            )
+            return Carrier(runtime, dict, lambda: None)
+
+        loop.run(last, self.snapshot is not None, wire, carry, title, quiet=False)
+
+    def task(self, client: str, round: int) -> Task:
+        starts = self.roll.starts
+        return Task(self.roll.run, client, round, len(starts) - 1, starts, self.store.oldest())
+
+    def _join(self, members: Members) -> None:
+        known = self.roll.clients
+        expected = len(known) or self.settings.clients or self.experiment.clients
+        if not expected:
+            raise ConfigError("the app's config must say how many clients to wait for: the experiment does not")
+        members.join(expected, known, math.ceil(self.settings.quorum * expected), self.settings.join_timeout)
+        if not known:
+            having = sorted(client for client, hello in members.hellos.items() if hello.images)
+            if not having:
+                raise ConfigError("no client has any images")
+            self.experiment.topology.plan(having, 0, self.experiment.seed)  # for its refusals
+            self.roll = self.roll._replace(clients=tuple(having))
+        self.roll = self.roll.write(self.folder)
+
+    def _public(self) -> Tensor | None:
+        root = Path(self.settings.data_dir or "data").expanduser()
+        public = assemble.read_public(self.experiment, self.data, root, self.say)
+        return None if public is None else public.to(self.device)

@@ -1,0 +1,43 @@
+"""The same bits by way of Flower's objects as in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_grid import Nodes, tiny
+
+import fedssl
+from fedssl.report.rounds import read_rounds
+from fedssl.store import Store
+from fedssl.tree import dumps
+
+CASES = {
+    "fedavg": ("fedavg", "simclr", "", ""),
+    "fedu": ("fedu", "byol", "", ""),
+    "fedema": ("fedema", "byol", "", ""),
+    "fedca": ("fedca", "simclr", "dictionary = 12\naligned = 4", ""),
+    "ccl": ("ccl", "mocov2", "neighbours = 3\ncandidates = 8", "queue = 16"),
+    "featarc": ("featarc", "simclr", "", ""),
+}
+
+
+def _sites(folder: Any) -> dict[str, bytes]:
+    snapshot = Store(folder).load(lambda line: None)
+    assert snapshot is not None
+    return {site: dumps(tree) for site, tree in snapshot.sites.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flower_gives_the_bits_of_a_local_run(name: str, nodes: Nodes) -> None:
+    experiment = tiny(*CASES[name])
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    nodes.serve(experiment, nodes.grid(experiment), data_dir=str(nodes.root / "data"))
+    assert _sites(nodes.root / "flower") == _sites(local.dir)
+    mine, theirs = (list(read_rounds(nodes.root / f / "rounds.jsonl")) for f in ("flower", "local"))
+    for line in (*mine, *theirs):
+        del line["seconds"], line["images_per_s"]
+        for client in line["clients"]:
+            assert client["dropped"] is None
+            del client["images_per_s"]
+    assert mine == theirs
