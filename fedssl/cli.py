@@ -1,4 +1,4 @@
-"""The command line: fedssl run, recipes, evaluate, partition, views, combinations, doctor."""
+"""The command line: fedssl run, recipes, evaluate, partition, views, combinations, doctor, flower."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from fedssl.errors import ConfigError, FedsslError
+from fedssl.flower_commands import app as flower
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Pre-train vision backbones on unlabelled images that never leave their owners.",
 )
+
+app.add_typer(flower, name="flower")
 
 PATIENCE = 10.0  # seconds a run has to end in
 
