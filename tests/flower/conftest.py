@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,11 @@ from typing import Any
 import pytest
 
 collect_ignore_glob = [] if find_spec("flwr") else ["*"]
+if find_spec("flwr"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it imports: its typer uses what its click has deprecated
+        importlib.import_module("flwr.serverapp")
+        importlib.import_module("flwr.clientapp")
 
 
 @pytest.fixture

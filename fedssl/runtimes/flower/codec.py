@@ -35,12 +35,10 @@ class Encoder:
         made = {id(tensor): self._last.get(id(tensor)) or (tensor, _array(tensor)) for tensor in tensors.values()}
         self._last = made
         foreign = {name: kind for name, t in tensors.items() if (kind := str(t.dtype).partition(".")[2]) in _FOREIGN}
-        return RecordDict(
-            {
-                ARRAYS: ArrayRecord({name: made[id(tensor)][1] for name, tensor in tensors.items()}),
-                TREE: ConfigRecord({"json": json.dumps({**described, "foreign": foreign})}),
-            }
-        )
+        arrays = ArrayRecord()
+        for name, tensor in tensors.items():
+            arrays[name] = made[id(tensor)][1]  # one by one: made of a dict, the record would have copies
+        return RecordDict({ARRAYS: arrays, TREE: ConfigRecord({"json": json.dumps({**described, "foreign": foreign})})})
 
 
 def encode(tree: Tree) -> RecordDict:

@@ -109,7 +109,7 @@ def reply_in(records: RecordDict, task: Task) -> Reply:
     found = _values(records)
     for key in ("run", "client", "round", "attempt"):
         if found[key] != getattr(task, key):
-            raise ValueError(f"answers {key} {str(found[key])[:40]!r}, asked was {getattr(task, key)!r}")
+            raise ValueError(f"answers {key} {repr(found[key])[:40]}, asked was {getattr(task, key)!r}")
     error = None if found["error"] is None else str(found["error"])[:MOST_TEXT]
     metrics, notes = found["metrics"], found["notes"]
     return Reply(

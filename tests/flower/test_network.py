@@ -1,0 +1,174 @@
+"""Over the real path: a SuperLink and SuperNodes on loopback, with TLS and node authentication."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_grid import Nodes, tiny
+
+import fedssl
+from fedssl.experiment import Experiment
+from fedssl.report.rounds import read_rounds
+from fedssl.runtimes.flower.keys import make_certificates, make_node_key
+from fedssl.runtimes.flower.processes import CONNECTION, Processes, descendants, processes
+from fedssl.runtimes.flower.template import write_app
+from fedssl.runtimes.flower.up import gather, up
+from fedssl.store import Store
+from fedssl.tree import dumps
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def _bits(folder: Path) -> dict[str, bytes]:
+    snapshot = Store(folder).load(lambda line: None)
+    assert snapshot is not None
+    return {site: dumps(tree) for site, tree in snapshot.sites.items()}
+
+
+def _rounds(folder: Path) -> list[dict[str, Any]]:
+    return list(read_rounds(folder / "rounds.jsonl"))
+
+
+def _until(true: Any, seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.1)
+
+
+class Field:
+    """Two SuperNodes and a SuperLink, one by one in reach of a test."""
+
+    def __init__(self, nodes: Nodes, started: Processes, experiment: Experiment, **settings: Any) -> None:
+        self.root, self.started, self.run = nodes.root, started, nodes.root / "flower-run"
+        data, memory = str(nodes.root / "data"), str(nodes.root / "memory")
+        self.configs = [
+            {"client-id": str(i), "data-dir": data, "memory-dir": memory, "images": "dealt", "device": "cpu"}
+            for i in range(2)
+        ]
+        config = {"run-dir": str(self.run), "device": "cpu", "join-timeout": 120.0}
+        config |= {key.replace("_", "-"): value for key, value in settings.items()}
+        write_app(started.folder / "app", "tiny", experiment, config)
+
+    def begin(self) -> None:
+        named = {config["client-id"]: config for config in self.configs}
+        self.address = gather(self.started, named, lambda line: None)
+
+    def submit(self) -> subprocess.Popen[bytes]:
+        return self.started.start("run", "flwr", "run", str(self.started.folder / "app"), CONNECTION, "--stream")
+
+    def remembered(self, client: str, round: int) -> bool:
+        return bool(list((self.root / "memory" / client).glob(f"*/{round:05d}.*.remembered")))
+
+    def claimed(self, client: str, round: int) -> bool:
+        """Whether a client has begun a round."""
+        for path in (self.root / "memory" / client).glob("*/claim.json"):
+            if json.loads(path.read_text())["round"] >= round:
+                return True
+        return False
+
+    def logs(self) -> str:
+        return "\n".join(f"== {p.name}\n{p.read_text()[-3000:]}" for p in (self.started.folder / "logs").iterdir())
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Processes]:
+    with processes(tmp_path / "flower") as running:
+        yield running
+
+
+def _kill(process: subprocess.Popen[bytes], with_children: bool = True) -> None:
+    for pid in [*(descendants(process.pid) if with_children else []), process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize(("algorithm", "method"), [("fedavg", "simclr"), ("fedema", "byol")])
+def test_the_bits_of_a_local_run_and_nothing_left_behind(algorithm: str, method: str, nodes: Nodes) -> None:
+    experiment = tiny(algorithm, method, clients=2)
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    before = set(descendants(os.getpid()))
+    up(experiment, nodes.root / "run", nodes.root / "data", "tiny", "cpu", quiet=True)
+    assert set(descendants(os.getpid())) <= before
+    assert _bits(nodes.root / "run") == _bits(local.dir)
+    assert fedssl.Run(nodes.root / "run").results["table"] == local.results["table"]
+
+
+def test_who_is_not_known_is_not_let_in(nodes: Nodes, started: Processes) -> None:
+    """A key that nobody registered, a SuperLink that another authority vouches for, and no TLS at all."""
+    address = started.superlink()
+    make_node_key(started.folder / "keys" / "stranger")
+    good = started.register("good")
+    make_certificates(started.folder / "others")
+    config = {"client-id": "0", "data-dir": str(nodes.root / "data")}
+    started.supernode("stranger", address, started.folder / "keys" / "stranger", config)
+    ours, started.ca = started.ca, started.folder / "others" / "ca.crt"
+    started.supernode("fooled", address, good, config)
+    started.ca = ours
+    started.start("plain", "flower-supernode", "--insecure", "--superlink", address, "--port", "0")
+    time.sleep(25)
+    started.call("list", "flwr", "supernode", "list", CONNECTION, "--format", "json")
+    listed = json.loads(started.log("list").read_text())["nodes"]
+    assert [node["status"] for node in listed] == ["registered"]  # the good one, which never came
+    assert "CERTIFICATE_VERIFY_FAILED" in started.log("fooled").read_text()
+    started.supernode("good", address, good, config)
+    _until(lambda: _online(started) == ["online"], 60, "the good node is let in")
+
+
+def _online(started: Processes) -> list[str]:
+    started.log("list").unlink()
+    started.call("list", "flwr", "supernode", "list", CONNECTION, "--format", "json")
+    return [node["status"] for node in json.loads(started.log("list").read_text())["nodes"]]
+
+
+SLOW = {"train.epochs": 400, "rounds": 4, "clients": 2}  # a round of several seconds, long enough to be hit in it
+
+
+def test_a_killed_supernode_comes_back_with_its_memory(nodes: Nodes, started: Processes) -> None:
+    """The round it is killed in closes with the other client; it is back in a later one, and remembers."""
+    experiment = tiny("fedema", "byol", **{**SLOW, "rounds": 6})
+    field = Field(nodes, started, experiment, round_timeout=40.0)
+    field.begin()
+    job = field.submit()
+    _until(lambda: field.claimed("1", 1), 180, "client 1 is in its second round")
+    _kill(started.running.pop("node1"))
+    killed = time.monotonic()
+    _until(lambda: len(_rounds(field.run)) >= 2, 120, "the round closes")
+    print(f"the round closed {time.monotonic() - killed:.1f} s after the kill")
+    started.supernode("node1", field.address, started.folder / "keys" / "node1", field.configs[1])
+    _until(lambda: job.poll() is not None, 500, "the run ends")
+    lines = _rounds(field.run)
+    dropped = [[client["dropped"] for client in line["clients"]] for line in lines]
+    assert len(lines) == 6, field.logs()
+    assert dropped[0] == [None, None]
+    assert dropped[1][0] is None
+    assert dropped[1][1] is not None
+    assert dropped[5] == [None, None], dropped
+    assert lines[5]["clients"][1]["notes"]["lam"] > 0  # λ is what it found when it began, and kept
+
+
+def test_a_killed_superlink_is_gone_on_from(nodes: Nodes, started: Processes) -> None:
+    """Started anew, the run submitted again: it goes on where it was, to the bits of a run nobody disturbed."""
+    experiment = tiny("fedema", "byol", **SLOW)
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    field = Field(nodes, started, experiment)
+    field.begin()
+    field.submit()
+    _until(lambda: field.claimed("1", 2), 240, "client 1 is in its third round")
+    _kill(started.running.pop("superlink"))
+    started.end("run", "node0", "node1")
+    field.begin()
+    job = field.submit()
+    _until(lambda: job.poll() is not None, 500, "the run ends")
+    roll = json.loads((field.run / "flower.json").read_text())
+    assert roll["starts"][0] == 0
+    assert roll["starts"][-1] in (1, 2), field.logs()
+    assert _bits(field.run) == _bits(local.dir)
