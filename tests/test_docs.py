@@ -199,6 +199,9 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
     """The subcommand takes these options, the experiment exists, and its settings can be changed so."""
     group: Any = typer.main.get_command(app)
     command = group.commands[words[0]]
+    if hasattr(command, "commands"):  # a group of its own
+        words = words[1:]
+        command = command.commands[words[0]]
     with command.make_context(words[0], words[1:]) as context:
         given = context.params
     changes = given.get("set") or []

@@ -125,10 +125,11 @@ class FlowerRuntime:
             time.sleep(POLL)
 
     def _failed(self, home: Mapping[str, str], heard: Mapping[str, Reply], why: str) -> Iterator[Reply]:
+        """Nobody's upload counts. Who sent one has moved on, and the log says so."""
+        silent = f"has not answered within {self._timeout:g} s"
         for client in home:
-            known = heard.get(client)
-            own = known.error if known is not None else f"has not answered within {self._timeout:g} s"
-            yield Reply(client, 0, None, None, own or why)
+            reply = heard.get(client) or Reply(client, 0, None, None, silent)
+            yield reply if reply.error else reply._replace(error=why)
 
     def _told(self, reply: Reply) -> Reply:
         self._on_client(reply)
