@@ -282,6 +282,25 @@ def test_a_server_killed_at_any_message_goes_on_to_the_same_bits(name: str, afte
     assert json.loads((nodes.root / "flower/flower.json").read_text())["starts"] == [0, (after - 1) // 3]
 
 
+def test_other_images_are_not_gone_on_with(nodes: Nodes) -> None:
+    import numpy as np
+
+    experiment = tiny("fedavg", "simclr", rounds=1)
+    nodes.serve(experiment, nodes.grid(experiment))
+    with np.load(nodes.root / "data/tiny.npz") as data:
+        arrays = dict(data)
+    arrays["x_train"][0] += 1
+    np.savez(nodes.root / "data/tiny.npz", **arrays)
+    longer = experiment.with_changes({"rounds": 2})  # another node, in Flower's way: a process of its own
+    nodes.serve(longer, nodes.grid(longer), quorum=0.3)
+    reasons = list(_dropped(nodes)[-1].values())
+    assert sorted(reasons, key=str) == [
+        None,
+        None,
+        "its images are not those it had when it first took part in this run",
+    ]
+
+
 def test_a_finished_run_asks_nobody(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     nodes.serve(experiment, nodes.grid(experiment))

@@ -1,5 +1,6 @@
 """What a client remembers, on its own disk: one file for each round, written whole or not at all.
 
+    FOLDER/images.sha256               of the client's images when it first took part
     FOLDER/claim.json                  who may write: the attempt that began last
     FOLDER/00004.2.remembered          what the client remembered after round 4, in attempt 2 at the run, and its hash
 
@@ -73,6 +74,13 @@ class NodeMemory:
         """Not of a round that a later attempt began anew, or before."""
         later = self._task.starts[version.attempt + 1 :]
         return version.attempt <= self._task.attempt and all(version.round < start for start in later)
+
+    def agree(self, images: str) -> None:
+        """Refuse to go on with other images than the client had when it first took part in the run."""
+        path = self.folder / "images.sha256"
+        if path.is_file() and path.read_text("utf-8") != images:
+            raise ClientError("its images are not those it had when it first took part in this run")
+        write_atomic(path, images.encode())
 
     def read(self) -> Tree:
         """What the client remembered before this round."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 import threading
@@ -28,6 +30,7 @@ from fedssl.train import Trainer, resolve_precision
 from fedssl.tree import Tree
 
 T = TypeVar("T")
+SOME = 64  # images by which to see whether they are the same
 
 
 class Place(NamedTuple):
@@ -119,6 +122,16 @@ class Node:
         here = {} if public is None else {self.device: public.to(self.device)}
         return Work(e.algorithm, e.seed, assemble.pace(e), here, threading.Event())
 
+    @cached_property
+    def _fingerprint(self) -> str:
+        """Of how many images there are, and of some of them, evenly spread: all would take long, for each message."""
+        _, seen, rows = self._mine
+        some = rows[torch.linspace(0, len(rows) - 1, min(SOME, len(rows))).long()]
+        digest = hashlib.sha256(json.dumps([len(rows), *seen.train.image]).encode())
+        for part in seen.train.held.select(some).chunks(SOME):
+            digest.update(part.numpy().data)
+        return digest.hexdigest()
+
     def hello(self) -> Hello:
         layout = self.trainer.method.state.layout
         return Hello(self.client, self.shard.images, self._data.train.image, layout, fedssl.__version__)
@@ -128,6 +141,7 @@ class Node:
         if task.client != self.client:
             raise ClientError(f'this node is client "{self.client}", not "{task.client}"')
         memory, settings = NodeMemory(self._place.memory, task), self.experiment.train
+        memory.agree(self._fingerprint)
         torch.set_num_threads(settings.threads)
         with numerics(self.device, settings.deterministic, settings.precision == "fp32"):
             return attend(

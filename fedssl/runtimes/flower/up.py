@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl import assemble
+from fedssl.agree import agree
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import RunError
 from fedssl.experiment import Experiment
@@ -30,6 +31,7 @@ def up(experiment: Experiment, folder: Path, data_dir: Path, title: str, device:
     """
     say: Say = (lambda line: None) if quiet else say_on_stderr
     folder, data_dir = folder.resolve(), data_dir.resolve()
+    agree(experiment, folder, assemble.resolve_device(device), lambda line: None)  # before images are read
     data = assemble.read_data(experiment, data_dir, None, say)
     public = assemble.read_public(experiment, data, data_dir, say)
     _, owners = assemble.deal(experiment, data, say)
