@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fake_grid import Nodes, tiny
+from safetensors.numpy import load_file
 
 import fedssl
 from fedssl.report.rounds import read_rounds
@@ -41,3 +42,18 @@ def test_flower_gives_the_bits_of_a_local_run(name: str, nodes: Nodes) -> None:
             assert client["dropped"] is None
             del client["images_per_s"]
     assert mine == theirs
+
+
+def test_a_clients_own_model_is_made_at_the_client(nodes: Nodes) -> None:
+    """With the bits it has in a local run; the server has what clusters share."""
+    experiment = tiny(*CASES["featarc"])
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    said = nodes.serve(experiment, nodes.grid(experiment))
+    assert sum("has its own model" in line for line in said) == 3
+    for client in "012":
+        [own] = (nodes.root / "memory" / client).glob("*/backbone.safetensors")
+        theirs = load_file(local.dir / f"backbone-{client}.safetensors")
+        mine = load_file(own)
+        assert mine.keys() == theirs.keys()
+        assert all(mine[key].tobytes() == theirs[key].tobytes() for key in mine)
+    assert not (nodes.root / "flower/backbone-0.safetensors").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from fedssl.experiment import Experiment
 from fedssl.guard import Reply
 from fedssl.runtimes.flower.codec import decode, encode
 from fedssl.runtimes.flower.node import Node, Place, told
-from fedssl.runtimes.flower.words import put_hello, put_refusal, put_reply, task_in
+from fedssl.runtimes.flower.words import Task, put_hello, put_refusal, put_reply, task_in
+from fedssl.tree import Tree
 
 
 @lru_cache(maxsize=1)  # Flower's simulation has one process do many clients' work; a SuperNode's process does one thing
@@ -33,14 +35,23 @@ def client_app(experiment: Experiment | str | Path) -> ClientApp:
         return Message(content, reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
-        task = task_in(message.content)
-        reply = told(
-            lambda: node(context).train(task, decode(message.content)),
-            lambda reason: Reply(task.client, 0, None, None, reason),
-        )
-        content = RecordDict() if reply.upload is None else encode(reply.upload)
-        return Message(put_reply(content, task, reply), reply_to=message)
+        return answer(message, lambda task, tree: node(context).train(task, tree))
+
+    def keep(message: Message, context: Context) -> Message:
+        return answer(message, lambda task, tree: node(context).keep(task, tree))
 
     app.query("hello")(hello)
+    app.query("keep")(keep)
     app.train()(train)
     return app
+
+
+def answer(message: Message, work: Callable[[Task, Tree], Reply]) -> Message:
+    """A reply to a message with a task and a tree."""
+    task = task_in(message.content)
+    reply = told(
+        lambda: work(task, decode(message.content)),
+        lambda reason: Reply(task.client, 0, None, None, reason),
+    )
+    content = RecordDict() if reply.upload is None else encode(reply.upload)
+    return Message(put_reply(content, task, reply), reply_to=message)

@@ -156,6 +156,17 @@ class Node:
                 self.device,
             )
 
+    def keep(self, task: Task, message: Tree) -> Reply:
+        """Make the model of this client's own, and leave its backbone beside what the client remembers."""
+        from fedssl.finish import export
+
+        memory = NodeMemory(self._place.memory, task)
+        state = self.experiment.algorithm.personal(message, memory.read())
+        if state is None:
+            raise ClientError("has no model of its own: it has not taken part in any round")
+        export(self.experiment, memory.folder, {self.client: state}, self._data.train.image, task.round, [])
+        return Reply(task.client, self.shard.images, {}, None, round=task.round)
+
 
 def told(work: Callable[[], T], otherwise: Callable[[str], T]) -> T:
     """What some work gives, or what follows from the reason why it failed.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -26,6 +26,7 @@ from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.finish import finish
+from fedssl.guard import Reply
 from fedssl.lock import locked
 from fedssl.loop import Carrier, Loop, found, refuse_fruitless
 from fedssl.numerics import numerics
@@ -165,14 +166,27 @@ class Serving:
         wire = self.experiment.algorithm.wire(self.trainer.method)
         title = self.folder.name
 
-        def carry(progress: Progress) -> Carrier:
+        def runtime(on_client: Callable[[Reply], None]) -> FlowerRuntime:
             s = self.settings
-            runtime = FlowerRuntime(
-                self.grid, members, clients, self.task, s.round_timeout, s.quorum, self.device, progress.client
+            return FlowerRuntime(
+                self.grid, members, clients, self.task, s.round_timeout, s.quorum, self.device, on_client
             )
-            return Carrier(runtime, dict, lambda: None)
+
+        def carry(progress: Progress) -> Carrier:
+            return Carrier(runtime(progress.client), dict, lambda: None)
 
         loop.run(last, self.snapshot is not None, wire, carry, title, quiet=False)
+        if self.experiment.algorithm.personalises:
+            self._let_keep(runtime(lambda reply: None))
+
+    def _let_keep(self, runtime: FlowerRuntime) -> None:
+        """Models of the clients' own are made at the clients, and nobody else gets to see them."""
+        snapshot = self.store.load(self.say, check_rows=False)
+        assert snapshot is not None
+        sites, broadcast = snapshot.sites, self.experiment.algorithm.broadcast
+        only = next(iter(sites.values()))
+        for reply in runtime.keep(snapshot.rounds, lambda client: broadcast(sites.get(client, only), client)):
+            self.say(f"client {reply.client} {reply.error or 'has its own model, beside what it remembers'}")
 
     def task(self, client: str, round: int) -> Task:
         starts = self.roll.starts

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedssl.guard import Reply
 from fedssl.runtimes.flower.codec import Encoder, decode
 from fedssl.runtimes.flower.members import POLL, Members
-from fedssl.runtimes.flower.words import TRAIN, Task, put_task, reply_in
+from fedssl.runtimes.flower.words import KEEP, TRAIN, Task, put_task, reply_in
 from fedssl.tree import Tree, to_device
 
 
@@ -50,10 +50,19 @@ class FlowerRuntime:
         self._timeout, self._quorum, self._device, self._on_client = timeout, quorum, device, on_client
 
     def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
+        return self._carry(TRAIN, round, list(home), message, math.ceil(self._quorum * len(home)))
+
+    def keep(self, round: int, message: Callable[[str], Tree]) -> Iterator[Reply]:
+        """After the last round: what every client needs to make the model of its own that it keeps."""
+        return self._carry(KEEP, round, self.clients, message, 0)
+
+    def _carry(
+        self, kind: str, round: int, home: Sequence[str], message: Callable[[str], Tree], least: int
+    ) -> Iterator[Reply]:
+        """Messages to clients and their replies in order, if at least so many are sound."""
         end = time.monotonic() + self._timeout
         heard: dict[str, Reply] = {}
-        asked = self._ask(round, list(home), message, heard)
-        least = math.ceil(self._quorum * len(home))
+        asked = self._ask(kind, round, home, message, heard)
         sound = 0
         while asked and sound < least:
             late = time.monotonic() >= end
@@ -72,7 +81,7 @@ class FlowerRuntime:
             yield heard.pop(client) if client in heard else self._await(asked.pop(client), end)
 
     def _ask(
-        self, round: int, clients: Sequence[str], message: Callable[[str], Tree], heard: dict[str, Reply]
+        self, kind: str, round: int, clients: Sequence[str], message: Callable[[str], Tree], heard: dict[str, Reply]
     ) -> dict[str, Asked]:
         """Questions sent, by client. Who is not there has been `heard` already."""
         connected, encode, asked = self._members.look(), Encoder(), {}
@@ -84,7 +93,7 @@ class FlowerRuntime:
                 content = put_task(encode(tree), task)
                 # A reply that comes later than this is Flower's to throw away.
                 [sent] = self._grid.push_messages(
-                    [Message(content, node, TRAIN, ttl=self._timeout + 60, group_id=str(round))]
+                    [Message(content, node, kind, ttl=self._timeout + 60, group_id=str(round))]
                 )
             if sent:
                 asked[client] = Asked(task, sent)
@@ -124,7 +133,7 @@ class FlowerRuntime:
                 return self._told(Reply(asked.task.client, 0, None, None, reason))
             time.sleep(POLL)
 
-    def _failed(self, home: Mapping[str, str], heard: Mapping[str, Reply], why: str) -> Iterator[Reply]:
+    def _failed(self, home: Sequence[str], heard: Mapping[str, Reply], why: str) -> Iterator[Reply]:
         """Nobody's upload counts. Who sent one has moved on, and the log says so."""
         silent = f"has not answered within {self._timeout:g} s"
         for client in home:

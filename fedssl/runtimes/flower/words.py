@@ -14,7 +14,7 @@ from fedssl.train import Metrics
 from fedssl.tree import layout_of, list_entries
 
 WORDS = "fedssl"
-HELLO, TRAIN = "query.hello", "train"  # Flower's message types
+HELLO, TRAIN, KEEP = "query.hello", "train", "query.keep"  # Flower's message types
 MOST_TEXT = 500  # of a stranger's reason, in the log
 
 
