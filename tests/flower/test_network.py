@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,13 +46,13 @@ def _until(true: Any, seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def _alive(root: Path) -> list[str]:
+def _alive(root: Path) -> list[int]:
     """Processes of a federation that lives in a folder: all have its FLWR_HOME in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"FLWR_HOME={root}".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                found.append(int(process.name))
     return found
 
 
@@ -112,6 +113,27 @@ def test_the_bits_of_a_local_run_and_nothing_left_behind(algorithm: str, method:
     assert fedssl.Run(nodes.root / "run").results["table"] == local.results["table"]
 
 
+@pytest.mark.parametrize(("algorithm", "method"), [("fedu", "byol"), ("featarc", "simclr")])
+def test_flowers_simulation_gives_these_bits_too(
+    algorithm: str, method: str, nodes: Nodes, started: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    experiment = tiny(algorithm, method, clients=2)
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    monkeypatch.setenv("XDG_STATE_HOME", str(nodes.root / "state"))
+    config = {"run-dir": str(nodes.root / "run"), "data-dir": str(nodes.root / "data"), "device": "cpu"}
+    write_app(started.folder / "app", "tiny", experiment, config)
+    size = "num-supernodes=2 client-resources-num-cpus=1"
+    try:
+        started.call(
+            "run", "flwr", "run", str(started.folder / "app"), "--stream", "--federation-config", size, timeout=200
+        )
+        assert _bits(nodes.root / "run") == _bits(local.dir), started.last_words("run")
+    finally:
+        for pid in _alive(nodes.root):  # Flower leaves a SuperLink behind
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_who_is_not_known_is_not_let_in(nodes: Nodes, started: Processes) -> None:
     """A key that nobody registered, a SuperLink that another authority vouches for, and no TLS at all."""
     address = started.superlink()
@@ -168,6 +190,24 @@ def test_a_killed_supernode_comes_back_with_its_memory(nodes: Nodes, started: Pr
     assert dropped[8:] == [[None, None]] * 2, dropped
     # λ is found once, when a client trains in two rounds in a row, and kept: it was before the kill.
     assert lines[9]["clients"][1]["notes"]["lam"] == lines[1]["clients"][1]["notes"]["lam"]
+
+
+def test_ctrl_c_leaves_nothing_running_and_the_same_command_goes_on(nodes: Nodes) -> None:
+    experiment = tiny("fedavg", "simclr", **SLOW)
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    (nodes.root / "tiny.toml").write_text(experiment.to_toml())
+    command = [sys.executable, "-m", "fedssl.cli", "flower", "up", "tiny.toml", "--dir", "run", "--device", "cpu"]
+    process = subprocess.Popen(command, cwd=nodes.root, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    _until(lambda: _rounds(nodes.root / "run"), 200, "a first round")
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 15
+    assert process.returncode == 130
+    assert "; the same command goes on" in said.splitlines()[-1]
+    assert not _alive(nodes.root)
+    subprocess.run(command, cwd=nodes.root, check=True, capture_output=True, timeout=300)
+    assert _bits(nodes.root / "run") == _bits(local.dir)
 
 
 def test_a_killed_superlink_is_gone_on_from(nodes: Nodes, started: Processes) -> None:

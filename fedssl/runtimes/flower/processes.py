@@ -61,11 +61,13 @@ class Processes:
         self.running[name] = process
         return process
 
-    def call(self, name: str, *command: str) -> None:
+    def call(self, name: str, *command: str, timeout: float = PATIENCE) -> None:
         """Run to its end; a RunError with its last words if that is not a good one."""
-        code = self.start(name, *command).wait()
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.start(name, *command).wait(timeout)
         self.end(name)
-        if code:
+        if code != 0:
             raise RunError(f"{' '.join(command[:3])} failed:\n{self.last_words(name)}")
 
     def last_words(self, name: str, lines: int = 15) -> str:

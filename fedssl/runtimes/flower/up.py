@@ -15,6 +15,7 @@ from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import RunError
 from fedssl.experiment import Experiment
 from fedssl.finish import finish
+from fedssl.loop import Interrupted
 from fedssl.report.progress import telling
 from fedssl.report.rounds import read_rounds
 from fedssl.runtimes.flower.processes import CONNECTION, Processes, processes
@@ -54,11 +55,15 @@ def up(experiment: Experiment, folder: Path, data_dir: Path, title: str, device:
     }
     place = folder / "flower"
     shutil.rmtree(place, ignore_errors=True)  # keys are made anew each time
-    with processes(place) as started:
-        write_app(place / "app", title, experiment, config)
-        gather(started, nodes, say)
-        job = started.start("run", "flwr", "run", str(place / "app"), CONNECTION, "--stream")
-        watch(job, folder, experiment, title, quiet, lambda: _trouble(started))
+    try:
+        with processes(place) as started:
+            write_app(place / "app", title, experiment, config)
+            gather(started, nodes, say)
+            job = started.start("run", "flwr", "run", str(place / "app"), CONNECTION, "--stream")
+            watch(job, folder, experiment, title, quiet, lambda: _trouble(started))
+    except KeyboardInterrupt:
+        done = sum(1 for _ in read_rounds(folder / "rounds.jsonl"))
+        raise Interrupted(f"stopped after round {done} of {experiment.rounds}; the same command goes on") from None
     finish(folder, data, public, assemble.resolve_device(device), quiet)
 
 
