@@ -33,12 +33,12 @@ WORDS = {  # in a process's command line, and what it is
     "flower-supernode": "SuperNode",
     "flwr-clientapp": "ClientApp",
 }
-DIM = 1024
+DIM, FEATURES = 1024, 512  # of the head, and of the backbone for images of this size
 
 
 def experiment(mb: float, rounds: int) -> fedssl.Experiment:
     """Whose uploads have about so many megabytes: the head's two layers have hidden × (features + dim) weights."""
-    hidden = max(16, round(mb * 1e6 / 4 / (DIM + 1152)))
+    hidden = max(16, round(mb * 1e6 / 4 / (DIM + FEATURES)))
     return fedssl.Experiment.from_dict(
         {
             "rounds": rounds,

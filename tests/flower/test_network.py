@@ -17,6 +17,7 @@ import pytest
 from fake_grid import Nodes, tiny
 
 import fedssl
+from benchmarks.flower import measure
 from fedssl.experiment import Experiment
 from fedssl.report.rounds import read_rounds
 from fedssl.runtimes.flower.keys import make_certificates, make_node_key
@@ -227,3 +228,10 @@ def test_a_killed_superlink_is_gone_on_from(nodes: Nodes, started: Processes) ->
     assert roll["starts"][0] == 0
     assert roll["starts"][-1] in (1, 2), field.logs()
     assert _bits(field.run) == _bits(local.dir)
+
+
+def test_an_upload_of_250_mb_passes() -> None:
+    found = measure(250, rounds=1)
+    print(found)
+    assert found["upload_mb"] > 245
+    assert found["dropped"] == []

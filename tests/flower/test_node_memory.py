@@ -31,6 +31,12 @@ def test_the_newest_before_the_round_is_read(tmp_path: Path) -> None:
     assert _read(tmp_path, _task(0, **attempt)) is None
 
 
+def test_a_round_that_is_repeated_reads_what_it_read_the_first_time(tmp_path: Path) -> None:
+    for round in (0, 1):
+        _written(tmp_path, _task(round))
+    assert _read(tmp_path, _task(1)) == "0.0"
+
+
 def test_runs_and_clients_do_not_meet(tmp_path: Path) -> None:
     _written(tmp_path, _task(0))
     assert _read(tmp_path, _task(1, run="other")) is None
