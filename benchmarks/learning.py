@@ -7,7 +7,7 @@ Five clients, two classes each, settings of a `-mini` recipe (small CNN, ten rou
 FedAvg, each client alone and all images in one place; each algorithm with the method it was published with. kNN
 accuracy on the 1,000 test images, in percent; where clients end with models of their own, the mean over them. Nothing
 was chosen by these figures: all have the same rounds, optimizer and learning rate, which suits some better than others.
-Methods that these keep below a random backbone come a second time with a training that suits them (`SUITED`), and with a
+Methods that these keep below a random backbone come again with a training that suits them (`SUITED`), and with a
 linear probe: MAE's features are not made to be compared by their angles. Runs are kept in `--runs`, and those that are
 finished are not run again.
 """
