@@ -20,8 +20,9 @@ Plain data, which knows nothing of experiments. One TOML file per paper; the tab
     ]
 
 An axis of columns may also say its headings, { B = { "B = 64" = "-batch64", "B = 128" = "" } }, and have several words
-for each, { pair = { "A to B" = { from = "a", onto = "b" } } }. In a row "?" is a cell whose figure cannot be read from the paper's text, "-" is no cell, and a row without figures has only the former. Words
-of columns go into `set`, `with` and `on` too. What a row says in its last place counts more than what the table says.
+for each, { pair = { "A to B" = { from = "a", onto = "b" } } }. In a row "?" is a cell whose figure cannot be read from
+the paper's text, "-" is no cell, and a row without figures has only the former. Words of columns go into `set`, `with`
+and `on` too. What a row says in its last place counts more than what the table says.
 """
 
 from __future__ import annotations
