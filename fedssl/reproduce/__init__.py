@@ -122,6 +122,8 @@ def _make(
         raise ConfigError(f"seeds is a number above 0 (got {seeds})")
     where, on = Where(Path(dir), Path(data_dir), device), resolve_device(device)
     outcome = Outcome(table, scale, list(wants(table.cells, suffix, seeds, where.root, on)), asked, where)
+    if all(want.training is None and want.cell.cannot is None for want in outcome.wanted):
+        raise ConfigError(outcome.wanted[0].problem or "")  # a setting that no cell can have is a mistake, not a result
     todo = _todo(outcome)
     outcome.save(markdown(outcome))
     if todo:

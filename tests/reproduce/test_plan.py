@@ -135,3 +135,6 @@ def test_unknown_names_are_refused_with_what_is_near(tmp_path: Path) -> None:
         fedssl.reproduce("fedema-3", scale="tiny", dir=tmp_path)
     with pytest.raises(ConfigError, match="probe"):
         fedssl.sweep("demo", probes=["nosuch"], dir=tmp_path)
+    with pytest.raises(ConfigError, match="rouns"):
+        fedssl.sweep("demo", ["rouns=1,2"], dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
