@@ -122,7 +122,8 @@ def _passes(training: Training) -> float:
 
 def _running(training: Training, begun: float) -> str:
     took = timedelta(seconds=round(time.monotonic() - begun))
-    at = f"round {rounds(training)}/{training.experiment.rounds}"
+    done, all_of_them = rounds(training), training.experiment.rounds
+    at = "measuring" if done == all_of_them else f"round {done}/{all_of_them}"
     return f"{training.name} seed {training.experiment.seed}: {at}, {took}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedssl.assemble import resolve_device
+from fedssl.drive import Interrupted
 from fedssl.errors import ConfigError
 from fedssl.recipes import matching
 from fedssl.reproduce import found
@@ -154,6 +155,9 @@ def _serve(outcome: Outcome, pool: Pool, watch: Watch | None) -> None:
                 outcome.save(markdown(outcome))
                 if watch is not None:
                     watch.ended(outcome, training, problems)
+    except KeyboardInterrupt:
+        pool.stop()
+        raise Interrupted("stopped; what is trained is saved, and the same command goes on") from None
     except BaseException:
         pool.stop()
         raise

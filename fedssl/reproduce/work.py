@@ -104,7 +104,8 @@ def main() -> None:
         try:
             _log_to(Path(job["folder"]))
             problems = work(job)
-        except (Interrupted, KeyboardInterrupt):
+        except (Interrupted, KeyboardInterrupt) as stopped:
+            say_on_stderr(str(stopped) or "stopped while measuring")
             return
         print(json.dumps(problems), file=answers, flush=True)
 
