@@ -72,7 +72,7 @@ class Screen:
 
     def look(self, outcome: Outcome, pool: Pool) -> None:
         if self._results is None:
-            self._results = outcome.results
+            self._results = outcome.shown
         running = dict(pool.running)
         lines = [_running(training, begun) for training, begun in running.items()]
         left = self._pace.left(outcome, running)
@@ -83,7 +83,7 @@ class Screen:
         self._live.update(Group(Text(title(outcome.table)), body, about))
 
     def ended(self, outcome: Outcome, training: Training, problems: dict[str, str]) -> None:
-        self._results = outcome.results
+        self._results = outcome.shown
         self._pace.ended(training)
 
 
@@ -142,18 +142,27 @@ def title(table: Table) -> str:
 
 def print_outcome(outcome: Outcome) -> None:
     """The table, what did not come about, and where all of it lies."""
-    console, results = Console(), outcome.results
+    console, results = Console(), outcome.shown
     console = console if console.is_terminal else Console(width=160)
     print(title(outcome.table))
     console.print(_cells(results, outcome, set()))
     for remark in (INCOMPARABLE[outcome.scale], outcome.table.note):
         if remark:
             print(remark)
-    for result in outcome.failed:
-        print(f"{result.cell.row}, {result.cell.column}: {result.problem or 'not run'}")
+    for problem, cells in _problems(outcome.failed).items():
+        more = f"; and {len(cells) - 3} more" if len(cells) > 3 else ""
+        print(f"{'; '.join(cells[:3])}{more}: {problem}")
     for reason in dict.fromkeys(each.cell.cannot for each in results if each.cell.cannot):
         print(f"cannot be had: {reason}")
     print(f"every seed, folder and command: {outcome.markdown_file} and {outcome.json_file}")
+
+
+def _problems(failed: list[Result]) -> dict[str, list[str]]:
+    """What went wrong, and where."""
+    found: dict[str, list[str]] = {}
+    for result in failed:
+        found.setdefault(result.problem or "not run", []).append(f"{result.cell.row}, {result.cell.column}")
+    return found
 
 
 def _cells(results: list[Result], outcome: Outcome, now: set[str]) -> RichTable:

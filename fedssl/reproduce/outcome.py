@@ -119,6 +119,11 @@ class Outcome:
         return [Result(cell, tuple(some)) for cell, some in seeds.items()]
 
     @property
+    def shown(self) -> list[Result]:
+        """Those to show a person: asked for this time, or measured before."""
+        return [each for each in self.results if each.cell in self._asked or each.state == "done"]
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
         return [result.to_dict(self.comparable) for result in self.results]
 

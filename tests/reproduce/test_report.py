@@ -24,7 +24,7 @@ def invoke(*words: str) -> Any:
 
 
 def test_the_list_counts_cells_trainings_and_images() -> None:
-    """FedEMA's Table 3: five rows of four cells and one of two, each a training of 50,000 images × 100 rounds × 5 epochs;
+    """FedEMA's Table 3: five rows of four cells and one of two, each 50,000 images × 100 rounds × 5 epochs;
     at mini scale CIFAR-10 and -100 are the same images, so that only FedU, whose μ differs, has four: 13."""
     sizes = {each["table"]: each for each in catalogue("")}
     assert list(sizes) == list(tables())
