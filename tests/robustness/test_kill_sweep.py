@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedssl.experiment import load
+from fedssl.reproduce.plan import wants
+from fedssl.reproduce.pool import Pool, devices
 from fedssl.reproduce.work import work
+from fedssl.tables import Cell
 
 SWEEP = ["--set", "train.lr=0.01,0.02", "--set", "train.epochs=4", "--set", "rounds=6", "--set", "probe.epochs=2"]
 
@@ -103,3 +108,50 @@ def test_work_leaves_what_it_found_and_does_it_once(federation: Any) -> None:
     stamp = os.stat(folder / "measures/knn-0.json").st_mtime_ns
     work(job)
     assert os.stat(folder / "measures/knn-0.json").st_mtime_ns == stamp
+
+
+@pytest.mark.slow
+def test_a_training_whose_process_dies_takes_no_other_with_it(federation: Any) -> None:
+    root = federation.root / "died"
+    process = subprocess.Popen(
+        _command(federation, "died"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    while not [*root.glob("*/rounds.jsonl")]:
+        assert process.poll() is None
+        time.sleep(0.01)
+    (worker,) = _worker(process.pid)
+    os.kill(worker, signal.SIGKILL)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "its process ended with code -9" in said
+    assert len(_trained(root)) == 1
+    assert sorted(value is None for (value,) in _values(federation, "died").values()) == [False, True]
+
+
+@pytest.mark.slow
+def test_trainings_are_spread_over_devices(federation: Any) -> None:
+    """Two processes at once; the CPU by two names stands for two devices."""
+    cell = Cell("r", "c", str(federation.toml()), "knn", (), ("rounds=4", "train.epochs=8"))
+    todo = {
+        want.training: [want.measure]
+        for want in wants([cell], "", 2, federation.root / "spread", torch.device("cpu"))
+        if want.training is not None and want.measure is not None
+    }
+    pool, most = Pool(todo, ["cpu:0", "cpu:1"], federation.root / "data"), 0
+    while pool.busy:
+        most = max(most, len(pool.running))
+        time.sleep(0.01)
+    assert most == 2
+    ended = {training: problems for _ in todo if (found := pool.next_ended(0)) for training, problems in [found]}
+    assert ended == {training: {} for training in todo}
+
+
+def test_cuda_is_every_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices(torch.device("cuda")) == ["cuda:0", "cuda:1"]
+    assert devices(torch.device("cuda:1")) == ["cuda:1"]
+    assert devices(torch.device("cpu")) == ["cpu"]
