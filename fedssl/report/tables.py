@@ -55,8 +55,8 @@ class Lines:
     def ended(self, outcome: Outcome, training: Training, problems: dict[str, str]) -> None:
         results, folder = outcome.results, str(training.folder)
         done = sum(each.state in ("done", "cannot") for each in results)
-        values = {each.cell.probe: seed.value for each in results for seed in each.seeds if seed.dir == folder}
-        figures = [f"{probe} {value:.2f}" for probe, value in values.items() if value is not None]
+        seeds = [(each.cell.probe, seed) for each in results for seed in each.seeds if seed.dir == folder]
+        figures = [f"{probe} {seed.value:.2f}" for probe, seed in seeds if seed.value is not None]
         said = "; ".join(dict.fromkeys([*figures, *problems.values()])) or "done"
         at = f"{training.name} seed {training.experiment.seed}: {said}"
         print(f"{at} ({done} of {len(outcome.results)} cells)", file=sys.stderr, flush=True)

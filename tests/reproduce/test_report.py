@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fedssl.cli import app
 from fedssl.report.catalogue import catalogue
 from fedssl.report.tables import Lines, Pace, Screen, print_outcome
-from fedssl.tables import tables
+from fedssl.tables import Cell, tables
 
 
 def invoke(*words: str) -> Any:
@@ -66,7 +66,8 @@ def test_what_did_not_come_about_is_said(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_lines_say_what_began_and_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made, lines = outcome(tmp_path, GOOD, BAD, seeds=1), Lines()
+    other = Cell("B", "x", GOOD.recipe, "linear", ("labels=100",))  # not asked for: another figure of the same training
+    made, lines = outcome(tmp_path, GOOD, other, seeds=1, asked=[GOOD]), Lines()
     training = made.wanted[0].training
     pool = SimpleNamespace(running={training: time.monotonic()})
     lines.look(made, pool)  # type: ignore[arg-type]
