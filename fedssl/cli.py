@@ -1,4 +1,5 @@
-"""The command line: fedssl run, recipes, evaluate, partition, views, combinations, doctor."""
+"""The command line: fedssl run, recipes, evaluate, partition, views, combinations, doctor; reproduce and sweep are in
+cli_tables.py."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from fedssl import cli_tables
 from fedssl.errors import ConfigError, FedsslError
 
 app = typer.Typer(
@@ -128,6 +130,10 @@ def evaluate(
         print(score.note)
     if len(score) > 1:
         print(f"on average: {score.mean:.2f}% ± {score.std:.2f}")
+
+
+app.command()(cli_tables.reproduce)
+app.command()(cli_tables.sweep)
 
 
 @app.command()

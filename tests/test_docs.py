@@ -35,6 +35,8 @@ from fedssl.nets import BACKBONES
 from fedssl.probes import ProbeSettings
 from fedssl.report.recipes import chosen, is_one
 from fedssl.report.rounds import record
+from fedssl.reproduce import _some, find_table
+from fedssl.reproduce.swept import swept
 from fedssl.topology import TOPOLOGIES
 
 ROOT = Path(__file__).parents[1]
@@ -113,6 +115,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fedssl, "run", run)
+    monkeypatch.setattr(sys.modules["fedssl.reproduce"], "_todo", lambda outcome: {})  # tables are told, not made
     monkeypatch.setattr(socket.socket, "connect", refuse)
     for registry in REGISTRIES.values():
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
@@ -205,6 +208,14 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
     if words[0] == "evaluate":
         assert given["probe"] in PROBES
         assert {text.partition("=")[0] for text in changes} <= set(ProbeSettings.model_fields)
+        return
+    if words[0] == "reproduce":
+        chosen_cells = given["table"] and _some(find_table(given["table"]), given["cells"])
+        assert chosen_cells or given["list_"]
+        return
+    if words[0] == "sweep":
+        for cell in swept(given["name"], changes, given["probe"] or ["linear"]).cells:
+            load(cell.recipe, cell.set)
         return
     if words[0] == "recipes" and not is_one(given["toml"] or given["pattern"] or ""):
         assert chosen(given["pattern"])
