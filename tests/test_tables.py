@@ -45,7 +45,7 @@ def test_a_cell_with_labels_left_out_is_measured_with_those() -> None:
 def test_tables_have_the_recipes_that_cite_them_and_no_others() -> None:
     in_tables, cited = defaultdict(set), defaultdict(set)
     for table, cell in CELLS:
-        in_tables[f"{table.paper}, {table.place}"].add(cell.recipe)
+        in_tables[f"{table.paper}, {cell.place}"].add(cell.recipe)
     for name, recipe in recipes().items():
         for place in recipe.places if name != "fedbyol-cifar10" else ():  # another name of fedbyol-cifar10-noniid
             cited[place].add(name)

@@ -22,7 +22,8 @@ Plain data, which knows nothing of experiments. One TOML file per paper; the tab
 An axis of columns may also say its headings, { B = { "B = 64" = "-batch64", "B = 128" = "" } }, and have several words
 for each, { pair = { "A to B" = { from = "a", onto = "b" } } }. In a row "?" is a cell whose figure cannot be read from
 the paper's text, "-" is no cell, and a row without figures has only the former. Words of columns go into `set`, `with`
-and `on` too. What a row says in its last place counts more than what the table says.
+and `on` too. What a row says in its last place counts more than what the table says; its `place` may be another of the
+paper's tables.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ HEADINGS = {
     "cnn5": "5-layer CNN",
     "resnet50": "ResNet-50",
 }
-_MAY_SAY = ("probe", "with", "set", "on", "cannot")  # tables and rows alike
+_MAY_SAY = ("place", "probe", "with", "set", "on", "cannot")  # tables and rows alike
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Cell:
     on: str | None = None
     published: str | None = None  # as printed: "79.44±0.99"
     cannot: str | None = None
+    place: str = ""  # where that is: "Table 3"
 
     @property
     def value(self) -> float | None:
@@ -110,7 +112,7 @@ def read(file: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def _table(name: str, paper: str, said: Mapping[str, Any]) -> Table:
-    surplus = set(said) - {"place", "title", "note", "columns", "rows", *_MAY_SAY}
+    surplus = set(said) - {"title", "note", "columns", "rows", *_MAY_SAY}
     if surplus:
         raise ValueError(f"{name}: unknown {', '.join(sorted(surplus))}")
     cells = tuple(cell for row in said["rows"] for cell in _row(name, row, said))
@@ -139,6 +141,7 @@ def _row(table: str, row: list[Any], said: Mapping[str, Any]) -> Iterator[Cell]:
                 how["on"].format(**words) if "on" in how else None,
                 None if figure == "?" else figure,
                 how.get("cannot"),
+                how["place"],
             )
 
 
