@@ -1,13 +1,14 @@
 """Plain stand-ins for two of torchvision's compiled operators, where its wheel does not fit the torch beside it.
 
-Only tests use them. Both are written for clearness; their numbers are worked out by hand, and compared with torchvision's
-own slow version of `roi_align`, in tests/finetune/test_operators.py.
+Only tests use them. Both are written for clearness; tests/finetune/test_operators.py has numbers worked out by hand,
+and compares `roi_align` with torchvision's own slow version of it.
 """
 
 from __future__ import annotations
 
 import sys
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,19 +38,15 @@ def announce() -> None:
 
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """Places of the boxes (n, 4) that no better one overlaps by more than the threshold, the best first."""
-    order = scores.argsort(descending=True, stable=True)
-    boxes = boxes[order]
-    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    common = (
-        torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:]) - torch.maximum(boxes[:, None, :2], boxes[None, :, :2])
-    )
-    overlap = common.clamp(min=0).prod(2)
-    suppresses = overlap / (areas[:, None] + areas[None] - overlap) > threshold
-    alive = torch.ones(len(boxes), dtype=torch.bool)
-    for i in range(len(boxes)):
-        if alive[i]:
-            alive[i + 1 :] &= ~suppresses[i, i + 1 :]
-    return order[alive]
+    corners, rest, kept = boxes.numpy(), scores.argsort(descending=True, stable=True).numpy(), []
+    areas = (corners[:, 2:] - corners[:, :2]).prod(1)
+    while len(rest):
+        best, rest = rest[0], rest[1:]
+        kept.append(int(best))
+        low, high = np.maximum(corners[best, :2], corners[rest, :2]), np.minimum(corners[best, 2:], corners[rest, 2:])
+        overlap = (high - low).clip(min=0).prod(1)
+        rest = rest[overlap / (areas[best] + areas[rest] - overlap) <= threshold]
+    return torch.tensor(kept, dtype=torch.int64)
 
 
 def roi_align(
@@ -57,8 +54,8 @@ def roi_align(
 ) -> Tensor:
     """Maps (n, C, H, W) pooled in each of the regions (k, 5), their image first: (k, C, height, width).
 
-    The points of a bin are a grid of `sampling`² or, with `sampling` 0 or less, of about one a cell; bilinear interpolation goes along each axis by itself, and so does the mean: a pooled
-    region is rows × map × columns.
+    The points of a bin are a grid of `sampling`² or, with `sampling` 0 or less, of about one a cell. Bilinear
+    interpolation goes along each axis by itself, and so does the mean: a pooled region is rows × map × columns.
     """
     shift = 0.5 if aligned else 0.0
     corners = rois[:, 1:] * scale - shift

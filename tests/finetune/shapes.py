@@ -84,5 +84,3 @@ def _text(counts: list[int]) -> str:
             if done:
                 break
     return text
-
-
