@@ -38,7 +38,7 @@ def announce() -> None:
 
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """Places of the boxes (n, 4) that no better one overlaps by more than the threshold, the best first."""
-    corners, rest, kept = boxes.numpy(), scores.argsort(descending=True, stable=True).numpy(), []
+    corners, rest, kept = boxes.detach().numpy(), scores.argsort(descending=True, stable=True).numpy(), []
     areas = (corners[:, 2:] - corners[:, :2]).prod(1)
     while len(rest):
         best, rest = rest[0], rest[1:]

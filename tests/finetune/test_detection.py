@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -29,6 +31,7 @@ from fedssl.report.rounds import read_rounds
 pytestmark = [pytest.mark.slow]
 pytest.importorskip("pycocotools")
 
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "detection.md"
 Tiny = Callable[..., DetectionSettings]
 Make = Callable[..., Path]
 Cli = Callable[..., tuple[int, str, str]]
@@ -54,13 +57,15 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     return {name for name in after if "num_batches" not in name and not torch.equal(before[name], after[name])}
 
 
-def test_it_learns_shapes(export: Make, shapes_of: Make) -> None:
-    """Eight images learned by heart: nearly everything is found and outlined, next to nothing by the detector untrained.
-    The file it leaves finds the same, and asking again trains nothing."""
-    train, val = parts(shapes_of(8, 96))
-    small: dict[str, Any] = {"batch": 4, "size": 96, "width": 32, "regions": 64}
+def test_it_learns_shapes(
+    export: Make, shapes_of: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight images learned by heart: nearly everything is found and outlined, hardly anything by one untrained.
+    Asking again trains nothing; the file it leaves can be used as the page says, and finds the same."""
+    train, val = parts(shapes_of(8, 64))
+    small: dict[str, Any] = {"batch": 4, "size": 64, "width": 32, "regions": 32}
     before = fine_tune(export(), train, val, DetectionSettings(iterations=0, **small), device="cpu", quiet=True)
-    settings = DetectionSettings(iterations=150, **small)
+    settings = DetectionSettings(iterations=120, **small)
     after = fine_tune(export(), train, val, settings, device="cpu", quiet=True)
     for kind in ("boxes", "masks"):
         assert before[kind]["AP"] < 10
@@ -68,12 +73,19 @@ def test_it_learns_shapes(export: Make, shapes_of: Make) -> None:
         assert after[kind]["AP50"] > 80
         assert set(after[kind]["by_class"]) == {"circle", "square", "triangle"}
     lines = list(read_rounds(Path(after["dir"]) / "log.jsonl"))
-    assert [line["iteration"] for line in lines] == [20, 40, 60, 80, 100, 120, 140, 150]
+    assert [line["iteration"] for line in lines] == [20, 40, 60, 80, 100, 120]
     assert lines[-1]["loss"] < lines[0]["loss"] / 3
     again = fine_tune(export(), train, val, settings, device="cpu", quiet=True)
     assert again == after
 
-    model = detection.load(Path(after["dir"]) / "model.safetensors")
+    monkeypatch.chdir(after["dir"])
+    Image.open(train.images / "0.png").save("photo.jpg")
+    (example,) = re.findall(r"```py\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    exec(compile(example, str(PAGE), "exec"), {})
+    printed = capsys.readouterr().out
+    assert re.search(r"^(circle|square|triangle) 0\.\d\d \[", printed), printed
+
+    model = detection.load("model.safetensors")
     coco = read_coco(*val)
     assert model.classes == ["circle", "square", "triangle"]
     figures = detection.average_precision(coco, detection.detect(model, coco, 3, torch.device("cpu"), lambda n: None))
@@ -99,9 +111,9 @@ def test_what_is_frozen_does_not_move(export: Make, shapes_of: Make, tiny: Tiny)
     for change, still in (({"freeze": 5}, all_names), ({"freeze": 2}, early), ({"norm": "frozen"}, norms)):
         done = fine_tune(export(), train, val, tiny(**change), device="cpu", quiet=True)
         assert moved(start, backbone_of(done["dir"])) == all_names - still, change
-        losses = load_file(Path(done["dir"]) / "model.safetensors")
+        after = load_file(Path(done["dir"]) / "model.safetensors")
         fresh = maskrcnn.build(read_start(export()), tiny(**change), 3).state_dict()
-        assert moved(fresh, losses) >= {"rpn.head.cls_logits.weight", "roi_heads.mask_predictor.conv5_mask.weight"}
+        assert moved(fresh, after) >= {"rpn.head.cls_logits.weight", "roi_heads.mask_predictor.conv5_mask.weight"}
 
 
 def test_the_backbone_is_the_exported_one(export: Make, tiny: Tiny) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,14 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
     oldest.write_bytes(b"")
     with pytest.raises(RunError, match=r"no checkpoint in .* is whole"):
         checkpoints.load(told.append)
+
+
+def test_settings_are_documented() -> None:
+    """Names and defaults of the page's table."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "detection.md").read_text("utf-8")
+    table = page.partition("| setting |")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE))
+    assert list(rows) == list(DetectionSettings.model_fields)
+    for name, field in DetectionSettings.model_fields.items():
+        shown = "none" if field.default is None else str(field.default).lower()
+        assert rows[name].strip("`").replace(",", "") == shown, name
