@@ -1,5 +1,5 @@
 """The command line: fedssl run, recipes, evaluate, partition, views, combinations, doctor; reproduce and sweep are in
-cli_tables.py."""
+cli_tables.py, finetune in cli_finetune.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from fedssl import cli_tables
+from fedssl import cli_finetune, cli_tables
 from fedssl.errors import ConfigError, FedsslError
 
 app = typer.Typer(
@@ -134,6 +134,7 @@ def evaluate(
 
 app.command()(cli_tables.reproduce)
 app.command()(cli_tables.sweep)
+app.add_typer(cli_finetune.finetune, name="finetune")
 
 
 @app.command()

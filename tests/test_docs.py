@@ -23,12 +23,14 @@ import typer
 import fedssl
 from fedssl import errors, nets
 from fedssl.algorithm import ALGORITHMS
+from fedssl.changes import parse_assignment
 from fedssl.cli import app
 from fedssl.data import PARTITIONS, SOURCES
 from fedssl.drive import Interrupted
 from fedssl.evaluate import PROBES
 from fedssl.experiment import Experiment, load
 from fedssl.federate import Round
+from fedssl.finetune.settings import DetectionSettings
 from fedssl.guard import Report
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
@@ -37,6 +39,7 @@ from fedssl.report.recipes import chosen, is_one
 from fedssl.report.rounds import record
 from fedssl.reproduce import _some, find_table
 from fedssl.reproduce.swept import swept
+from fedssl.settings import validate
 from fedssl.topology import TOPOLOGIES
 
 ROOT = Path(__file__).parents[1]
@@ -202,9 +205,15 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
     """The subcommand takes these options, the experiment exists, and its settings can be changed so."""
     group: Any = typer.main.get_command(app)
     command = group.commands[words[0]]
+    if hasattr(command, "commands"):  # a group, of fine-tunings say
+        words = words[1:]
+        command = command.commands[words[0]]
     with command.make_context(words[0], words[1:]) as context:
         given = context.params
     changes = given.get("set") or []
+    if words[0] == "detection":
+        validate(DetectionSettings, {"start": given["start"]} | dict(map(parse_assignment, changes)))
+        return
     if words[0] == "evaluate":
         assert given["probe"] in PROBES
         assert {text.partition("=")[0] for text in changes} <= set(ProbeSettings.model_fields)

@@ -68,6 +68,19 @@ MAY_SEE = {
     "store": {"errors", "extents", "federate", "memory", "tree"},
     "lock": {"errors"},
     "probes": {"method", "optim", "pixels", "seeds", "settings", "errors"},
+    "finetune": {
+        "assemble",
+        "data",
+        "drive",
+        "errors",
+        "finish",
+        "lock",
+        "nets",
+        "report",
+        "seeds",
+        "settings",
+        "store",
+    },
     "recipes": set(),
     "tables": set(),
     "reproduce": {
@@ -145,7 +158,7 @@ def test_only_runtimes_know_flower() -> None:
 
 def test_extras_are_imported_where_they_are_used() -> None:
     """Optional packages only inside a function: `import fedssl` must do without them."""
-    extras = {"matplotlib", "sklearn", "torchvision", "timm", "lightly"}
+    extras = {"matplotlib", "sklearn", "torchvision", "timm", "lightly", "pycocotools"}
     for name, path in NAMES.items():
         for node in _tree(path).body:
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
