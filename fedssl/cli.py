@@ -1,4 +1,4 @@
-"""The command line: fedssl run, recipes, evaluate, partition, views, combinations, doctor."""
+"""The command line: fedssl run, recipes, evaluate, analyse, partition, views, combinations, doctor."""
 
 from __future__ import annotations
 
@@ -128,6 +128,36 @@ def evaluate(
         print(score.note)
     if len(score) > 1:
         print(f"on average: {score.mean:.2f}% ± {score.std:.2f}")
+
+
+@app.command()
+def analyse(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help="angles, communication, divergence, false-negatives, map, theory, weights."
+        ),
+    ],
+    dirs: Annotated[list[Path] | None, typer.Argument(metavar="DIR …", help="Run directories.")] = None,
+    set: Sets = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Write OUT.json and OUT.png, not into the run directory.")] = None,
+    device: Device = "auto",
+    data_dir: DataDir = Path("data"),
+    as_json: AsJson = False,
+) -> None:
+    """Look into runs: write numbers and a picture to DIR/analysis/KIND.json and .png, and print a table.
+
+    With --set images=500 a setting of that kind of analysis changes.
+    """
+    from fedssl.analysis import analyse as look_into
+    from fedssl.changes import parse_assignment
+    from fedssl.report.table import print_summary
+
+    done = look_into(kind, dirs or [], out, device, data_dir, **dict(map(parse_assignment, set)))
+    if as_json:
+        print(json.dumps(done.found))
+    else:
+        print_summary(done.summary, done.json, done.png)
 
 
 @app.command()

@@ -1,0 +1,121 @@
+"""The data and the two learners of Dec-SSL's linear theory (Wang et al., Sections 3.2 and 4.2, Appendix E).
+
+Classes are counted from 0 here: source k's frequent classes are 2k and 2k + 1, which the paper calls 2k − 1 and 2k.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.float64]
+ENOUGH = 1e-3  # of the objective: how far a solution may be from the best
+REFUTED = 1e6  # if no separator has a squared norm below twice this, there is none for practical purposes
+
+
+class Labelled(NamedTuple):
+    x: Rows  # (n, d)
+    y: NDArray[np.int64]  # (n,)
+
+
+def source(d: int, k: int, sources: int, frequent: int, rare: int, draw: np.random.Generator) -> Labelled:
+    """Source k's data (E.1). Frequent classes: ±e_k − Σ_{i≠k} q_i·τ·e_i + μ·ξ, q_i 0 or 1, ξ ~ N(0, I), τ = d^(1/5),
+    μ = d^(−1/5), `frequent` of each. Rare classes, one for each other source i: e_i + μ·ξ, `rare` of each."""
+    tau, mu = d**0.2, d**-0.2
+    others = [i for i in range(sources) if i != k]
+    labels = np.repeat([2 * k, 2 * k + 1, *(2 * i for i in others)], [frequent, frequent, *(rare for _ in others)])
+    x = mu * draw.standard_normal((len(labels), d))
+    x[: 2 * frequent, others] -= tau * draw.integers(0, 2, (2 * frequent, len(others)))
+    x[:frequent, k] += 1
+    x[frequent : 2 * frequent, k] -= 1
+    for place, i in enumerate(others):
+        start = 2 * frequent + place * rare
+        x[start : start + rare, i] += 1
+    return Labelled(x, labels)
+
+
+def ssl_features(x: Rows, m: int) -> Rows:
+    """w (m, d) that minimises E.1, which is ‖X − wᵀw‖²/2 up to a constant, X the second moments of x: the m
+    eigenvectors of X with the largest eigenvalues λ, each times √λ (E.5)."""
+    values, vectors = np.linalg.eigh(x.T @ x / len(x))
+    return np.asarray((vectors[:, -m:] * np.sqrt(values[-m:].clip(0))).T)
+
+
+class Separator(NamedTuple):
+    """What the supervised learner ends with: w̃ (classes, d); the relative gap to the best that is possible; and
+    whether it was shown that no separator exists, in which case w̃ is none."""
+
+    w: Rows
+    gap: float
+    refuted: bool
+
+
+def largest_margin(data: Labelled, classes: int, slack: float = 0.0) -> Separator:
+    """The smallest Σ‖w̃_y‖² with ⟨w̃_y − w̃_y', x⟩ ≥ 1 for every image (x, y) and every other class y' (E.19), by its
+    dual: a ≥ 0 for each constraint, max Σa − ‖w̃(a)‖²/2, which is a lower bound whatever a is.
+
+    With slack s, a constraint may be missed by e at a cost of e²/(2s) in half the norm; the dual then loses s·a²/2.
+    """
+    from scipy.optimize import minimize
+
+    x, y = data
+    n, rows = len(x), np.arange(len(x))
+    last: dict[str, Any] = {}
+
+    def weights(a: Rows) -> Rows:
+        each = -a
+        each[rows, y] += a.sum(1)
+        return np.asarray(each.T @ x)
+
+    def dual(flat: Rows) -> tuple[float, Rows]:
+        a = flat.reshape(n, classes).copy()
+        a[rows, y] = 0
+        w = weights(a.copy())
+        scores = x @ w.T
+        missing = 1 - (scores[rows, y][:, None] - scores)
+        missing[rows, y] = 0
+        norm = float((w * w).sum()) / 2
+        bound = float(a.sum()) - norm - slack * float((a * a).sum()) / 2
+        last.update(w=w, bound=bound, best=_primal(norm, missing, slack))
+        return -bound, (slack * a - missing).ravel()
+
+    def stop(intermediate_result: Any) -> None:
+        if (not slack and last["bound"] > REFUTED) or last["best"] - last["bound"] < ENOUGH * last["bound"]:
+            raise StopIteration
+
+    options = {"maxiter": 20_000, "maxfun": 40_000, "ftol": 0, "gtol": 1e-9, "maxcor": 20}
+    start = np.zeros(n * classes)
+    end = minimize(
+        dual, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(start), callback=stop, options=options
+    )
+    dual(end.x)
+    refuted = not slack and last["bound"] > REFUTED
+    return Separator(last["w"], (last["best"] - last["bound"]) / abs(last["bound"]), bool(refuted))
+
+
+def _primal(norm: float, missing: Rows, slack: float) -> float:
+    """Half the squared norm of a solution made from w̃: with slack its cost as it is, else scaled to margin 1."""
+    if slack:
+        return norm + float(np.square(missing.clip(0)).sum()) / (2 * slack)
+    margin = 1 - float(missing.max())
+    return norm / margin**2 if margin > 0 else np.inf
+
+
+def sl_features(w: Rows) -> Rows:
+    """u of the two-layer network with v·u = w̃ whose ‖uᵀu‖² + ‖vᵀv‖² is smallest: √S·Vᵀ of w̃ = U·S·Vᵀ. Both norms are
+    sums of fourth powers of singular values, and their sum is least where u and v share them evenly."""
+    _, s, vt = np.linalg.svd(w, full_matrices=False)
+    return np.asarray(np.sqrt(s)[:, None] * vt)
+
+
+def span(features: Rows, directions: int) -> Rows:
+    """Definition 3.1: r_j = ‖Π_S(e_j)‖² for the first directions, S the span of the rows."""
+    _, s, vt = np.linalg.svd(features, full_matrices=False)
+    return np.asarray(np.square(vt[s > 1e-6 * s[0], :directions]).sum(0))
+
+
+def correlation(features: Rows, directions: int) -> Rows:
+    """Proposition 4.1: Σ_i ⟨u_i, e_j⟩² for the first directions."""
+    return np.asarray(np.square(features[:, :directions]).sum(0))
