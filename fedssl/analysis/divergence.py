@@ -19,9 +19,10 @@ from fedssl.run import Run
 
 KEYS = ("loss", "divergence", "embedding_std", "effective_rank")
 WORDS = {
-    "divergence": "divergence (L2, received to returned)",
-    "embedding_std": "embedding std (1: spread, 0: collapsed)",
-    "effective_rank": "effective rank of features",
+    "divergence": "divergence,\nL2 distance",
+    "noted divergence": "divergence,\nas noted",
+    "embedding_std": "embedding std",
+    "effective_rank": "effective rank",
     "mu": "μ",
     "lam": "λ",
 }
@@ -71,7 +72,7 @@ class Divergence(Analysis):
     def draw(self, found: Found) -> Any:
         """A row for each key, a column for each run: columns share an axis, so that runs can be compared."""
         keys, runs = found["keys"], found["runs"]
-        drawn, axes = figure(len(keys), len(runs), width=6 if len(runs) == 1 else 4.5, height=2.6, sharey="row")
+        drawn, axes = figure(len(keys), len(runs), width=6 if len(runs) == 1 else 4.5, height=2.1, sharey="row")
         for column, (name, each) in enumerate(runs.items()):
             axes[0, column].set_title(name)
             for row, key in enumerate(keys):
@@ -99,6 +100,7 @@ class Divergence(Analysis):
 def _lines(axes: Any, clients: Mapping[str, Sequence[Sequence[float]]]) -> None:
     if not clients:
         axes.text(0.5, 0.5, "not in this run's log", ha="center", transform=axes.transAxes, color="0.4")
+        axes.set_xticks([])
         return
     if len(clients) <= SEVERAL:
         for number, (client, points) in enumerate(sorted(clients.items())):

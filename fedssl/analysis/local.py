@@ -14,8 +14,8 @@ from fedssl.errors import ConfigError
 from fedssl.numerics import numerics
 from fedssl.run import Run
 from fedssl.store import Store
-from fedssl.train import resolve_precision
 from fedssl.tiers import on_device
+from fedssl.train import resolve_precision
 from fedssl.tree import State
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,8 +57,11 @@ def over_rounds(axes: Any, label: str) -> None:
 
 
 def matrix(figure: Any, axes: Any, values: Sequence[Sequence[float]], names: Sequence[str], label: str) -> None:
-    """A square table of numbers as colours, with the numbers in it where there is room."""
-    image = axes.imshow(values, cmap="cividis")
+    """A symmetric table of numbers as colours, with the numbers in it where there is room. Its diagonal is left empty:
+    the zeros there would take all contrast from the rest."""
+    shown_values = [[math.nan if i == j else value for j, value in enumerate(row)] for i, row in enumerate(values)]
+    rest = [value for row in shown_values for value in row if not math.isnan(value)]
+    image = axes.imshow(shown_values, cmap="cividis", vmin=min(rest), vmax=max(rest))
     figure.colorbar(image, ax=axes, label=label, shrink=0.8)
     few = len(names) <= WRITTEN
     shown = range(len(names)) if few else range(0, len(names), -(-len(names) // WRITTEN))
@@ -65,8 +69,9 @@ def matrix(figure: Any, axes: Any, values: Sequence[Sequence[float]], names: Seq
     axes.set_xticks(list(shown), short, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(list(shown), short)
     if few:
-        middle = (max(map(max, values)) + min(map(min, values))) / 2
-        for i, row in enumerate(values):
+        middle = (max(rest) + min(rest)) / 2
+        for i, row in enumerate(shown_values):
             for j, value in enumerate(row):
-                colour = "black" if value > middle else "white"
-                axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=8)
+                colour, text = "black" if value > middle else "white", f"{value:.3g}"
+                if i != j:
+                    axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)

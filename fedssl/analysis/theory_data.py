@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Rows = NDArray[np.float64]
 ENOUGH = 1e-3  # of the objective: how far a solution may be from the best
-REFUTED = 1e6  # if no separator has a squared norm below twice this, there is none for practical purposes
+REFUTED = 1e4  # half the squared norm that any separator is shown to exceed before it is given up: a source's is near 1
 
 
 class Labelled(NamedTuple):
@@ -60,20 +60,20 @@ def largest_margin(data: Labelled, classes: int, slack: float = 0.0) -> Separato
     """
     from scipy.optimize import minimize
 
-    x, y = data
+    x, y = data.x.astype(np.float32), data.y  # twice as fast, and far more exact than ENOUGH
     n, rows = len(x), np.arange(len(x))
     last: dict[str, Any] = {}
 
     def weights(a: Rows) -> Rows:
         each = -a
         each[rows, y] += a.sum(1)
-        return np.asarray(each.T @ x)
+        return np.asarray(each.astype(np.float32).T @ x, np.float64)
 
     def dual(flat: Rows) -> tuple[float, Rows]:
         a = flat.reshape(n, classes).copy()
         a[rows, y] = 0
         w = weights(a.copy())
-        scores = x @ w.T
+        scores = np.asarray(x @ w.astype(np.float32).T, np.float64)
         missing = 1 - (scores[rows, y][:, None] - scores)
         missing[rows, y] = 0
         norm = float((w * w).sum()) / 2

@@ -19,12 +19,14 @@ import torch
 
 from fedssl.analysis.analysis import ANALYSES, Found, Summary, listed
 from fedssl.analysis.features import OfModels
-from fedssl.analysis.look import SEVERAL, figure, look, matrix
+from fedssl.analysis.look import COLOURS, figure, matrix
 from fedssl.data.progress import Say, meter
 from fedssl.errors import ConfigError
 from fedssl.layout import PARAMETERS, Entry
 from fedssl.run import Run
 from fedssl.tree import State
+
+NAMED = 40  # layers that have room for a name
 
 
 def layer_distances(one: State, other: State) -> dict[str, float]:
@@ -87,19 +89,15 @@ class Weights(OfModels):
 
 
 def _layers(axes: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
-    """Each layer's distance: of a few pairs a line each, of many the range and the mean."""
+    """Each layer's distance: the mean over pairs, and from the nearest pair to the farthest."""
     names = list(pairs[0]["layers"])
-    places = range(len(names))
-    if len(pairs) <= SEVERAL:
-        for number, pair in enumerate(pairs):
-            axes.plot(places, list(pair["layers"].values()), label=" – ".join(pair["pair"]), **look(number))
-    else:
-        table = torch.tensor([list(pair["layers"].values()) for pair in pairs], dtype=torch.float64)
-        axes.plot(places, table.mean(0), label=f"mean of {len(pairs)} pairs", **look(0))
-        low, high = table.min(0).values, table.max(0).values
-        axes.fill_between(places, low, high, alpha=0.25, color=look(0)["color"], label="all pairs")
-    every = -(-len(names) // 30)
-    axes.set_xticks(list(places)[::every], names[::every], rotation=90, fontsize=7)
-    axes.set(ylabel="L2 norm of the difference", ylim=(0, None), title="by layer")
+    table = torch.tensor([list(pair["layers"].values()) for pair in pairs], dtype=torch.float64)
+    places, mean = list(range(len(names))), table.mean(0)
+    spread = torch.stack([mean - table.min(0).values, table.max(0).values - mean])
+    axes.errorbar(mean, places, xerr=spread, fmt="o", color=COLOURS[0], ecolor=COLOURS[1], capsize=2, markersize=4)
+    every = -(-len(names) // NAMED)
+    axes.set_yticks(places[::every], names[::every], fontsize=7)
+    axes.invert_yaxis()
+    title = "by layer" if len(pairs) == 1 else f"by layer: mean and range of {len(pairs)} pairs"
+    axes.set(xlabel="L2 norm of the difference", xlim=(0, None), title=title)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
