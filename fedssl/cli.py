@@ -153,7 +153,7 @@ def analyse(
     from fedssl.changes import parse_assignment
     from fedssl.report.table import print_summary
 
-    done = look_into(kind, dirs or [], out, device, data_dir, **dict(map(parse_assignment, set)))
+    done = look_into(kind, dirs or [], out, device, data_dir, set=dict(map(parse_assignment, set)))
     if as_json:
         print(json.dumps(done.found))
     else:

@@ -63,24 +63,26 @@ def analyse(
     device: str = "auto",
     data_dir: str | Path | None = None,
     say: Say = say_on_stderr,
+    set: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Done:
-    """Run one kind of analysis over run directories; the last arguments are its settings.
+    """Run one kind of analysis over run directories; its settings change by keyword or in `set`.
 
     `out` is a file's name without ending: OUT.json and OUT.png. Otherwise they go to analysis/KIND.{json,png} in the
     first run directory.
     """
     need_matplotlib()
-    chosen = validate(ANALYSES[kind], settings, kind)
+    chosen = validate(ANALYSES[kind], {**settings, **(set or {})}, kind)
     check_count(kind, chosen, len(dirs))
     base = _base(kind, dirs, out)
     runs = [each if isinstance(each, Run) else Run(each, data_dir, device) for each in dirs]
     measured = chosen.measure(runs, say)
     found = {"analysis": kind, "settings": chosen.model_dump(mode="json"), **measured}
-    places = base.with_name(base.name + ".json"), base.with_name(base.name + ".png")
+    text, picture = json.dumps(found, indent=1, allow_nan=False) + "\n", png(chosen.draw(found))
     base.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(places[0], (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
-    write_atomic(places[1], png(chosen.draw(found)))
+    places = base.with_name(base.name + ".json"), base.with_name(base.name + ".png")
+    write_atomic(places[0], text.encode())
+    write_atomic(places[1], picture)
     return Done(found, chosen.summary(found), *places)
 
 

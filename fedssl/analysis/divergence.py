@@ -17,10 +17,11 @@ from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
 from fedssl.run import Run
 
+ACROSS = 2  # panels of one run side by side
 KEYS = ("loss", "divergence", "embedding_std", "effective_rank")
 WORDS = {
-    "divergence": "divergence,\nL2 distance",
-    "noted divergence": "divergence,\nas noted",
+    "divergence": "divergence (L2)",
+    "noted divergence": "divergence, noted",
     "embedding_std": "embedding std",
     "effective_rank": "effective rank",
     "mu": "μ",
@@ -70,19 +71,27 @@ class Divergence(Analysis):
         return {"keys": list(self.keys) or known, "runs": found}
 
     def draw(self, found: Found) -> Any:
-        """A row for each key, a column for each run: columns share an axis, so that runs can be compared."""
+        """One run: a panel for each key. Several: a row for each key, a column for each run, and the columns of a row
+        share their axis, so that runs can be compared."""
         keys, runs = found["keys"], found["runs"]
-        drawn, axes = figure(len(keys), len(runs), width=6 if len(runs) == 1 else 4.5, height=2.1, sharey="row")
-        for column, (name, each) in enumerate(runs.items()):
-            axes[0, column].set_title(name)
-            for row, key in enumerate(keys):
-                _lines(axes[row, column], each.get(key, {}))
-                over_rounds(axes[row, column], WORDS.get(key, key) if column == 0 else "")
-                if row < len(keys) - 1:
-                    axes[row, column].set_xlabel("")
-            handles, names = axes[0, column].get_legend_handles_labels()
-            if handles:
-                axes[0, column].legend(handles, names, frameon=False, fontsize=8, ncols=2, title="client")
+        alone = len(runs) == 1
+        across = min(ACROSS, len(keys)) if alone else len(runs)
+        share = {} if alone else {"sharey": "row"}
+        drawn, axes = figure(-(-len(keys) // across) if alone else len(keys), across, width=4.2, height=2.3, **share)
+        panels = [(key, name) for key in keys for name in runs]
+        for each, (key, name) in zip(axes.flat, panels, strict=False):
+            if key in runs[name]:
+                _lines(each, runs[name][key])
+                over_rounds(each, WORDS.get(key, key))
+            else:
+                each.text(0.5, 0.5, f"{key}: not in this log", ha="center", transform=each.transAxes, color="0.4")
+                each.set_axis_off()
+        for each in axes.flat[len(panels) :]:
+            each.set_axis_off()
+        for each, name in zip(axes[0], runs, strict=False):
+            each.set_title(name)
+            if each.get_legend_handles_labels()[0]:
+                each.legend(frameon=False, fontsize=8, ncols=2, title="client")
         return drawn
 
     def summary(self, found: Found) -> Summary:
@@ -98,10 +107,6 @@ class Divergence(Analysis):
 
 
 def _lines(axes: Any, clients: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    if not clients:
-        axes.text(0.5, 0.5, "not in this run's log", ha="center", transform=axes.transAxes, color="0.4")
-        axes.set_xticks([])
-        return
     if len(clients) <= SEVERAL:
         for number, (client, points) in enumerate(sorted(clients.items())):
             axes.plot(*zip(*points, strict=True), label=client, **{**look(number), "markersize": 3})

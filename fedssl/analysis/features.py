@@ -33,13 +33,14 @@ class OfModels(Analysis):
     """An analysis of models: those of the newest checkpoint, or what clients would make of them."""
 
     local: bool = False  # each client trains from the newest checkpoint as in its last round; these are the models
+    rate: float | None = Field(None, gt=0)  # the learning rate of that training; None: that of the round
     models: tuple[str, ...] = ()  # only those of these names; none: all
 
     def chosen(self, runs: Sequence[Run], say: Say, fewest: int = 1) -> dict[str, Model]:
         """By name; with several runs, the run's name is before the model's."""
         found: dict[str, Model] = {}
         for name, run in zip(run_names(runs), runs, strict=True):
-            every = _models(run, self.local, say)
+            every = _models(run, self.local, self.rate, say)
             before = f"{name}/" if len(runs) > 1 else ""
             found |= {f"{before}{model}": Model(run, make) for model, make in every.items()}
         if missing := [name for name in self.models if name not in found]:
@@ -71,8 +72,8 @@ class OfFeatures(OfModels):
         return found, test
 
 
-def _models(run: Run, local: bool, say: Say) -> dict[str, Callable[[], State]]:
-    models = local_models(run, say) if local else run.models()
+def _models(run: Run, local: bool, rate: float | None, say: Say) -> dict[str, Callable[[], State]]:
+    models = local_models(run, say, rate) if local else run.models()
     if not models:
         raise ConfigError(f"{run.dir} has no model yet: clients have theirs when they have trained")
     return {name: partial(models.__getitem__, name) for name in models}

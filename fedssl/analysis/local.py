@@ -19,11 +19,11 @@ from fedssl.train import resolve_precision
 from fedssl.tree import State
 
 
-def local_models(run: Run, say: Say) -> dict[str, State]:
+def local_models(run: Run, say: Say, rate: float | None = None) -> dict[str, State]:
     """Each client's model by its id, on the CPU, after training from what the newest checkpoint would send it.
 
     Of a run that is not finished this is exactly what its next round begins with. After the last round clients go on
-    with its learning rate: if that is near 0, they hardly move, as they did in that round.
+    with its learning rate: if that is near 0, they hardly move, as they did in that round. `rate` is another one.
     """
     snapshot = Store(run.dir).load(say, check_rows=False)
     if snapshot is None:
@@ -50,7 +50,7 @@ def local_models(run: Run, say: Say) -> dict[str, State]:
                 trainer,
                 e.seed,
                 round,
-                e.train.rate(last, e.rounds),
+                e.train.rate(last, e.rounds) if rate is None else rate,
                 last / e.rounds,
                 e.rounds,
                 None if public is None else public.to(device),

@@ -25,6 +25,7 @@ from fedssl.run import Run
 COMPONENTS = 20  # of all models' features, before they are put on one map
 PANELS = 12  # maps in one picture
 ACROSS = 4
+WORDS = {"tsne": "t-SNE", "umap": "UMAP"}
 NEAREST = 10  # images whose class is compared with one's own
 
 Rows = NDArray[np.floating[Any]]
@@ -98,7 +99,7 @@ class Map(OfFeatures):
             for number, (name, xy) in enumerate(maps.items()):
                 style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
                 axes[0, 0].scatter(*xy.T, s=7, alpha=0.7, label=name, **style)
-            axes[0, 0].set(title=f"test images, {self.how}", xticks=[], yticks=[])
+            axes[0, 0].set(title=f"test images, {WORDS[self.how]}", xticks=[], yticks=[])
             axes[0, 0].set_frame_on(False)
         else:
             across = min(ACROSS, len(maps))
@@ -117,4 +118,5 @@ class Map(OfFeatures):
         rows = [[name, f"{100 * near[name]:.1f}%" if near else "–"] for name in found["maps"]]
         columns = ["model", f"same class among the {NEAREST} nearest on the map"]
         note = "a map is for looking at: it is no measure of a model, which fedssl evaluate is"
-        return Summary(f"{self.how} of {len(found['labels'] or ())} test images", columns, rows, [note])
+        count = len(next(iter(found["maps"].values())))
+        return Summary(f"{WORDS[self.how]} of {count} test images", columns, rows, [note])

@@ -64,6 +64,7 @@ def test_the_command_prints_a_table_and_says_where(go: Go, cli: Callable[..., tu
         (["divergence", "DIR", "--out", "."], "it is a folder"),
         (["divergence", "DIR", "--set", "key=1"], 'unknown key "divergence.key", did you mean "keys"?'),
         (["divergence", "DIR", "--set", 'keys=["nu"]'], 'the rounds log has no "nu"; it has: loss, '),
+        (["divergence", "DIR", "--set", "device=cpu"], 'unknown key "divergence.device"'),
         (["divergence", "DIR", "DIR"], "the same run directory was given twice"),
         (["angles", "DIR"], "--set local=true"),
         (["map", "DIR", "--set", 'models=["x"]'], 'there is no model "x"; there are: global'),

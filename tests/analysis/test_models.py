@@ -175,9 +175,11 @@ def test_the_mean_of_local_models_is_the_next_global_model(go: Go) -> None:
 
 
 def test_local_models_can_be_compared(go: Go) -> None:
-    found = analyse("weights", [go()], say=quiet, local=True).found
+    run = go()
+    found = analyse("weights", [run], say=quiet, local=True).found
     assert found["models"] == ["0", "1", "2"]
-    assert min(pair["total"] for pair in found["pairs"]) > 0
+    near = analyse("weights", [run], say=quiet, local=True, rate=1e-6).found
+    assert 0 < 100 * near["pairs"][0]["total"] < found["pairs"][0]["total"]
 
 
 def test_principal_components() -> None:

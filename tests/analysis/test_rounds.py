@@ -60,6 +60,13 @@ def test_fedemas_mu_is_drawn(go: Go) -> None:
     assert {"drift", "noted divergence", "lam", "loss", "effective_rank"} <= set(found["keys"])
 
 
+def test_a_run_without_a_note_has_an_empty_panel(go: Go) -> None:
+    run = go("fedema", **{"algorithm.name": "fedema"})
+    found = analyse("divergence", [go("fedavg"), run], keys=["mu", "loss"]).found
+    assert found["keys"] == ["mu", "loss"]
+    assert "mu" not in found["runs"]["fedavg"]
+
+
 def test_many_clients_are_drawn_as_a_band(go: Go) -> None:
     run = go(clients=12)
     assert len(analyse("divergence", [run]).found["runs"]["run"]["loss"]) == 12
