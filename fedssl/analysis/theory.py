@@ -39,6 +39,7 @@ class Theory(Analysis):
     d: tuple[int, ...] = (100, 200, 500, 1000, 2000)  # dimensions of the data
     sources: int = Field(3, gt=1)  # K
     seeds: int = Field(3, gt=0)  # draws of the data
+    nuisance: bool = True  # the paper's q·τ·e_i in frequent classes; false: without it, to see what it does
     slack: float = Field(10.0, gt=0)  # of the global supervised problem: a margin missed by e costs e²/(2·slack)
 
     def measure(self, runs: Sequence[Run], say: Say) -> Found:
@@ -53,7 +54,7 @@ class Theory(Analysis):
     def one(self, d: int, seed: int) -> dict[str, Any]:
         """One draw of all sources' data: for each learner and measure, sources × directions, and the global one's."""
         K, rare, draw = self.sources, max(1, round(d**0.15)), np.random.default_rng([d, seed])
-        sources = [data.source(d, k, K, d, rare, draw) for k in range(K)]
+        sources = [data.source(d, k, K, d, rare, draw, self.nuisance) for k in range(K)]
         every = data.Labelled(*(np.concatenate(parts) for parts in zip(*sources, strict=True)))
         refuted = data.largest_margin(every, 2 * K).refuted
         relaxed = data.largest_margin(every, 2 * K, self.slack)
