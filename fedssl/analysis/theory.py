@@ -75,6 +75,7 @@ class Theory(Analysis):
                 for name, measure in MEASURES.items()
             }
         found["separable"] = {"local": not any(each.refuted for each in local), "global": not refuted}
+        found["norms"] = listed([float(np.square(each.w).sum()) for each in local])  # Σ‖w̃‖² of each source's solution
         found["gaps"] = {"local": listed([each.gap for each in local], 3), "global": listed([relaxed.gap], 3)[0]}
         return found
 

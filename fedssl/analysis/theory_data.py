@@ -65,11 +65,19 @@ def largest_margin(data: Labelled, classes: int, slack: float = 0.0) -> Separato
     a = np.zeros((len(data.x), classes))
     for dtype in (np.float32, np.float64):
         a = _climb(a, Dual(data, slack, dtype), slack)
-    nobodys = np.setdiff1d(np.arange(classes), data.y)  # classes without images are alike: so must their weights be
-    a[:, nobodys] = a[:, nobodys].mean(1, keepdims=True) if len(nobodys) else a[:, nobodys]
     end = Dual(data, slack, np.float64)
-    end(a.ravel())
+    end(alike(a, data.y).ravel())
     return Separator(end.w, end.gap, end.refuted)
+
+
+def alike(a: Rows, y: NDArray[np.int64]) -> Rows:
+    """Dual variables (n, classes) with those of classes without images replaced by their mean: nothing tells such
+    classes apart, so their weights are equal at the optimum, and rounding must not make them differ."""
+    nobodys = np.setdiff1d(np.arange(a.shape[1]), y)
+    even = a.copy()
+    if len(nobodys):
+        even[:, nobodys] = a[:, nobodys].mean(1, keepdims=True)
+    return even
 
 
 def _climb(a: Rows, dual: Dual, slack: float) -> Rows:

@@ -13,6 +13,7 @@ from fedssl.analysis import analyse
 from fedssl.analysis.theory import Theory
 from fedssl.analysis.theory_data import (
     Labelled,
+    alike,
     correlation,
     largest_margin,
     sl_features,
@@ -114,6 +115,13 @@ def test_weights_have_the_rank_that_symmetry_leaves_them() -> None:
     assert values[4] < 1e-13 * values[0]
     assert len(span(sl_features(found.w), 60)) == 60
     assert span(sl_features(found.w), 60).sum() == pytest.approx(4)  # the squared norm of a projection is its rank
+
+
+def test_classes_without_images_are_alike() -> None:
+    """Of four classes, 0 and 2 have images: columns 1 and 3 become their mean."""
+    a = np.array([[0.0, 1.0, 5.0, 3.0], [7.0, 2.0, 0.0, 2.5]])
+    assert alike(a, np.array([0, 2])).tolist() == [[0, 2, 5, 2], [7, 2.25, 0, 2.25]]
+    assert alike(a[:, :2], np.array([0, 1])).tolist() == a[:, :2].tolist()
 
 
 def test_slack_is_the_minimum_of_its_objective() -> None:
