@@ -17,7 +17,7 @@ from fedssl.experiment import Experiment
 Go = Callable[..., fedssl.Run]
 
 
-def images(n: int, seed: int) -> tuple[Tensor, Tensor]:
+def _images(n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Images of three classes that anybody can tell apart by their brightness."""
     labels = torch.arange(n) % 3
     noise = torch.randint(80, (n, 3, 10, 10), generator=torch.Generator().manual_seed(seed))
@@ -25,8 +25,14 @@ def images(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(scope="session")
+def images() -> Callable[[int, int], tuple[Tensor, Tensor]]:
+    """images(n, seed): those, and their labels."""
+    return _images
+
+
+@pytest.fixture(scope="session")
 def labelled() -> Dataset:
-    return from_python(images(48, 0), images(24, 1))
+    return from_python(_images(48, 0), _images(24, 1))
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from fedssl.analysis import analyse
 from fedssl.analysis.false_negatives import ratios
 from fedssl.data import from_python
 from fedssl.errors import ConfigError
-from tests.analysis.conftest import images
 
 Go = Callable[..., fedssl.Run]
+Make = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def test_the_papers_examples() -> None:
@@ -65,7 +65,7 @@ def test_one_client_has_no_others(go: Go) -> None:
     assert found["mean"] == {"local": pytest.approx(1 / 3)}
 
 
-def test_without_labels_nobody_knows(go: Go) -> None:
+def test_without_labels_nobody_knows(go: Go, images: Make) -> None:
     run = go("run", from_python(images(48, 0)[0], images(24, 1)))
     with pytest.raises(ConfigError, match="no labels"):
         analyse("false-negatives", [run])

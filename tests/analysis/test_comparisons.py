@@ -24,9 +24,9 @@ from fedssl.errors import ConfigError
 from fedssl.layout import Entry, Layout
 from fedssl.store import Store
 from fedssl.tree import State
-from tests.analysis.conftest import images
 
 Go = Callable[..., fedssl.Run]
+Make = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def quiet(line: str) -> None: ...
@@ -75,7 +75,7 @@ def test_features_of_another_width_have_no_angle() -> None:
         pairwise({"a": torch.ones(2, 4), "b": torch.ones(2, 5)})
 
 
-def test_angles_of_isolated_clients_are_those_of_their_backbones(go: Go) -> None:
+def test_angles_of_isolated_clients_are_those_of_their_backbones(go: Go, images: Make) -> None:
     """Against backbones loaded from the files that the run exported."""
     run = go(**{"topology.name": "isolated"})
     found = analyse("angles", [run], say=quiet, images=10).found
@@ -95,7 +95,7 @@ def test_projections_are_compared_on_demand(go: Go) -> None:
     assert h != pytest.approx(z, abs=0.1)
 
 
-def test_runs_with_other_test_images_are_not_compared(go: Go) -> None:
+def test_runs_with_other_test_images_are_not_compared(go: Go, images: Make) -> None:
     other = from_python(images(48, 0), images(24, 2))
     with pytest.raises(ConfigError, match="other test images"):
         analyse("angles", [go("one"), go("other", other)], say=quiet)
