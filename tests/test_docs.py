@@ -23,6 +23,7 @@ import typer
 import fedssl
 from fedssl import errors, nets
 from fedssl.algorithm import ALGORITHMS
+from fedssl.analysis import ANALYSES
 from fedssl.changes import parse_assignment
 from fedssl.cli import app
 from fedssl.data import PARTITIONS, SOURCES
@@ -226,6 +227,9 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
         for cell in swept(given["name"], changes, given["probe"] or ["linear"]).cells:
             load(cell.recipe, cell.set)
         return
+    if words[0] == "analyse":
+        assert {text.partition("=")[0] for text in changes} <= set(ANALYSES[given["kind"]].model_fields)
+        return
     if words[0] == "recipes" and not is_one(given["toml"] or given["pattern"] or ""):
         assert chosen(given["pattern"])
         return
@@ -316,6 +320,21 @@ def test_results_are_documented(demo: Path) -> None:
 def test_run_directory_is_documented(demo: Path) -> None:
     documented = {name.partition("/")[0] for name in first_cells(section("A run directory"))}
     assert {path.name for path in demo.iterdir()} <= documented
+
+
+def test_analyses_are_documented() -> None:
+    """Every kind has a section, and every setting of each is named on the page."""
+    page = (ROOT / "docs" / "how-to" / "analyse.md").read_text("utf-8")
+    assert {*re.findall(r"^## `([\w-]+)`$", page, re.M)} == set(ANALYSES.names())
+    named = first_cells(page)
+    for kind in ANALYSES.names():
+        assert kind in named
+        assert set(ANALYSES[kind].model_fields) <= named, kind
+
+
+def test_pictures_of_results_are_those_on_the_page() -> None:
+    shown, made = ROOT / "docs" / "how-to" / "analyse-theory.png", ROOT / "results" / "theory.png"
+    assert shown.read_bytes() == made.read_bytes()
 
 
 def test_exit_codes_are_documented() -> None:

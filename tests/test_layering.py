@@ -100,6 +100,22 @@ MAY_SEE = {
         "train",
         "variants",
     },
+    "analysis": {
+        "assemble",
+        "client",
+        "data",
+        "errors",
+        "evaluate",
+        "layout",
+        "numerics",
+        "report",
+        "run",
+        "settings",
+        "store",
+        "tiers",
+        "train",
+        "tree",
+    },
     "variants": {"changes", "errors", "nets", "recipes", "settings"},
 }
 # and, for those not listed there or for good measure, what they must not see
@@ -158,7 +174,7 @@ def test_only_runtimes_know_flower() -> None:
 
 def test_extras_are_imported_where_they_are_used() -> None:
     """Optional packages only inside a function: `import fedssl` must do without them."""
-    extras = {"matplotlib", "sklearn", "torchvision", "timm", "lightly", "pycocotools"}
+    extras = {"matplotlib", "scipy", "sklearn", "umap", "torchvision", "timm", "lightly", "pycocotools"}
     for name, path in NAMES.items():
         for node in _tree(path).body:
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
