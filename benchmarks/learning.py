@@ -7,8 +7,9 @@ Five clients, two classes each, settings of a `-mini` recipe (small CNN, ten rou
 FedAvg, each client alone and all images in one place; each algorithm with the method it was published with. kNN
 accuracy on the 1,000 test images, in percent; where clients end with models of their own, the mean over them. Nothing
 was chosen by these figures: all have the same rounds, optimizer and learning rate, which suits some better than others.
-Methods that these keep below a random backbone come a second time with a training that suits them (`SUITED`). Runs are
-kept in `--runs`, and those that are finished are not run again.
+Methods that these keep below a random backbone come again with a training that suits them (`SUITED`), and with a
+linear probe: MAE's features are not made to be compared by their angles. Runs are kept in `--runs`, and those that are
+finished are not run again.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Case(NamedTuple):
         return "-".join(self[:3]) + "-suited" * self.suited
 
 
-Found = dict[Case, list[dict[str, float]]]
+Measured = dict[str, dict[str, float]]
+Found = dict[Case, list[Measured]]
 
 
 def cases() -> Iterator[Case]:
@@ -75,26 +77,27 @@ def experiment(case: Case, seed: int) -> Experiment:
         "topology": {"name": case.topology},
     }
     small = mini(values)
-    small["probe"] |= {"every": 0, "linear": False, "beside": ["random"] if case.topology == "star" else []}
+    beside = ["random"] if case.topology == "star" else []
+    small["probe"] |= {"every": 0, "linear": case.suited, "beside": beside}
     return Experiment.from_dict(small | {"seed": seed}).with_changes(SUITED[case.method] if case.suited else {})
 
 
-def measured(case: Case, seed: int, folder: Path) -> dict[str, float]:
-    """kNN by row of the run's table: this run's, and a random backbone's."""
+def measured(case: Case, seed: int, folder: Path) -> Measured:
+    """By probe and row of the run's table: this run's, and a random backbone's."""
     run = fedssl.run(experiment(case, seed), folder / f"{case.name}-{seed}", device="cpu", quiet=True)
-    return {row: probes["knn"]["mean"] for row, probes in run.results["table"].items()}
+    table = run.results["table"]
+    return {probe: {row: found[probe]["mean"] for row, found in table.items()} for probe in table["this run"]}
 
 
-def summary(found: Found, case: Case) -> dict[str, Any]:
+def summary(found: Found, case: Case, probe: str = "knn") -> dict[str, Any]:
     """Each seed's accuracy, and how far it leads a random backbone, seed by seed."""
-    ours = found[case]
     row: dict[str, Any] = {
-        "federated": [one["this run"] for one in ours],
-        "random": [one["random"] for one in ours],
+        "federated": [one[probe]["this run"] for one in found[case]],
+        "random": [one[probe]["random"] for one in found[case]],
     }
     for topology in ("isolated", "centralized"):
         others = found.get(case._replace(algorithm="fedavg", topology=topology))
-        row |= {topology: [one["this run"] for one in others]} if others else {}
+        row |= {topology: [one[probe]["this run"] for one in others]} if others else {}
     leads = [a - b for a, b in zip(row["federated"], row["random"], strict=True)]
     return row | {"over_random": {"mean": statistics.fmean(leads), "each": leads}}
 
@@ -113,19 +116,21 @@ def main() -> None:
         going = {case: [pool.submit(measured, case, seed, args.runs) for seed in range(args.seeds)] for case in wanted}
         for case, runs in going.items():
             found[case] = [run.result() for run in runs]
-            print(f"{case.name}: {_each([one['this run'] for one in found[case]])}", flush=True)
+            print(f"{case.name}: {_each([one['knn']['this run'] for one in found[case]])}", flush=True)
             write(found, args.out)
     print(markdown(rows_of(found)))
 
 
 def rows_of(found: Found) -> dict[str, dict[str, Any]]:
     """A row for each method × algorithm, named so; with its own training, that is said too."""
-    stars = [case for case in found if case.topology == "star"]
-    return {f"{case.method} × {case.algorithm}{_own(case)}": summary(found, case) for case in stars}
+    stars = [(case, probe) for case in found if case.topology == "star" for probe in found[case][0]]
+    return {_name(case, probe): summary(found, case, probe) for case, probe in stars}
 
 
-def _own(case: Case) -> str:
-    return f" ({', '.join(f'{key} = {value}' for key, value in SUITED[case.method].items())})" if case.suited else ""
+def _name(case: Case, probe: str) -> str:
+    own = [f"{key} = {value}" for key, value in SUITED[case.method].items()] if case.suited else []
+    also = [*own, *(["linear probe"] if probe == "linear" else [])]
+    return f"{case.method} × {case.algorithm}" + (f" ({', '.join(also)})" if also else "")
 
 
 def write(found: Found, out: Path) -> None:

@@ -9,6 +9,7 @@ except PackageNotFoundError:  # a source tree on PYTHONPATH
 
 from fedssl.errors import FedsslError
 from fedssl.experiment import Experiment
+from fedssl.reproduce import reproduce, sweep
 from fedssl.run import Run, run
 
-__all__ = ["Experiment", "FedsslError", "Run", "__version__", "run"]
+__all__ = ["Experiment", "FedsslError", "Run", "__version__", "reproduce", "run", "sweep"]

@@ -1,4 +1,5 @@
-"""The command line: fedssl run, recipes, evaluate, partition, views, combinations, doctor, flower."""
+"""The command line: fedssl run, recipes, evaluate, analyse, partition, views, combinations, doctor; reproduce and sweep
+are in cli_tables.py, finetune in cli_finetune.py, flower in cli_flower.py."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from typing import Annotated
 
 import typer
 
+from fedssl import cli_finetune, cli_flower, cli_tables
 from fedssl.errors import ConfigError, FedsslError
-from fedssl.flower_commands import app as flower
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,8 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Pre-train vision backbones on unlabelled images that never leave their owners.",
 )
-
-app.add_typer(flower, name="flower")
 
 PATIENCE = 10.0  # seconds a run has to end in
 
@@ -131,6 +130,42 @@ def evaluate(
         print(score.note)
     if len(score) > 1:
         print(f"on average: {score.mean:.2f}% ± {score.std:.2f}")
+
+
+app.command()(cli_tables.reproduce)
+app.command()(cli_tables.sweep)
+app.add_typer(cli_finetune.finetune, name="finetune")
+app.add_typer(cli_flower.flower, name="flower")
+
+
+@app.command()
+def analyse(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help="angles, communication, divergence, false-negatives, map, theory, weights."
+        ),
+    ],
+    dirs: Annotated[list[Path] | None, typer.Argument(metavar="DIR …", help="Run directories.")] = None,
+    set: Sets = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Write OUT.json and OUT.png, not into the run directory.")] = None,
+    device: Device = "auto",
+    data_dir: DataDir = Path("data"),
+    as_json: AsJson = False,
+) -> None:
+    """Look into runs: write numbers and a picture to DIR/analysis/KIND.json and .png, and print a table.
+
+    With --set images=500 a setting of that kind of analysis changes.
+    """
+    from fedssl.analysis import analyse as look_into
+    from fedssl.changes import parse_assignment
+    from fedssl.report.table import print_summary
+
+    done = look_into(kind, dirs or [], out, device, data_dir, set=dict(map(parse_assignment, set)))
+    if as_json:
+        print(json.dumps(done.found))
+    else:
+        print_summary(done.summary, done.json, done.png)
 
 
 @app.command()

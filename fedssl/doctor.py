@@ -11,7 +11,12 @@ import torch
 
 from fedssl import kernels
 
-EXTRAS = {"viz": ("matplotlib", "scikit-learn"), "vision": ("torchvision", "timm"), "flower": ("flwr", "cryptography")}
+EXTRAS = {
+    "viz": ("matplotlib", "scikit-learn"),
+    "maps": ("umap-learn",),
+    "vision": ("torchvision", "timm", "pycocotools"),
+    "flower": ("flwr", "cryptography"),
+}
 CLASH = (
     "torchvision's wheel is built for CUDA and cannot be imported beside this CPU build of torch "
     "(operator torchvision::nms does not exist). fedssl itself does not need it; for the extra `vision` "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedssl import nets
-from fedssl.assemble import build_backbone, left_out, normalisation
+from fedssl.assemble import build_backbone, build_method, left_out, normalisation
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
@@ -32,7 +32,7 @@ from fedssl.seeds import generator
 from fedssl.settings import suggest
 from fedssl.tree import State
 
-PROBES = ("knn", "linear", "semi", "per-client", "collaborative")
+PROBES = ("knn", "linear", "semi", "classifier", "per-client", "collaborative")
 HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
     "and are measured on the other"
@@ -129,6 +129,7 @@ class Evaluation:
             "knn": self._knn,
             "linear": self._linear,
             "semi": self._semi,
+            "classifier": self._classifier,
             "per-client": self._linear,  # what makes it more than that: per_client.py
         }
         return {probe: answers[probe](subject) for probe in probes}
@@ -153,6 +154,17 @@ class Evaluation:
             backbone, few.pixels, few.labels, self.classes, self._normalisation, how, self.experiment.seed
         )
         return embed(model, self.sets()[1].held, self._normalisation, self.device).argmax(1)
+
+    @torch.no_grad()
+    def _classifier(self, subject: Subject) -> Tensor:
+        """The classes that a model says itself, with the layer it was trained with."""
+        method = build_method(self.experiment, self.data.train.image, self.device).eval()
+        if not method.classifies:
+            name = self.experiment.to_dict()["method"]["name"]
+            raise ConfigError(f'probe "classifier" measures one that the run itself trained; {name} trains none')
+        method.state.load(subject.state)
+        chunks = self.sets()[1].held.chunks(1000)
+        return torch.cat([method.encode(method.clean(x.to(self.device))).z.argmax(1) for x in chunks])
 
     @cached_property
     def few(self) -> Few:

@@ -60,6 +60,7 @@ class Method(nn.Module, ABC):
     private: ClassVar[tuple[str, ...]] = ()  # parts that never travel
     mirrored: ClassVar[tuple[str, ...]] = ("backbone", "projector")
     learns_from_labels: ClassVar[bool] = False
+    classifies: ClassVar[bool] = False  # projections are logits of the labels' classes
     after_step_moves_weights: ClassVar[bool] = True  # False: one's own changes none, or only by `move_target`
 
     backbone: nn.Module

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from torch import Tensor
 
 from fedssl import assemble, nets
 from fedssl.agree import agree
@@ -61,6 +62,10 @@ class Run:
 
     def data(self, say: Say = say_on_stderr) -> Dataset:
         return assemble.read_data(self.experiment, self._data_dir, self._dataset, say)
+
+    def public(self, data: Dataset, say: Say = say_on_stderr) -> Tensor | None:
+        """The images that everybody may see, if the algorithm needs some; `data` are the run's."""
+        return assemble.read_public(self.experiment, data, self._data_dir, say)
 
     def models(self) -> Models:
         """The models of the newest checkpoint, by name."""

@@ -48,7 +48,7 @@ def _import_torchvision() -> None:
     """Import it once for all oracles (timm and lightly import it too), or leave it to them to be skipped.
 
     Its wheel is a CUDA build: without its compiled operators it stops at the first it registers a kernel for,
-    unless that operator has a schema.
+    unless that operator has a schema. The two that Mask R-CNN needs have plain kernels in torchvision_operators.py.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its image decoders do not load either, and are not needed
@@ -59,11 +59,10 @@ def _import_torchvision() -> None:
         except RuntimeError:
             for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
                 del sys.modules[name]
-            library = torch.library.Library("torchvision", "DEF")
-            for operator in ("nms", "qnms"):
-                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            _shim.append(library)
+            operators = importlib.import_module("torchvision_operators")
+            _shim.append(operators.define())
             importlib.import_module("torchvision")
+            operators.announce()
 
 
 class Tiny(CNN):

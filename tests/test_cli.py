@@ -54,9 +54,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", ["", "run", "recipes", "evaluate", "partition", "views", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["", "run", "recipes", "evaluate", "finetune", "finetune detection", "partition", "views", "doctor"]
+)
 def test_help(command: str, cli: Cli) -> None:
-    code, out, err = cli(*filter(None, [command]), "--help")
+    code, out, err = cli(*command.split(), "--help")
     assert (code, err) == (0, "")
     assert f"Usage: fedssl {command}".strip() in out
 

@@ -23,18 +23,24 @@ import typer
 import fedssl
 from fedssl import errors, nets
 from fedssl.algorithm import ALGORITHMS
+from fedssl.analysis import ANALYSES
+from fedssl.changes import parse_assignment
 from fedssl.cli import app
 from fedssl.data import PARTITIONS, SOURCES
 from fedssl.drive import Interrupted
 from fedssl.evaluate import PROBES
 from fedssl.experiment import Experiment, load
 from fedssl.federate import Round
+from fedssl.finetune.settings import DetectionSettings
 from fedssl.guard import Report
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
 from fedssl.probes import ProbeSettings
 from fedssl.report.recipes import chosen, is_one
 from fedssl.report.rounds import record
+from fedssl.reproduce import _some, find_table
+from fedssl.reproduce.swept import swept
+from fedssl.settings import validate
 from fedssl.topology import TOPOLOGIES
 
 ROOT = Path(__file__).parents[1]
@@ -113,6 +119,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fedssl, "run", run)
+    monkeypatch.setattr(sys.modules["fedssl.reproduce"], "_todo", lambda outcome: {})  # tables are told, not made
     monkeypatch.setattr(socket.socket, "connect", refuse)
     for registry in REGISTRIES.values():
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
@@ -199,15 +206,29 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
     """The subcommand takes these options, the experiment exists, and its settings can be changed so."""
     group: Any = typer.main.get_command(app)
     command = group.commands[words[0]]
-    if hasattr(command, "commands"):  # a group of its own
+    if hasattr(command, "commands"):  # a group, of fine-tunings say
         words = words[1:]
         command = command.commands[words[0]]
     with command.make_context(words[0], words[1:]) as context:
         given = context.params
     changes = given.get("set") or []
+    if words[0] == "detection":
+        validate(DetectionSettings, {"start": given["start"]} | dict(map(parse_assignment, changes)))
+        return
     if words[0] == "evaluate":
         assert given["probe"] in PROBES
         assert {text.partition("=")[0] for text in changes} <= set(ProbeSettings.model_fields)
+        return
+    if words[0] == "reproduce":
+        chosen_cells = given["table"] and _some(find_table(given["table"]), given["cells"])
+        assert chosen_cells or given["list_"]
+        return
+    if words[0] == "sweep":
+        for cell in swept(given["name"], changes, given["probe"] or ["linear"]).cells:
+            load(cell.recipe, cell.set)
+        return
+    if words[0] == "analyse":
+        assert {text.partition("=")[0] for text in changes} <= set(ANALYSES[given["kind"]].model_fields)
         return
     if words[0] == "recipes" and not is_one(given["toml"] or given["pattern"] or ""):
         assert chosen(given["pattern"])
@@ -299,6 +320,21 @@ def test_results_are_documented(demo: Path) -> None:
 def test_run_directory_is_documented(demo: Path) -> None:
     documented = {name.partition("/")[0] for name in first_cells(section("A run directory"))}
     assert {path.name for path in demo.iterdir()} <= documented
+
+
+def test_analyses_are_documented() -> None:
+    """Every kind has a section, and every setting of each is named on the page."""
+    page = (ROOT / "docs" / "how-to" / "analyse.md").read_text("utf-8")
+    assert {*re.findall(r"^## `([\w-]+)`$", page, re.M)} == set(ANALYSES.names())
+    named = first_cells(page)
+    for kind in ANALYSES.names():
+        assert kind in named
+        assert set(ANALYSES[kind].model_fields) <= named, kind
+
+
+def test_pictures_of_results_are_those_on_the_page() -> None:
+    shown, made = ROOT / "docs" / "how-to" / "analyse-theory.png", ROOT / "results" / "theory.png"
+    assert shown.read_bytes() == made.read_bytes()
 
 
 def test_exit_codes_are_documented() -> None:

@@ -260,3 +260,20 @@ def test_scores() -> None:
     assert score.summary() == {"mean": 30.0, "std": score.std, "models": {"a": 10.0, "b": 20.0, "c": 60.0}}
     assert Score(a=5.0).summary() == {"mean": 5.0}
     assert Score(a=5.0).std == 0
+
+
+def test_a_classifier_is_measured_as_it_was_trained() -> None:
+    """The logits of images in eval mode, image by image; the run's seed draws other weights than the model has."""
+    supervised = {"name": "supervised", "backbone": "cnn", "classes": 3}
+    chosen = experiment().with_changes({"method": supervised})
+    trained = assemble.build_method(chosen.with_changes({"seed": 9}), (3, 8, 8), CPU).eval()
+    pixels, labels = DATA.test.pixels, DATA.test.labels  # type: ignore[union-attr]
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]))
+    normalised = (pixels.float() / 255 - mean) / std
+    with torch.no_grad():
+        said = [int(trained.projector(trained.backbone(image[None])).argmax()) for image in normalised]
+    score = Evaluation(chosen, DATA, CPU).measure({"global": trained.state}, ("classifier",))["classifier"]
+    assert score["global"] == pytest.approx(100 * sum(a == b for a, b in zip(said, labels.tolist(), strict=True)) / 30)
+    assert len(set(said)) > 1
+    with pytest.raises(ConfigError, match="byol trains none"):
+        Evaluation(experiment(), DATA, CPU).measure({"global": state()}, ("classifier",))

@@ -19,7 +19,7 @@ print(json.dumps([opened, [name for name in heavy if name in sys.modules]]))
 
 
 def test_the_public_names() -> None:
-    assert fedssl.__all__ == ["Experiment", "FedsslError", "Run", "__version__", "run"]
+    assert fedssl.__all__ == ["Experiment", "FedsslError", "Run", "__version__", "reproduce", "run", "sweep"]
     assert all(hasattr(fedssl, name) for name in fedssl.__all__)
 
 

@@ -60,6 +60,25 @@ def decode(source: Path | bytes, size: int, channels: int = 3) -> Array:
     return _scaled(square, size, channels)
 
 
+def decode_whole(path: Path, size: tuple[int, int], channels: int = 3) -> Array:
+    """All of an image file as uint8 (channels, height, width), for whoever knows its `size` (width, height).
+
+    Annotations are made on what their author's viewer showed. So an image is taken as stored where that has the size
+    they speak of, else turned as its EXIF says; one that is of that size neither way is Unreadable.
+    """
+    with _stream(path) as stream, _opened(stream) as image:
+        try:
+            image.load()
+            shown = image if image.size == size else _upright(image)
+            if shown.size != size:
+                raise Unreadable(f"has {image.width} × {image.height} pixels, not {size[0]} × {size[1]} as annotated")
+            return to_array(to_eight_bits(shown).convert("L" if channels == 1 else "RGB"))
+        except Unreadable:
+            raise
+        except Exception as failure:
+            raise _damaged(failure, "truncated or damaged") from None
+
+
 def fit(image: Image.Image, size: int, channels: int) -> Array:
     """An L or RGB image to uint8 (channels, size, size), by rules 3, 4 and 6."""
     return _scaled(_square(image), size, channels)

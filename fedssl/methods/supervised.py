@@ -35,6 +35,7 @@ class Supervised(Method):
     Settings = SupervisedSettings
     settings: SupervisedSettings
     learns_from_labels: ClassVar[bool] = True
+    classifies: ClassVar[bool] = True
 
     def __init__(self, settings: SupervisedSettings, backbone: nn.Module, size: int) -> None:
         super().__init__(settings, backbone, size)

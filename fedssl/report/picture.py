@@ -69,17 +69,39 @@ def _curve(axes: Any, rounds: Sequence[Mapping[str, Any]], table: Mapping[str, M
 def _map(
     axes: Any, features: NDArray[np.float32], labels: NDArray[np.int64], classes: Sequence[str], title: str
 ) -> None:
-    from sklearn.manifold import TSNE
-
-    unit = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
-    if len(unit) < FEWEST:
+    if len(features) < FEWEST:
         axes.text(0.5, 0.5, f"a map needs {FEWEST} test images", ha="center")
         axes.set_axis_off()
         return
-    xy = TSNE(2, init="pca", random_state=0, perplexity=min(30, (len(unit) - 1) / 3)).fit_transform(unit)
+    scatter(axes, tsne(unit(features)), labels, classes, f"test images, {title}")
+
+
+def unit(features: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """Rows of length 1: directions are what the probes compare."""
+    return np.asarray(features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12))
+
+
+def tsne(features: NDArray[np.floating[Any]], seed: int = 0) -> NDArray[np.floating[Any]]:
+    """A place (n, 2) on a map for each of n features (n, d)."""
+    from sklearn.manifold import TSNE
+
+    near = min(30, (len(features) - 1) / 3)
+    return np.asarray(TSNE(2, init="pca", random_state=seed, perplexity=near).fit_transform(features))
+
+
+def scatter(
+    axes: Any,
+    xy: NDArray[np.floating[Any]],
+    labels: NDArray[np.int64],
+    classes: Sequence[str],
+    title: str,
+    markers: Sequence[str] = ("o",),
+) -> None:
+    """Places (n, 2) coloured by class; with several markers, neighbouring classes differ in those too."""
     for label in np.unique(labels):
         mine = labels == label
         name = classes[label] if len(classes) else str(label)
-        axes.scatter(*xy[mine].T, s=7, color=f"C{label % 10}", label=name)
-    axes.set(title=f"test images, {title}", xticks=[], yticks=[])
+        marker = markers[label % len(markers)]
+        axes.scatter(*xy[mine].T, s=7, color=f"C{label % 10}", label=name, marker=marker)
+    axes.set(title=title, xticks=[], yticks=[])
     axes.set_frame_on(False)

@@ -59,12 +59,13 @@ def _client(report: Report) -> dict[str, Any]:
 
 
 class RoundsLog:
-    """The log of one run directory; rounds after the checkpoint a run resumes from are taken off first."""
+    """The log of one run directory; rounds after the checkpoint a run resumes from are taken off first. `count` is the
+    key that numbers the lines, where they are about something else than rounds."""
 
-    def __init__(self, path: Path, finished: int) -> None:
+    def __init__(self, path: Path, finished: int, count: str = "round") -> None:
         self.path, kept = path, 0
         for line in _whole_lines(path):
-            if json.loads(line)["round"] > finished:
+            if json.loads(line)[count] > finished:
                 break
             kept += len(line)
         with path.open("ab") as file:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedssl.run import Run
 from fedssl.topology import MEAN
 
+ROWS = 40  # of an analysis that are printed
 APART = 5  # models beside the clients' own, or the peers', that have a row; all are in results.json
 _WORDS = {
     "this run": "this run",
@@ -67,3 +72,33 @@ def _title(run: Run) -> str:
 
 def _cell(score: dict[str, Any]) -> str:
     return f"{score['mean']:.1f} ± {score['std']:.1f}" if "std" in score else f"{score['mean']:.1f}"
+
+
+class Tabled(Protocol):
+    """What an analysis has to say to a person."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def columns(self) -> Sequence[str]: ...
+    @property
+    def rows(self) -> Sequence[Sequence[str]]: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+
+def print_summary(summary: Tabled, *written: Path) -> None:
+    """A table, what must be said beside it, and where everything was written. All rows but so many are in the JSON."""
+    console = Console()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=Text(summary.title), title_justify="left")
+    for number, column in enumerate(summary.columns):
+        table.add_column(column, justify="right" if number else "left")
+    for row in summary.rows[:ROWS]:
+        table.add_row(*map(Text, row))
+    console.print(table)
+    if len(summary.rows) > ROWS:
+        print(f"the first {ROWS} of {len(summary.rows)} rows; the JSON has them all")
+    for note in summary.notes:
+        print(note)
+    for path in written:
+        print(f"wrote {path}")

@@ -89,10 +89,11 @@ class Imaged(Scripted):
 
     def train(self, objective: Any, given: Given, draw: Any) -> None:
         super().train(objective, given, draw)
-        GIVEN[self.id] = given
+        GIVEN[self.id], DRAW[self.id] = given, draw
 
 
 GIVEN: dict[str, Given] = {}
+DRAW: dict[str, Any] = {}
 
 
 @pytest.fixture
@@ -151,6 +152,15 @@ def test_remote_only_leaves_local_keys_out_once_there_are_others(scripted: Calla
     federation.round("A", "B")
     assert GIVEN["A"]["negative"].tolist() == [False] * 12 + [True] * 3 + [False]
     assert GIVEN["A"]["known"].tolist() == [True] * 15 + [False]  # candidates for matching are all
+
+
+def test_neighbours_are_looked_for_among_local_keys_too(scripted: Callable[..., Federation]) -> None:
+    """Eq. 7: also where only others' features are negatives. A has 12 local keys and 3 features of B's."""
+    federation = scripted(remote_only=True, candidates=100)
+    federation.round("A", "B")
+    federation.round("A", "B")
+    drawn = DRAW["A"](1, torch.Generator().manual_seed(0))["candidates"]
+    assert sorted(set(drawn.tolist()) & set(range(15))) == list(range(15))
 
 
 def test_what_is_kept_and_what_travels(scripted: Callable[..., Federation]) -> None:

@@ -114,6 +114,12 @@ def test_first_clusters_go_by_number_and_latecomers_by_name() -> None:
     assert len({*late.values()}) > 1
 
 
+def test_a_client_that_comes_late_has_the_cluster_it_was_enrolled_in() -> None:
+    federation = Federation(FeatARC(clusters=3), {"A": 0, "B": 1, "C": 2})
+    federation.round("A", "B")
+    assert federation.algorithm.broadcast(federation.site, "C")["first"] == 2 != derive("C") % 3
+
+
 def test_a_message_is_the_same_size_however_many_clients_there_are() -> None:
     algorithm = FeatARC()
     site = algorithm.enrol({"model.0": 0, "model.1": 0}, {str(i): i for i in range(100)})

@@ -96,6 +96,15 @@ def test_statistics_are_averaged_and_counters_keep_the_largest() -> None:
     assert t["backbone.norm.num_batches_tracked"] == 3
 
 
+def test_an_aggregated_target_brings_its_norm_layers() -> None:
+    """A's training moves the online network's running mean to 1 and its counter to 1, and leaves the target's at 0."""
+    for aggregate, expected in (("online", 1), ("target", 0)):
+        federation = Federation(FedAvg(aggregate=aggregate))
+        federation.round("A")
+        sent = model(federation.uploads["A"], "model").tensors()
+        assert sent["backbone.norm.running_mean"] == sent["backbone.norm.num_batches_tracked"] == expected
+
+
 @pytest.mark.parametrize("predictor", ["global", "local"])
 def test_only_what_must_travels_and_only_what_must_is_kept(predictor: str) -> None:
     parts = {"backbone", "projector"} | ({"predictor"} if predictor == "global" else set())

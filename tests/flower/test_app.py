@@ -51,7 +51,7 @@ def test_nothing_is_overwritten(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_without_flower_it_is_said_how_to_get_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedssl.flower_commands.find_spec", lambda name: None)
+    monkeypatch.setattr("fedssl.cli_flower.find_spec", lambda name: None)
     code, _, said = cli("flower", "up", "demo")
     assert (code, said) == (2, 'fedssl: Flower is not installed: pip install "fedssl[flower]"\n')
 

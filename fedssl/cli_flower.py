@@ -10,13 +10,13 @@ import typer
 
 from fedssl.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Run on Flower: clients on their own machines.")
+flower = typer.Typer(no_args_is_help=True, help="Run on Flower: clients on their own machines.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A recipe's name or an experiment's TOML file.")]
 Sets = Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
 
 
-@app.command()
+@flower.command()
 def init(
     dir: Annotated[Path, typer.Argument(help="The folder to write: new, or empty.")],
     name: Name = "demo",
@@ -35,7 +35,7 @@ def init(
     print(f"wrote {dir}; its README.md says how to go on")
 
 
-@app.command()
+@flower.command()
 def up(
     name: Name,
     clients: Annotated[

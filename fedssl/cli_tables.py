@@ -1,0 +1,100 @@
+"""The command line: fedssl reproduce and sweep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedssl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedssl.reproduce import Outcome
+
+Seeds = Annotated[int, typer.Option(help="How many: 0, 1, … up to one less.")]
+Dir = Annotated[Path, typer.Option(help="Where trainings and tables are kept; goes on with what lies there.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda (a training on each of them), cuda:N (that one), or auto.")]
+DataDir = Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
+
+KEPT = Path("runs/reproduce")
+
+
+def reproduce(
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Such as fedema-3; --list has them all.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List all tables, or the cells of one; run nothing.")] = False,
+    cells: Annotated[
+        list[str],
+        typer.Option(metavar="PATTERN", help='Only some: FedEMA, "CIFAR-10, IID", "*-cifar10-*"; repeatable.'),
+    ] = [],  # noqa: B006 - typer reads it, nobody changes it
+    scale: Annotated[str, typer.Option(help="paper, short (one local epoch a round) or mini (for a CPU).")] = "paper",
+    seeds: Seeds = 3,
+    dir: Dir = KEPT,
+    device: Device = "auto",
+    data_dir: DataDir = Path("data"),
+    as_json: AsJson = False,
+) -> None:
+    """Train and measure a published table, or go on with one, beside the figures that were published."""
+    from fedssl.reproduce import SCALES, find_table
+    from fedssl.reproduce import reproduce as run
+
+    if scale not in SCALES:
+        raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
+    if list_:
+        _list(table, SCALES[scale], as_json)
+        return
+    if table is None:
+        raise ConfigError("name a table; fedssl reproduce --list has them all")
+    from fedssl.report.tables import watching
+
+    find_table(table)
+    with watching() as watch:
+        outcome = run(table, scale, seeds, cells, dir, device, data_dir, watch)
+    _tell(outcome, as_json)
+
+
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A recipe's name or an experiment's TOML file.")],
+    set: Annotated[
+        list[str],
+        typer.Option("--set", "-s", metavar="KEY=V1,V2", help="Values of a setting; repeat it for all combinations."),
+    ] = [],  # noqa: B006
+    probe: Annotated[list[str], typer.Option(help="knn, linear, semi, per-client or collaborative; repeatable.")] = [],  # noqa: B006
+    seeds: Seeds = 3,
+    dir: Dir = KEPT,
+    device: Device = "auto",
+    data_dir: DataDir = Path("data"),
+    as_json: AsJson = False,
+) -> None:
+    """Train and measure an experiment with every combination of some settings.
+
+    Commas within brackets or quotes do not separate values: --set "method.augment.crop=[0.2,1],[0.5,1]" has two.
+    """
+    from fedssl.report.tables import watching
+    from fedssl.reproduce import sweep as run
+
+    with watching() as watch:
+        outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, watch)
+    _tell(outcome, as_json)
+
+
+def _list(table: str | None, suffix: str, as_json: bool) -> None:
+    from fedssl.report.catalogue import catalogue, cells_of, print_catalogue, print_cells
+    from fedssl.reproduce import find_table
+
+    if table is None:
+        found = catalogue(suffix)
+        print(json.dumps(found)) if as_json else print_catalogue(found)
+    else:
+        one = find_table(table)
+        print(json.dumps(cells_of(one))) if as_json else print_cells(one)
+
+
+def _tell(outcome: Outcome, as_json: bool) -> None:
+    from fedssl.report.tables import print_outcome
+
+    print(json.dumps(outcome.to_dict())) if as_json else print_outcome(outcome)
+    if outcome.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,28 @@
+"""What a fine-tuning for detection ended with, for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+
+
+def print_metrics(metrics: dict[str, Any]) -> None:
+    table = Table()
+    table.add_column("")
+    for column in COLUMNS:
+        table.add_column(column.replace("_", ", "), justify="right")
+    for kind in ("boxes", "masks"):
+        table.add_row(kind, *(_cell(metrics[kind][column]) for column in COLUMNS))
+    start = "a pretrained" if metrics["start"] == "pretrained" else "an untrained"
+    print(f"Mask R-CNN from {start} backbone, {metrics['iterations']:,} iterations: precision in %")
+    Console().print(table)
+    print(f"directory  {metrics['dir']}")  # not through rich, which breaks long paths
+    print(f"detector   {metrics['dir']}/model.safetensors")
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"

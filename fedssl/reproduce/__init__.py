@@ -1,0 +1,163 @@
+"""Published tables, and sweeps of one's own: runs what is missing, and says what was published and what came out.
+
+outcome = fedssl.reproduce("fedema-3", scale="mini", seeds=1)
+for row in outcome.rows: print(row["row"], row["column"], row["published"], row["mean"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fedssl.assemble import resolve_device
+from fedssl.drive import Interrupted
+from fedssl.errors import ConfigError
+from fedssl.recipes import matching
+from fedssl.reproduce import found
+from fedssl.reproduce.markdown import markdown
+from fedssl.reproduce.outcome import Outcome, Result, Where
+from fedssl.reproduce.plan import Measure, Training, wants
+from fedssl.reproduce.pool import Pool, devices
+from fedssl.reproduce.swept import swept
+from fedssl.settings import suggest
+from fedssl.tables import Cell, Table, tables
+
+__all__ = ["Outcome", "Result", "reproduce", "sweep"]
+
+SCALES = {"paper": "", "short": "-short", "mini": "-mini"}
+ROOT = Path("runs/reproduce")
+BLINK = 0.5  # seconds between looks at what the processes do
+
+
+class Watch(Protocol):
+    """Tells a person how a table comes about."""
+
+    def look(self, outcome: Outcome, pool: Pool) -> None:
+        """Twice a second."""
+
+    def ended(self, outcome: Outcome, training: Training, problems: dict[str, str]) -> None:
+        """A training is done and measured."""
+
+
+def reproduce(
+    table: str,
+    scale: str = "paper",
+    seeds: int = 3,
+    cells: Sequence[str] = (),
+    dir: str | Path = ROOT,
+    device: str = "auto",
+    data_dir: str | Path = "data",
+    watch: Watch | None = None,
+) -> Outcome:
+    """Train and measure what is missing of a published table; what is there already is not made again.
+
+    `scale` is that of the recipes: "paper", "short" (one local epoch a round) or "mini" (for a CPU). `cells` are
+    patterns of names of recipes, rows or columns: one with *, # or {} must fit all of a name, others be part of it.
+    """
+    if scale not in SCALES:
+        raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
+    chosen = find_table(table)
+    return _make(chosen, scale, SCALES[scale], seeds, _some(chosen, cells), dir, device, data_dir, watch)
+
+
+def sweep(
+    recipe: str,
+    set: Sequence[str] = (),
+    seeds: int = 3,
+    probes: Sequence[str] = ("linear",),
+    dir: str | Path = ROOT,
+    device: str = "auto",
+    data_dir: str | Path = "data",
+    watch: Watch | None = None,
+) -> Outcome:
+    """Train and measure a recipe or a TOML file with every combination of settings: `set` is ["algorithm.tau=0.5,0.7",
+    "method=byol,simsiam"]; commas within brackets or quotes do not separate values."""
+    table = swept(recipe, set, probes)
+    return _make(table, "as it is", "", seeds, table.cells, dir, device, data_dir, watch)
+
+
+def find_table(name: str) -> Table:
+    known = tables()
+    if name not in known:
+        parts = [each for each in known if each.startswith(name)]
+        more = f"; there are {', '.join(parts)}" if parts else suggest(name, known)
+        raise ConfigError(f'there is no table "{name}"{more or "; fedssl reproduce --list has them all"}')
+    return known[name]
+
+
+def _some(table: Table, patterns: Iterable[str]) -> list[Cell]:
+    chosen = list(table.cells)
+    for_all = [_fits(pattern) for pattern in patterns]
+    if for_all:
+        chosen = [cell for cell in chosen if any(fits(cell) for fits in for_all)]
+    if not chosen:
+        raise ConfigError(
+            f"no cell of {table.name} is like {', '.join(patterns)}; fedssl reproduce {table.name} --list"
+        )
+    return chosen
+
+
+def _fits(pattern: str) -> Callable[[Cell], bool]:
+    def fits(cell: Cell) -> bool:
+        names = (cell.recipe, cell.row, cell.column, f"{cell.row}, {cell.column}")
+        if {*pattern} & {*"*#{"}:
+            return bool(matching(names, pattern))
+        return any(pattern.lower() in name.lower() for name in names)
+
+    return fits
+
+
+def _make(
+    table: Table,
+    scale: str,
+    suffix: str,
+    seeds: int,
+    asked: Sequence[Cell],
+    dir: str | Path,
+    device: str,
+    data_dir: str | Path,
+    watch: Watch | None,
+) -> Outcome:
+    if seeds < 1:
+        raise ConfigError(f"seeds is a number above 0 (got {seeds})")
+    where, on = Where(Path(dir), Path(data_dir), device), resolve_device(device)
+    outcome = Outcome(table, scale, list(wants(table.cells, suffix, seeds, where.root, on)), asked, where)
+    if all(want.training is None and want.cell.cannot is None for want in outcome.wanted):
+        raise ConfigError(outcome.wanted[0].problem or "")  # a setting that no cell can have is a mistake, not a result
+    todo = _todo(outcome)
+    outcome.save(markdown(outcome))
+    if todo:
+        _serve(outcome, Pool(todo, devices(on), where.data_dir), watch)
+    return outcome
+
+
+def _todo(outcome: Outcome) -> dict[Training, list[Measure]]:
+    """What is asked for and not there, by training: cells share those that are the same."""
+    todo: dict[Training, list[Measure]] = {}
+    for want in outcome.wanted:
+        if want.training is None or want.measure is None or want.problem is not None:
+            continue
+        if found.measured(want.training, want.measure) is None:
+            measures = todo.setdefault(want.training, [])
+            measures += [] if want.measure in measures else [want.measure]
+    return todo
+
+
+def _serve(outcome: Outcome, pool: Pool, watch: Watch | None) -> None:
+    try:
+        while pool.busy or not pool.ended.empty():
+            if watch is not None:
+                watch.look(outcome, pool)
+            while (ended := pool.next_ended(BLINK)) is not None:
+                training, problems = ended
+                outcome.problems |= {(training, file): problem for file, problem in problems.items()}
+                outcome.save(markdown(outcome))
+                if watch is not None:
+                    watch.ended(outcome, training, problems)
+    except KeyboardInterrupt:
+        pool.stop()
+        raise Interrupted("stopped; what is trained is saved, and the same command goes on") from None
+    except BaseException:
+        pool.stop()
+        raise

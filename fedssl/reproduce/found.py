@@ -1,0 +1,53 @@
+"""What lies on disk: whether a training is finished, how far one has come, and what was measured of it.
+
+All that is known of a table is in these files, so that nothing is lost with the process that made them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedssl.reproduce.plan import Measure, Training
+from fedssl.store import write_atomic
+
+MEASURES = "measures"
+
+
+def results(folder: Path, key: str) -> dict[str, Any] | None:
+    """results.json of a finished training; None while there is none of the experiment with this hash."""
+    found = _read(folder / "results.json")
+    return found if found.get("experiment") == key else None
+
+
+def measured(training: Training, measure: Measure) -> dict[str, Any] | None:
+    """What a measurement found; None while it is not made."""
+    return measurement(training.folder, training.key, measure.file)
+
+
+def measurement(folder: Path, key: str, file: str) -> dict[str, Any] | None:
+    found = _read(folder / MEASURES / file)
+    return found if found.get("experiment") == key else None
+
+
+def keep(folder: Path, file: str, found: Mapping[str, Any]) -> None:
+    write_atomic(folder / MEASURES / file, (json.dumps(found, indent=2) + "\n").encode())
+
+
+def rounds(training: Training) -> int:
+    """How many rounds the log has; a line that is being written is none yet."""
+    try:
+        with (training.folder / "rounds.jsonl").open("rb") as file:
+            return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+    except FileNotFoundError:
+        return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file that is not there, or is no JSON, has nothing in it."""
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (FileNotFoundError, ValueError):
+        return {}

@@ -1,0 +1,77 @@
+"""A table as Markdown: the figures, then every training with its seed, folder and command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedssl.reproduce.outcome import INCOMPARABLE, Outcome, Result
+
+
+def markdown(outcome: Outcome) -> str:
+    return "\n".join(_lines(outcome)) + "\n"
+
+
+def figure(result: Result) -> str:
+    """What was measured, in few letters: "82.10 ± 0.31 (3)"; or what became of it."""
+    if result.state == "cannot":
+        return "cannot be had"
+    if result.mean is None:
+        said = {"failed": "failed", "missing": "", "done": "none"}
+        return said[result.state]
+    spread = "" if result.std is None else f" ± {result.std:.2f}"
+    return f"{result.mean:.2f}{spread} ({len(result.values)})"
+
+
+def against(result: Result, comparable: bool) -> str:
+    """Measured less published: "−0.32"; empty where they are not to be compared."""
+    if result.difference is None or not comparable:
+        return ""
+    return f"{result.difference:+.2f}".replace("-", "−")
+
+
+def _lines(outcome: Outcome) -> Iterator[str]:
+    table, results = outcome.table, outcome.results
+    yield f"# {table.paper + ', ' if table.paper else ''}{table.place}: {table.title}\n"
+    yield f"Scale: {outcome.scale}. Measured: mean ± standard deviation over seeds (their number)."
+    for remark in (INCOMPARABLE[outcome.scale], table.note, _versions(results)):
+        if remark:
+            yield f"\n{remark}"
+    yield "\n| row | column | published | measured | difference |\n|---|---|---|---|---|"
+    for each in results:
+        words = (each.cell.row, each.cell.column, (each.cell.published or "").replace("±", " ± "), figure(each))
+        yield "| " + " | ".join([*words, against(each, outcome.comparable)]) + " |"
+    yield "\n## How each came about"
+    for each in results:
+        yield from _how(each)
+
+
+def _how(result: Result) -> Iterator[str]:
+    cell = result.cell
+    yield f"\n### {cell.row}, {cell.column}\n"
+    changed = f" with {', '.join(f'`{each}`' for each in cell.set)}" if cell.set else ""
+    settings = f" ({', '.join(f'`{each}`' for each in cell.settings)})" if cell.settings else ""
+    onto = f" on {cell.on}" if cell.on else ""
+    yield f"Recipe `{cell.recipe}`{changed}; probe `{cell.probe}`{settings}{onto}."
+    if cell.cannot:
+        yield f"\nCannot be had: {cell.cannot}."
+        return
+    for each in result.seeds:
+        came = "not run" if not each.done else "nothing to measure" if each.value is None else f"{each.value:.2f}"
+        yield f"\n- seed {each.seed}: {f'failed: {each.problem}' if each.problem else came}"
+        if each.dir is not None:
+            yield f"  in `{each.dir}`" + (
+                f" ({', '.join(map(' '.join, each.environment.items()))})" if each.done else ""
+            )
+        if each.note:
+            yield f"  Note: {each.note}."
+        if each.command is not None:
+            yield f"  ```sh\n  {each.command}\n  ```"
+
+
+def _versions(results: list[Result]) -> str:
+    """A warning where not all cells were made by the same versions on the same device."""
+    made = {tuple(seed.environment.items()) for each in results for seed in each.seeds if seed.done}
+    if len(made) < 2:
+        return ""
+    ways = "; ".join(sorted(", ".join(f"{key} {value}" for key, value in each) for each in made))
+    return f"Not all of these were made alike: {ways}. Remove a folder to have its training made again."

@@ -1,0 +1,196 @@
+"""What is known of a table: each cell's figures, seed by seed, as far as they are on disk, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedssl.reproduce import found
+from fedssl.reproduce.plan import Training, Want
+from fedssl.store import write_atomic
+from fedssl.tables import Cell, Table
+
+INCOMPARABLE = {
+    "paper": "",
+    "as it is": "",
+    "short": "One local epoch a round: the published figures are of longer trainings, and not to be compared with.",
+    "mini": "Small networks on 5,000 small grey images: these figures say that the table runs, and are not comparable "
+    "with the published ones.",
+}
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One training and its measurement. No value: not done, impossible, or nothing to be measured (`done`)."""
+
+    seed: int
+    value: float | None
+    done: bool
+    problem: str | None
+    dir: str | None
+    command: str | None
+    note: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell."""
+
+    cell: Cell
+    seeds: tuple[Seed, ...]
+
+    @property
+    def values(self) -> list[float]:
+        return [each.value for each in self.seeds if each.value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Over seeds; None for fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured less published."""
+        return None if self.mean is None or self.cell.value is None else self.mean - self.cell.value
+
+    @property
+    def problem(self) -> str | None:
+        return next((each.problem for each in self.seeds if each.problem is not None), None)
+
+    @property
+    def state(self) -> str:
+        """ "done", "failed", "cannot" or "missing"."""
+        if self.cell.cannot is not None:
+            return "cannot"
+        if self.problem is not None:
+            return "failed"
+        return "done" if all(each.done for each in self.seeds) else "missing"
+
+    def to_dict(self, comparable: bool) -> dict[str, Any]:
+        cell = self.cell
+        return {
+            "row": cell.row,
+            "column": cell.column,
+            "recipe": cell.recipe,
+            "set": list(cell.set),
+            "probe": cell.probe,
+            "probe_settings": list(cell.settings),
+            "on": cell.on,
+            "published": cell.published,
+            "mean": self.mean,
+            "std": self.std,
+            "n": len(self.values),
+            "difference": self.difference if comparable else None,
+            "state": self.state,
+            "problem": cell.cannot or self.problem,
+            "seeds": [vars(each) | {"environment": dict(each.environment)} for each in self.seeds],
+        }
+
+
+class Outcome:
+    """A table as it stands. Plain values in `rows`; `to_dict` is what the JSON file has."""
+
+    def __init__(self, table: Table, scale: str, wants: Sequence[Want], asked: Iterable[Cell], where: Where) -> None:
+        self.table, self.scale, self.where = table, scale, where
+        self._wants, self._asked = list(wants), set(asked)
+        self.problems: dict[tuple[Training, str], str] = {}
+        self._known: dict[tuple[Training, str], Seed] = {}
+
+    @property
+    def wanted(self) -> list[Want]:
+        """What was asked for this time."""
+        return [want for want in self._wants if want.cell in self._asked]
+
+    @property
+    def results(self) -> list[Result]:
+        """All cells of the table, those not asked for this time included, in its order."""
+        seeds: dict[Cell, list[Seed]] = {}
+        for want in self._wants:
+            seeds.setdefault(want.cell, []).append(self._seed(want))
+        return [Result(cell, tuple(some)) for cell, some in seeds.items()]
+
+    @property
+    def shown(self) -> list[Result]:
+        """Those to show a person: asked for this time, or measured before."""
+        return [each for each in self.results if each.cell in self._asked or each.state == "done"]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [result.to_dict(self.comparable) for result in self.results]
+
+    @property
+    def failed(self) -> list[Result]:
+        """Cells that were asked for and did not come about; those that nobody can reproduce here do not count."""
+        return [each for each in self.results if each.cell in self._asked and each.state in ("failed", "missing")]
+
+    @property
+    def comparable(self) -> bool:
+        return self.scale != "mini"
+
+    @property
+    def json_file(self) -> Path:
+        scale = f"-{self.scale}" if self.table.paper else ""  # a sweep has but one
+        return self.where.root / f"{self.table.name}{scale}.json"
+
+    @property
+    def markdown_file(self) -> Path:
+        return self.json_file.with_suffix(".md")
+
+    def to_dict(self) -> dict[str, Any]:
+        table = self.table
+        return {
+            "table": table.name,
+            "paper": table.paper,
+            "place": table.place,
+            "title": table.title,
+            "note": table.note,
+            "scale": self.scale,
+            "warning": INCOMPARABLE[self.scale] or None,
+            "cells": self.rows,
+        }
+
+    def save(self, markdown: str) -> None:
+        self.where.root.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.json_file, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
+        write_atomic(self.markdown_file, markdown.encode())
+
+    def _seed(self, want: Want) -> Seed:
+        if want.training is None or want.measure is None:
+            return Seed(want.seed, None, False, want.problem, None, None)
+        at = want.training, want.measure.file
+        if at in self._known:
+            return self._known[at]
+        made, run = found.measured(want.training, want.measure), found.results(want.training.folder, want.training.key)
+        command = want.training.command(want.measure, self.where.device, self.where.data_dir)
+        problem = want.problem or (self.problems.get(at) if made is None else None)
+        seed = Seed(
+            want.seed,
+            None if made is None else made["value"],
+            made is not None,
+            problem,
+            str(want.training.folder),
+            command,
+            None if made is None else made.get("note"),
+            {} if run is None else run["environment"],
+        )
+        if made is not None:
+            self._known[at] = seed
+        return seed
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where trainings lie and run."""
+
+    root: Path
+    data_dir: Path
+    device: str

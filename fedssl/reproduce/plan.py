@@ -1,0 +1,184 @@
+"""What a cell needs: trainings, one for each seed, and a measurement of each. Where both lie, and their commands.
+
+A training lies in a folder named after its experiment's hash, so that cells and tables that train the same thing share
+it, and a changed setting never meets old results. What is only measured afterwards is no part of that experiment: its
+measurements lie in the folder's `measures`, named after the probe's settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from fedssl.changes import merge_changes, parse_assignment
+from fedssl.errors import ConfigError, FedsslError
+from fedssl.experiment import Experiment, parse_toml
+from fedssl.tables import LOGGED, Cell
+from fedssl.train import resolve_precision
+from fedssl.variants import find
+
+# What a run measures of its own at its end but kNN: left to the cells' probes. All else under [probe] stays, since the
+# rounds log or every probe depends on it.
+AFTERWARDS: dict[str, Any] = {"linear": False, "beside": [], "picture": False}
+PROBED: dict[str, Any] = {"labels": 0, "protocol": "fedema", "penalty": 0.0, "solver": "protocol"}
+ANEW = ("semi", "collaborative")  # probes that do not take over the labels of an experiment's linear probe
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A probe with its settings, or something to read off the rounds log."""
+
+    probe: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    on: str | None = None
+
+    @cached_property
+    def file(self) -> str:
+        """Its name in a training's folder."""
+        said = json.dumps([self.probe, dict(self.settings), self.on], sort_keys=True)
+        return f"{self.probe}-{hashlib.sha256(said.encode()).hexdigest()[:8]}.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """One run: an experiment by the name and the changes that give it, with its seed. Two that train the same thing are
+    equal, whatever they are called."""
+
+    name: str  # of a recipe or variant, or of a TOML file
+    changes: tuple[tuple[str, Any], ...]
+    experiment: Experiment  # as it runs on the device asked for
+    folder: Path
+
+    @cached_property
+    def key(self) -> str:
+        return self.experiment.hash()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Training) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def command(self, measure: Measure, device: str, data_dir: Path) -> str:
+        """What a person types to get the same figure."""
+        where = ["--device", device] + ([] if data_dir == Path("data") else ["--data-dir", str(data_dir)])
+        run = ["fedssl", "run", self.name, *_sets(self.changes), "--dir", str(self.folder), *where]
+        if measure.probe in LOGGED:
+            return shlex.join(run)
+        on = ["--on", measure.on] if measure.on else []
+        probe = ["fedssl", "evaluate", str(self.folder), "--probe", measure.probe, *on, *_sets(measure.settings)]
+        return f"{shlex.join(run)} && {shlex.join([*probe, *where])}"
+
+
+@dataclass(frozen=True)
+class Want:
+    """One seed of one cell. `problem` says why it cannot be had, if it cannot."""
+
+    cell: Cell
+    seed: int
+    training: Training | None
+    measure: Measure | None
+    problem: str | None = None
+
+
+def wants(cells: Iterable[Cell], suffix: str, seeds: int, root: Path, device: torch.device) -> Iterator[Want]:
+    """Everything that cells need; `suffix` is that of the recipes' variants: "", "-short" or "-mini"."""
+    for cell in cells:
+        for seed in range(seeds):
+            try:
+                yield Want(cell, seed, *_resolved(cell, suffix, seed, root, device), cell.cannot)
+            except FedsslError as problem:
+                yield Want(cell, seed, None, None, cell.cannot or str(problem))
+
+
+def _resolved(cell: Cell, suffix: str, seed: int, root: Path, device: torch.device) -> tuple[Training, Measure]:
+    name = cell.recipe + suffix
+    values, asked = _values(name), dict(map(parse_assignment, cell.set))
+    if "seed" in asked:
+        raise ConfigError("seeds are asked for with --seeds, not with --set")
+    whole = Experiment.from_dict(merge_changes(values, asked))
+    measure = _measure(cell, whole, suffix)
+    changes = asked | {"seed": seed} | _only_trained(whole)
+    experiment = Experiment.from_dict(merge_changes(values, changes))
+    precision = resolve_precision(experiment.train.precision, device)
+    runs = experiment.with_changes({"train.precision": precision})
+    return Training(name, tuple(changes.items()), runs, root / _folder(runs)), measure
+
+
+def _values(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if path.suffix != ".toml" and not path.is_file():
+        return find(name)
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    return parse_toml(path.read_text("utf-8"), name)
+
+
+def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
+    """The probe with the settings in which it differs from what the training's folder says, which are the usual ones:
+    so it depends on no other cell of the same training."""
+    said = {key.removeprefix("probe."): value for key, value in map(parse_assignment, cell.settings)}
+    if cell.probe in LOGGED:
+        return Measure(cell.probe, tuple(said.items()))
+    own = {key: getattr(experiment.probe, key) for key in PROBED if key != "labels" or cell.probe not in ANEW}
+    settings = {key: value for key, value in (own | said).items() if PROBED.get(key) != value}
+    if cell.probe == "knn":  # which has none of these
+        settings = {}
+    on = "fashion-mini" if cell.on and suffix == "-mini" else cell.on  # a mini needs no other images
+    return Measure(cell.probe, tuple(sorted(settings.items())), on)
+
+
+def _only_trained(experiment: Experiment) -> dict[str, Any]:
+    """Changes after which two experiments that train alike are the same."""
+    probe = experiment.to_dict()["probe"]
+    usual = AFTERWARDS | PROBED
+    return {f"probe.{key}": value for key, value in usual.items() if probe[key] != value}
+
+
+def _folder(experiment: Experiment) -> str:
+    """Such as byol-fedema-cifar10-s0-0123abcd: for people; the hash is what tells trainings apart."""
+    chosen = experiment.to_dict()
+    words = [chosen[table]["name"] for table in ("method", "algorithm", "topology", "data")]
+    return "-".join([*(word for word in words if word != "star"), f"s{experiment.seed}", experiment.hash()[:8]])
+
+
+def _sets(changes: Iterable[tuple[str, Any]]) -> list[str]:
+    return [word for key, value in changes for word in ("--set", f"{key}={_toml(value)}")]
+
+
+def _toml(value: Any) -> str:
+    """As --set reads it; a plain word needs no quotes."""
+    text = tomli_w.dumps({"v": value}).strip().removeprefix("v = ")
+    bare = text.strip('"')
+    return bare if isinstance(value, str) and parse_assignment(f"v={bare}") == ("v", value) else " ".join(text.split())
+
+
+def passes(values: Mapping[str, Any]) -> float | None:
+    """How many images an experiment of these plain values trains on, each time counted; None: nobody knows."""
+    data, partition = values["data"], values.get("partition", {})
+    images = IMAGES.get(data.get("path", data["name"]))
+    if images is None:
+        return None
+    some = values.get("topology", {}).get("participation", 1) * partition.get("share", 1)
+    epochs = values.get("train", {}).get("epochs", 1) * values.get("rounds", 100)
+    return float(images * (1 - data.get("leave_out", 0)) * some * epochs)
+
+
+IMAGES = {  # to train on; for estimates only
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "fashion-mnist": 60_000,
+    "fashion-mini": 5_000,
+    "tiny-imagenet": 100_000,
+    "mini-imagenet": 50_000,
+    "imagenet-100": 130_000,
+}

@@ -1,0 +1,107 @@
+"""What all analyses share: where they write, what they refuse, and that each draws what it found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedssl
+from fedssl.analysis import ANALYSES, analyse
+from fedssl.analysis.analysis import listed, run_names
+from fedssl.analysis.look import COLOURS, look
+from fedssl.errors import ConfigError
+
+Go = Callable[..., fedssl.Run]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_every_kind_leaves_numbers_and_a_picture(go: Go, tmp_path: Path) -> None:
+    run = go(**{"topology.name": "isolated"})
+    tiny: dict[str, dict[str, Any]] = {"theory": {"d": [20, 30], "seeds": 1}}
+    for kind in ANALYSES.names():
+        dirs = [] if kind == "theory" else [run]
+        done = analyse(kind, dirs, tmp_path / kind, say=lambda line: None, **tiny.get(kind, {}))
+        assert json.loads(done.json.read_text()) == json.loads(json.dumps(done.found))
+        assert done.found["analysis"] == kind
+        assert done.png.read_bytes().startswith(PNG)
+        assert done.summary.rows
+        assert all(len(row) == len(done.summary.columns) for row in done.summary.rows)
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        f"{kind}.{end}" for kind in ANALYSES.names() for end in ("json", "png")
+    }
+
+
+def test_files_go_into_the_first_run_directory(go: Go) -> None:
+    one, other = go("one"), go("other")
+    done = analyse("communication", [one.dir, other.dir])
+    assert (done.json, done.png) == (one.dir / "analysis/communication.json", one.dir / "analysis/communication.png")
+    assert list(done.found["rounds"]) == ["one", "other"]
+
+
+def test_the_command_prints_a_table_and_says_where(go: Go, cli: Callable[..., tuple[int, str, str]]) -> None:
+    run = go()
+    code, out, _ = cli("analyse", "divergence", str(run.dir), "--set", 'keys=["loss"]')
+    assert code == 0
+    assert f"wrote {run.dir}/analysis/divergence.png" in out
+    assert "loss" in out
+    assert "effective_rank" not in out
+    code, out, _ = cli("analyse", "divergence", str(run.dir), "--json")
+    assert json.loads(out)["analysis"] == "divergence"
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (["angel", "DIR"], 'unknown analysis "angel", did you mean "angles"?'),
+        (["angles"], "needs a run directory"),
+        (["theory", "DIR", "--out", "x"], "takes no run directories, not 1"),
+        (["theory"], "say with --out"),
+        (["divergence", "DIR", "--out", "nowhere/x"], "there is no such folder"),
+        (["divergence", "DIR", "--out", "."], "it is a folder"),
+        (["divergence", "DIR", "--set", "key=1"], 'unknown key "divergence.key", did you mean "keys"?'),
+        (["divergence", "DIR", "--set", 'keys=["nu"]'], 'the rounds log has no "nu"; it has: loss, '),
+        (["divergence", "DIR", "--set", "device=cpu"], 'unknown key "divergence.device"'),
+        (["divergence", "DIR", "DIR"], "the same run directory was given twice"),
+        (["angles", "DIR"], "--set local=true"),
+        (["map", "DIR", "--set", 'models=["x"]'], 'there is no model "x"; there are: global'),
+    ],
+)
+def test_refusals(
+    args: list[str],
+    problem: str,
+    go: Go,
+    cli: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = go()
+    code, _, err = cli("analyse", *(str(run.dir) if word == "DIR" else word for word in args))
+    assert code == 2
+    assert problem in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_names_of_runs_are_as_short_as_they_can_be(go: Go, tmp_path: Path) -> None:
+    runs = [go("a/demo"), go("b/demo"), go("c")]
+    assert run_names(runs[::2]) == ["demo", "c"]
+    assert run_names(runs) == ["a/demo", "b/demo", f"{tmp_path.name}/c"]
+
+
+def test_a_missing_extra_is_said_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"fedssl\[viz\]"):
+        analyse("theory", out="x")
+
+
+def test_lines_look_different() -> None:
+    looks = [look(number) for number in range(4 * len(COLOURS))]
+    assert len({tuple(each.items()) for each in looks}) == len(looks)
+
+
+def test_short_numbers() -> None:
+    assert listed([1 / 3, 123456789.0], 3) == [0.333, 123000000.0]

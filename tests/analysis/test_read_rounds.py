@@ -1,0 +1,145 @@
+"""What is read off the rounds log: series by client, and what it takes to reach an accuracy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fedssl
+from fedssl.analysis import analyse
+from fedssl.analysis.communication import reached, spent, usual_targets
+from fedssl.analysis.divergence import middle, series
+from fedssl.errors import ConfigError
+from fedssl.tree import State
+
+Go = Callable[..., fedssl.Run]
+
+
+def _line(round: int, knn: float | None, *clients: dict[str, Any]) -> dict[str, Any]:
+    return {"round": round, "knn": knn, "knn_common": None, "clients": list(clients)}
+
+
+def test_series_leave_out_who_has_no_value() -> None:
+    """Client b is dropped in round 1 and back in round 2; a's own note of a divergence is not the log's."""
+    rounds = [
+        _line(
+            1, None, {"client": "a", "dropped": None, "loss": 2.0, "divergence": 5.0}, {"client": "b", "dropped": "x"}
+        ),
+        _line(
+            2,
+            None,
+            {"client": "a", "loss": 1.0, "divergence": None, "notes": {"divergence": 0.5, "mu": 0.7}},
+            {"client": "b", "loss": 3.0},
+        ),
+    ]
+    assert series(rounds) == {
+        "loss": {"a": [[1, 2.0], [2, 1.0]], "b": [[2, 3.0]]},
+        "divergence": {"a": [[1, 5.0]]},
+        "noted divergence": {"a": [[2, 0.5]]},
+        "mu": {"a": [[2, 0.7]]},
+    }
+
+
+def test_the_middle_over_clients() -> None:
+    """Of 1, 2, 3, 4, 10 the quartiles are 2, 3 and 4; of one value, all three are that value."""
+    clients = {str(v): [[1, v]] for v in (10.0, 1.0, 3.0, 2.0, 4.0)} | {"late": [[2, 7.0]]}
+    assert middle(clients) == [(1, 2.0, 3.0, 4.0), (2, 7.0, 7.0, 7.0)]
+
+
+def test_fedemas_mu_is_drawn(go: Go) -> None:
+    run = go(**{"algorithm.name": "fedema", "rounds": 3})
+    found = analyse("divergence", [run]).found
+    mu = found["runs"]["run"]["mu"]
+    logged = [[c["notes"]["mu"] for c in line["clients"]] for line in run.rounds[1:]]
+    assert [[value for _, value in points] for points in mu.values()] == [
+        list(each) for each in zip(*logged, strict=True)
+    ]
+    assert {"drift", "noted divergence", "lam", "loss", "effective_rank"} <= set(found["keys"])
+
+
+def test_a_run_without_a_note_has_an_empty_panel(go: Go) -> None:
+    run = go("fedema", **{"algorithm.name": "fedema"})
+    found = analyse("divergence", [go("fedavg"), run], keys=["mu", "loss"]).found
+    assert found["keys"] == ["mu", "loss"]
+    assert "mu" not in found["runs"]["fedavg"]
+
+
+def test_many_clients_are_drawn_as_a_band(go: Go) -> None:
+    run = go(clients=12)
+    assert len(analyse("divergence", [run]).found["runs"]["run"]["loss"]) == 12
+
+
+def test_bytes_add_up_over_rounds_and_clients(go: Go) -> None:
+    """Three clients, a model of the size that an upload has, up and down, in each of two rounds of two epochs."""
+    run = go(**{"train.epochs": 2})
+    size = run.rounds[0]["clients"][0]["bytes_up"]
+    assert size > 1000
+    lines = spent(run)
+    assert [line["up"] for line in lines] == [3 * size, 6 * size]
+    assert [line["down"] for line in lines] == [3 * size, 6 * size]
+    assert [line["epochs"] for line in lines] == [2, 4]
+    assert lines[1]["images"] == sum(c["images"] for line in run.rounds for c in line["clients"])
+
+
+def test_a_dropped_client_has_cost_its_message(go: Go) -> None:
+    run = go()
+    lines = run.rounds
+    client = lines[0]["clients"][1]
+    lines[0]["clients"][1] = {"client": "1", "dropped": "too late", "bytes_down": client["bytes_down"]}
+    (run.dir / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first = spent(run)[0]
+    assert first["down"] == 3 * client["bytes_down"]
+    assert first["up"] == 2 * client["bytes_up"]
+
+
+@pytest.mark.parametrize(("topology", "copies"), [("isolated", 0), ("cycle", 8), ("tree", 6), ("complete", 12)])
+def test_peers_pay_for_every_neighbour(go: Go, topology: str, copies: int) -> None:
+    """Of four peers: a cycle has 4 edges, a tree 3, a complete graph 6, and a model crosses each in both directions."""
+    run = go(clients=4, **{"topology.name": topology, "rounds": 1})
+    size = run.rounds[0]["clients"][0]["bytes_up"]
+    assert [(line["up"], line["down"]) for line in spent(run)] == [(copies * size, 0)]
+
+
+def test_peers_that_stay_away_neither_send_nor_hear(go: Go) -> None:
+    """Two of four peers in a complete graph: one edge between them in each round."""
+    run = go(clients=4, **{"topology.name": "complete", "topology.participation": 0.5})
+    size = run.rounds[0]["clients"][0]["bytes_up"]
+    assert [line["up"] for line in spent(run)] == [2 * size, 4 * size]
+
+
+def test_the_first_round_that_reaches_an_accuracy() -> None:
+    lines = [_line(1, None), _line(2, 40.0), _line(3, 55.0), _line(4, 50.0)]
+    assert reached(lines, 40, "knn") == lines[1]
+    assert reached(lines, 50, "knn") == lines[2]
+    assert reached(lines, 55.1, "knn") is None
+
+
+def test_usual_targets() -> None:
+    assert usual_targets(highest=82.3, lowest=68.0) == [70.0, 75.0, 80.0]
+    assert usual_targets(highest=82.3, lowest=10.0) == [55.0, 60.0, 65.0, 70.0, 75.0, 80.0]
+    assert usual_targets(highest=53.9, lowest=51.0) == [53.0]
+
+
+def test_what_is_not_reached_is_said(go: Go) -> None:
+    done = analyse("communication", [go()], accuracies=[101, 1])
+    assert done.found["targets"] == [1, 101]
+    assert done.found["reached"]["run"][0]["round"] == 1
+    assert done.found["reached"]["run"][1] is None
+    assert done.summary.rows[0][2:4] == ["1", "1"]
+    assert done.summary.rows[1][2:6] == ["–"] * 4
+    assert done.summary.rows[1][6].startswith("not reached (best ")
+
+
+def test_a_run_that_measured_nothing_is_refused(go: Go) -> None:
+    with pytest.raises(ConfigError, match=r"probe\.every=1"):
+        analyse("communication", [go(**{"probe.every": 0})])
+
+
+def test_sizes_are_those_of_the_tensors(go: Go) -> None:
+    """A FedAvg upload is the online model: what the log calls its bytes are those of its rows."""
+    run = go()
+    state: State = run.models()["global"]
+    assert run.rounds[0]["clients"][0]["bytes_up"] == state.nbytes

@@ -1,0 +1,177 @@
+"""Annotations in COCO's format: what is read, what is dropped, what is refused, and where files are looked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from shapes import CATEGORIES, write_annotations, write_shapes
+
+from fedssl.errors import ConfigError, DataError
+from fedssl.finetune.coco import Coco, read_coco
+from fedssl.finetune.folders import Given, Part, locate
+
+SQUARE = [[2, 2, 8, 2, 8, 8, 2, 8]]
+GOOD: dict[str, Any] = {"id": 5, "image_id": 1, "category_id": 7, "bbox": [2, 2, 6, 6], "segmentation": SQUARE}
+Read = Callable[..., Coco]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """read({…}, {…}): what comes of annotations of one image of 20 × 10 pixels, and an empty one of 4 × 4."""
+
+    def call(*annotations: dict[str, Any]) -> Coco:
+        Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+        Image.new("RGB", (4, 4)).save(tmp_path / "b.png")
+        images = [{"id": 1, "file_name": "a.png", "width": 20, "height": 10}]
+        images += [{"id": 2, "file_name": "b.png", "width": 4, "height": 4}]
+        write_annotations(tmp_path / "a.json", images, list(annotations))
+        return read_coco(tmp_path / "a.json", tmp_path)
+
+    return call
+
+
+def test_labels_count_from_one_in_the_order_of_their_numbers(read: Read) -> None:
+    """Categories are 3, 7 and 40, so 40 is label 3 and 7 label 2."""
+    coco = read(GOOD, GOOD | {"category_id": 40, "iscrowd": 1, "area": 12})
+    assert coco.categories == CATEGORIES
+    first, second = coco.pictures[0].objects
+    assert (first.label, first.crowd, first.area) == (2, False, None)
+    assert (second.label, second.crowd, second.area) == (3, True, 12.0)
+    assert coco.pictures[0].singles == [first]
+    assert coco.pictures[1].objects == ()
+    assert coco.dropped == 0
+
+
+def test_boxes_become_corners_inside_the_image(read: Read) -> None:
+    """Left 15, top -3, width 10, height 6 in an image of 20 × 10: from (15, 0) to (20, 3)."""
+    (found,) = read(GOOD | {"bbox": [15, -3, 10, 6]}).pictures[0].objects
+    assert found.box == (15, 0, 20, 3)
+    assert found.given == (15, -3, 10, 6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bbox": [2, 2, 0, 6]},
+        {"bbox": [2, 2, 6, 1e-6]},
+        {"bbox": [2, 2, -4, 6]},
+        {"bbox": [20, 2, 6, 6]},  # beside the image
+        {"segmentation": [[2, 2, 8, 2]]},  # a line
+        {"segmentation": [[2, 2, 8, 2, 8]]},
+    ],
+)
+def test_what_has_no_extent_is_dropped_and_counted(read: Read, change: dict[str, Any]) -> None:
+    coco = read(GOOD, GOOD | change)
+    assert len(coco.pictures[0].objects) == 1
+    assert coco.dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"segmentation": []}, "annotation 5 has no segmentation"),
+        ({"segmentation": None}, "annotation 5 has no segmentation"),
+        ({"segmentation": {"counts": [200], "size": [20, 10]}}, "of 10 × 20 pixels, its image of 20 × 10"),
+        ({"category_id": 8}, "annotation 5 is of category 8, which is none"),
+        ({"image_id": 3}, "annotation 5 is of image 3, which is none"),
+        ({"bbox": [1, 2, 3]}, "not enough values"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(read: Read, change: dict[str, Any], told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        read(GOOD | change)
+
+
+def test_an_annotation_without_a_box_is_refused(read: Read) -> None:
+    with pytest.raises(DataError, match="an entry has no 'bbox'"):
+        read({key: value for key, value in GOOD.items() if key != "bbox"})
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    """The first is named, the others are counted."""
+    write_shapes(tmp_path, "train", 4, size=32)
+    (tmp_path / "train" / "1.png").unlink()
+    (tmp_path / "train" / "3.png").unlink()
+    file = tmp_path / "annotations" / "instances_train.json"
+    with pytest.raises(DataError, match=r"train/1\.png, an image of .*, is not there, nor are 1 others"):
+        read_coco(file, tmp_path / "train")
+    with pytest.raises(DataError, match="there is no file of annotations"):
+        read_coco(tmp_path / "no.json", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "cannot be read"),
+        ("[]", 'it has no "images"'),
+        ('{"images": [], "annotations": []}', 'it has no "categories"'),
+        ('{"images": [], "annotations": [], "categories": []}', "has no images"),
+        (
+            '{"images": [{"id": 1, "file_name": "a", "width": 1, "height": 1}, {"id": 1, "file_name": "b", "width": 1, '
+            '"height": 1}], "annotations": [], "categories": []}',
+            "two images of one id",
+        ),
+    ],
+)
+def test_files_that_are_no_annotations(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=told):
+        read_coco(tmp_path / "a.json", tmp_path)
+
+
+def test_cocos_own_layout(tmp_path: Path) -> None:
+    for name in ("train2017", "val2017"):
+        (tmp_path / name).mkdir()
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        (tmp_path / "annotations" / f"instances_{name}.json").write_text("{}")
+        (tmp_path / "annotations" / f"captions_{name}.json").write_text("{}")
+        part = locate(name.removesuffix("2017"), tmp_path, Given())
+        assert part == Part(tmp_path / "annotations" / f"instances_{name}.json", tmp_path / name)
+
+
+def test_images_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "instances_val.json").write_text("{}")
+    (tmp_path / "images" / "val").mkdir(parents=True)
+    assert locate("val", tmp_path, Given()).images == tmp_path / "images" / "val"
+
+
+def test_annotations_beside_the_images(tmp_path: Path) -> None:
+    for name in ("train", "valid"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "_annotations.coco.json").write_text("{}")
+    assert locate("val", tmp_path, Given()) == Part(tmp_path / "valid" / "_annotations.coco.json", tmp_path / "valid")
+
+
+def test_what_is_named_goes_first(tmp_path: Path) -> None:
+    write_shapes(tmp_path, "train", 1, size=32)
+    other = tmp_path / "other"
+    assert locate("train", tmp_path, Given(images=other)).images == other
+    assert locate("train", tmp_path, Given(annotations=other)) == Part(other, tmp_path / "train")
+    assert locate("val", None, Given(other, tmp_path)) == Part(other, tmp_path)
+
+
+def test_places_that_are_not_found(tmp_path: Path) -> None:
+    write_shapes(tmp_path, "train", 1, size=32)
+    with pytest.raises(ConfigError, match=r'no part "val".*name it with --val-images and --val-annotations'):
+        locate("val", tmp_path, Given())
+    with pytest.raises(ConfigError, match="name the folder of a data set with --data"):
+        locate("val", None, Given(images=tmp_path))
+    with pytest.raises(ConfigError, match="is not a folder"):
+        locate("val", tmp_path / "no", Given())
+    write_shapes(tmp_path, "train2", 1, size=32)
+    with pytest.raises(ConfigError, match='several parts "train"'):
+        locate("train", tmp_path, Given())
+
+
+def test_the_shapes_are_as_annotated(tmp_path: Path) -> None:
+    """The data set of the tests itself has every category, and both kinds of segmentation."""
+    write_shapes(tmp_path, "train", 12, size=64)
+    body = json.loads((tmp_path / "annotations" / "instances_train.json").read_text())
+    assert {annotation["category_id"] for annotation in body["annotations"]} == set(CATEGORIES)
+    assert {type(annotation["segmentation"]) for annotation in body["annotations"]} == {list, dict}

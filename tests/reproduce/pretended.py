@@ -1,0 +1,35 @@
+"""Tables of two or three cells, and trainings that never took place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fedssl.reproduce import found
+from fedssl.reproduce.outcome import Outcome, Where
+from fedssl.reproduce.plan import Want, wants
+from fedssl.tables import Cell, Table
+
+GOOD = Cell("A", "x", "fedbyol-cifar10-noniid", "linear", published="79.44±0.99")
+BAD = Cell("A", "y", "fedbyol-cifar10-iid", "linear", published="84.29")
+PRIVATE = Cell("B", "x", "decssl-simclr-amazon-natural", "linear", cannot="the images are private")
+
+
+def outcome(root: Path, *cells: Cell, seeds: int = 3, scale: str = "paper", asked: Sequence[Cell] = ()) -> Outcome:
+    table = Table("p-1", "P", "Table 1", "t", cells, "n")
+    planned = list(wants(cells, "-mini" if scale == "mini" else "", seeds, root, torch.device("cpu")))
+    return Outcome(table, scale, planned, asked or cells, Where(root, Path("data"), "cpu"))
+
+
+def pretend(want: Want, value: float | None, version: str = "1") -> None:
+    """As if it had been trained and measured."""
+    training, measure = want.training, want.measure
+    assert training is not None
+    assert measure is not None
+    (training.folder / "measures").mkdir(parents=True, exist_ok=True)
+    results = {"experiment": training.key, "environment": {"fedssl": version, "device": "cpu"}}
+    (training.folder / "results.json").write_text(json.dumps(results))
+    found.keep(training.folder, measure.file, {"experiment": training.key, "value": value})

@@ -1,0 +1,97 @@
+"""What is said of a table: figures by hand, what failed, what nobody can have; and where it is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pretended import BAD, GOOD, PRIVATE, outcome, pretend
+
+import fedssl
+from fedssl.reproduce import _todo
+from fedssl.reproduce.markdown import against, figure, markdown
+from fedssl.reproduce.outcome import Result
+from fedssl.tables import Cell
+
+
+def test_mean_deviation_and_difference(tmp_path: Path) -> None:
+    """78, 80 and 82: mean 80, deviation 2, 0.56 above 79.44."""
+    made = outcome(tmp_path, GOOD)
+    for want, value in zip(made.wanted, (78.0, 80.0, 82.0), strict=True):
+        pretend(want, value)
+    (result,) = made.results
+    assert (result.mean, result.std, result.state) == (80.0, 2.0, "done")
+    assert result.difference == pytest.approx(0.56)
+    assert figure(result) == "80.00 ± 2.00 (3)"
+    assert against(result, comparable=True) == "+0.56"
+    assert "| A | x | 79.44 ± 0.99 | 80.00 ± 2.00 (3) | +0.56 |" in markdown(made)
+    assert made.failed == []
+    assert _todo(made) == {}
+
+
+def test_no_difference_is_said_of_a_mini(tmp_path: Path) -> None:
+    made = outcome(tmp_path, GOOD, seeds=1, scale="mini")
+    pretend(made.wanted[0], 50.0)
+    assert made.rows[0]["difference"] is None
+    assert "not comparable" in markdown(made)
+    assert "−29.44" not in markdown(made)
+    assert made.json_file.name == "p-1-mini.json"
+
+
+def test_what_is_missing_failed_or_impossible(tmp_path: Path) -> None:
+    made = outcome(tmp_path, GOOD, BAD, PRIVATE, seeds=2)
+    pretend(made.wanted[0], 78.0)
+    assert [result.state for result in made.results] == ["missing", "missing", "cannot"]
+    assert {training.experiment.seed for training in _todo(made)} == {0, 1}
+    assert len(_todo(made)) == 3  # a seed of the first, two of the second, none of what cannot be had
+    training, (measure,) = next(reversed(_todo(made).items()))
+    made.problems[training, measure.file] = "no such images"
+    assert [result.state for result in made.results] == ["missing", "failed", "cannot"]
+    assert [result.cell for result in made.failed] == [GOOD, BAD]
+    text = markdown(made)
+    assert "failed: no such images" in text
+    assert "Cannot be had: the images are private." in text
+    assert "seed 1: not run" in text
+
+
+def test_only_what_was_asked_for_counts_but_all_is_told(tmp_path: Path) -> None:
+    made = outcome(tmp_path, GOOD, BAD, seeds=1, asked=[GOOD])
+    pretend(made.wanted[0], 78.0)
+    assert made.failed == []
+    assert [row["state"] for row in made.rows] == ["done", "missing"]
+
+
+def test_results_of_another_experiment_are_not_taken(tmp_path: Path) -> None:
+    made = outcome(tmp_path, GOOD, seeds=1)
+    pretend(made.wanted[0], 78.0)
+    folder = made.wanted[0].training.folder  # type: ignore[union-attr]
+    for file in folder.rglob("*.json"):
+        file.write_text(file.read_text().replace('"experiment": "', '"experiment": "0'))
+    assert outcome(tmp_path, GOOD, seeds=1).results[0].state == "missing"
+    for file in folder.rglob("*.json"):
+        file.write_text(file.read_text()[:20])  # cut short
+    assert outcome(tmp_path, GOOD, seeds=1).results[0].state == "missing"
+
+
+def test_it_is_said_if_versions_differ(tmp_path: Path) -> None:
+    made = outcome(tmp_path, GOOD, seeds=2)
+    for want, version in zip(made.wanted, "12", strict=True):
+        pretend(want, 78.0, version)
+    assert "Not all of these were made alike: fedssl 1, device cpu; fedssl 2, device cpu" in markdown(made)
+
+
+def test_a_target_that_is_never_reached_is_no_failure(tmp_path: Path) -> None:
+    made = outcome(tmp_path, Cell("A", "x", "fedema-cifar10-noniid", "rounds-to", ("target=80",)), seeds=1)
+    pretend(made.wanted[0], None)
+    assert figure(made.results[0]) == "none"
+    assert made.failed == []
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    """No process is started: there is nothing left to do, and what nobody can have does not count."""
+    private = fedssl.reproduce("decssl-1-right", dir=tmp_path)
+    assert private.failed == []
+    assert {row["state"] for row in private.rows} == {"cannot"}
+    assert json.loads(private.json_file.read_text()) == json.loads(json.dumps(private.to_dict()))
+    assert isinstance(private.results[0], Result)

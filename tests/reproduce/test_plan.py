@@ -1,0 +1,140 @@
+"""What a cell trains and measures, where it lies, and the command that gives the same."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedssl
+from fedssl.changes import parse_assignment
+from fedssl.errors import ConfigError
+from fedssl.experiment import load
+from fedssl.reproduce.plan import Want, passes, wants
+from fedssl.reproduce.swept import split, swept
+from fedssl.tables import Cell, tables
+from fedssl.variants import find
+
+CPU, ROOT = torch.device("cpu"), Path("runs/reproduce")
+LINEAR = Cell("r", "c", "fedbyol-cifar10-noniid", "linear", ("protocol=fedema",))
+
+
+def one(cell: Cell, suffix: str = "", seed: int = 0) -> Want:
+    want = list(wants([cell], suffix, seed + 1, ROOT, CPU))[seed]
+    assert want.problem is None
+    return want
+
+
+def test_cells_that_train_the_same_share_a_folder() -> None:
+    """A linear and a kNN measurement, with any settings; the mini variants of CIFAR-10 and -100, which are the same."""
+    first = one(LINEAR)
+    for other in (
+        Cell("r", "c", "fedbyol-cifar10-noniid", "knn"),
+        Cell("r", "c", "fedbyol-cifar10-noniid", "linear", ("labels=100", "protocol=ccl")),
+        Cell("r", "c", "fedbyol-cifar10-noniid", "linear", (), ("probe.protocol=ccl", "probe.picture=true")),
+    ):
+        assert one(other).training == first.training
+        assert one(other).training.folder == first.training.folder
+        assert one(other).measure.file != first.measure.file
+    mini, other = (one(Cell("r", "c", f"fedbyol-cifar{n}-noniid", "linear"), "-mini") for n in (10, 100))
+    assert mini.training == other.training
+
+
+def test_what_differs_in_training_does_not() -> None:
+    folders = {
+        want.training.folder
+        for want in (
+            one(LINEAR),
+            one(LINEAR, seed=1),
+            one(LINEAR, "-short"),
+            one(LINEAR, "-mini"),
+            one(Cell("r", "c", LINEAR.recipe, "semi", (), ("data.leave_out=0.01",))),
+            one(Cell("r", "c", LINEAR.recipe, "rounds-to", ("target=70",), ("probe.every=1",))),
+            *wants([LINEAR], "", 1, ROOT, torch.device("cuda")),  # another precision
+        )
+    }
+    assert len(folders) == 7
+    assert all(folder.name.startswith("byol-fedavg-") for folder in folders)
+
+
+def test_the_command_gives_the_same_experiment_and_the_same_probe() -> None:
+    cells = [cell for name in ("fedema-3", "fedema-4", "fedu-3", "ccl-3", "decssl-4") for cell in tables()[name].cells]
+    for cell in [*cells, Cell("r", "c", "demo", "linear"), Cell("r", "c", "demo", "semi")]:
+        want = one(cell, "-mini" if cell.recipe != "demo" else "")
+        run, _, evaluate = want.training.command(want.measure, "cpu", Path("data")).partition(" && ")
+        words = shlex.split(run)
+        experiment = load(words[2], [words[i + 1] for i, word in enumerate(words) if word == "--set"])
+        assert experiment.with_changes({"train.precision": "fp32"}).hash() == want.training.key
+        assert words[words.index("--dir") + 1] == str(want.training.folder)
+        words = shlex.split(evaluate)
+        given = dict(parse_assignment(words[i + 1]) for i, word in enumerate(words) if word == "--set")
+        assert given == dict(want.measure.settings)
+        assert words[words.index("--probe") + 1] == cell.probe
+
+
+def test_a_probe_has_the_settings_of_its_recipe_but_not_the_labels_where_a_model_is_fine_tuned() -> None:
+    """demo's linear probe has 100 labels, and CCL's recipes their own protocol."""
+    assert one(Cell("r", "c", "demo", "linear")).measure.settings == (("labels", 100),)
+    assert one(Cell("r", "c", "demo", "semi")).measure.settings == ()
+    assert one(Cell("r", "c", "ccl-cifar10-iid", "linear")).measure.settings == (("protocol", "ccl"),)
+    assert one(Cell("r", "c", "demo", "linear", ("labels=7",))).measure.settings == (("labels", 7),)
+
+
+def test_what_cannot_be_trained_has_its_reason() -> None:
+    (want,) = wants([Cell("r", "c", "demo", "linear", (), ("rounds=0",))], "", 1, ROOT, CPU)
+    assert want.training is None
+    assert "rounds" in (want.problem or "")
+    (want,) = wants([Cell("r", "c", "nosuch", "linear")], "", 1, ROOT, CPU)
+    assert 'no recipe or file "nosuch"' in (want.problem or "")
+
+
+def test_passes() -> None:
+    """50,000 images × 5 epochs × 100 rounds; a quarter of the clients; 90% of the images; nobody knows how many."""
+    assert passes(find("fedbyol-cifar10-iid")) == 25e6
+    assert passes(find("fedema-cifar10-iid-5of20")) == 25e6  # of 400 rounds
+    assert passes(find("fedbyol-cifar10-iid") | {"data": {"name": "cifar10", "leave_out": 0.1}}) == 22.5e6
+    assert passes(find("decssl-simclr-amazon-natural")) is None
+
+
+# -- sweeps --
+
+
+def test_values_are_separated_by_commas_outside_of_brackets_and_quotes() -> None:
+    assert split("0.1,0.2") == ["0.1", "0.2"]
+    assert split("[0.2,1],[0.5,1.0]") == ["[0.2,1]", "[0.5,1.0]"]
+    assert split('"a,b",c') == ['"a,b"', "c"]
+    assert split("""{x="[,", y=1},2""") == ["""{x="[,", y=1}""", "2"]
+    assert split("5") == ["5"]
+
+
+def test_a_sweep_has_all_combinations() -> None:
+    table = swept("demo", ["algorithm.mu=0.1,1", "method=byol,simclr", "rounds=2"], ["knn", "linear"])
+    assert len(table.cells) == 8
+    assert table.title == "demo with rounds=2"
+    assert table.rows[1] == "algorithm.mu=0.1, method=simclr"
+    assert table.cells[2].set == ("algorithm.mu=0.1", "method=simclr", "rounds=2")
+    assert swept("demo", [], ["knn"]).rows == ["as it is"]
+
+
+@pytest.mark.parametrize("wrong", ["rounds", "rounds=1,,2", "rounds=1,1", "rounds=[1", "seed=1,2"])
+def test_a_sweep_that_makes_no_sense_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError):
+        swept("demo", [wrong], ["knn"])
+
+
+def test_unknown_names_are_refused_with_what_is_near(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fedema-fig7a, fedema-fig7b"):
+        fedssl.reproduce("fedema-fig7", dir=tmp_path)
+    with pytest.raises(ConfigError, match="fedema-3"):
+        fedssl.reproduce("fedmea-3", dir=tmp_path)
+    with pytest.raises(ConfigError, match="no cell"):
+        fedssl.reproduce("fedema-3", cells=["nosuch"], dir=tmp_path)
+    with pytest.raises(ConfigError, match="scale"):
+        fedssl.reproduce("fedema-3", scale="tiny", dir=tmp_path)
+    with pytest.raises(ConfigError, match="probe"):
+        fedssl.sweep("demo", probes=["nosuch"], dir=tmp_path)
+    with pytest.raises(ConfigError, match="rouns"):
+        fedssl.sweep("demo", ["rouns=1,2"], dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,157 @@
+"""A sweep that is killed goes on where it was; what was finished is not made again, and nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.experiment import load
+from fedssl.reproduce.plan import wants
+from fedssl.reproduce.pool import Pool, devices
+from fedssl.reproduce.work import work
+from fedssl.tables import Cell
+
+SWEEP = ["--set", "train.lr=0.01,0.02", "--set", "train.epochs=4", "--set", "rounds=6", "--set", "probe.epochs=2"]
+
+
+def _command(federation: Any, folder: str, *more: str) -> list[str]:
+    where = ["--dir", str(federation.root / folder), "--data-dir", str(federation.root / "data"), "--device", "cpu"]
+    toml = str(federation.toml())
+    return [sys.executable, "-m", "fedssl.cli", "sweep", toml, *SWEEP, "--seeds", "1", *where, *more]
+
+
+def _values(federation: Any, folder: str) -> dict[str, Any]:
+    (file,) = (federation.root / folder).glob("sweep-*.json")
+    cells = json.loads(file.read_text("utf-8"))["cells"]
+    return {cell["row"]: [seed["value"] for seed in cell["seeds"]] for cell in cells}
+
+
+def _trained(root: Path) -> list[Path]:
+    return sorted(root.glob("*/results.json"))
+
+
+def _worker(parent: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
+    return [int(word) for word in listed.stdout.split()]
+
+
+@pytest.mark.slow
+def test_killed_sweep_goes_on_and_loses_nothing(federation: Any) -> None:
+    subprocess.run(_command(federation, "whole"), check=True, capture_output=True)
+    whole = _values(federation, "whole")
+    assert len(whole) == 2
+
+    root = federation.root / "killed"
+    process = subprocess.Popen(_command(federation, "killed"), stderr=subprocess.DEVNULL, start_new_session=True)
+    while len(_trained(root)) < 1 or len([*root.glob("*/rounds.jsonl")]) < 2:  # one is done, the other has begun
+        assert process.poll() is None
+        time.sleep(0.01)
+    (done,) = _trained(root)
+    (worker,) = _worker(process.pid)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "its process trains on"
+        time.sleep(0.05)
+
+    before = done.stat().st_mtime_ns, (done.parent / "rounds.jsonl").read_bytes()
+    made = subprocess.run(_command(federation, "killed", "--json"), check=True, capture_output=True, text=True)
+    assert (done.stat().st_mtime_ns, (done.parent / "rounds.jsonl").read_bytes()) == before
+    assert _values(federation, "killed") == whole
+    assert {cell["row"] for cell in json.loads(made.stdout)["cells"]} == set(whole)
+    for folder in {path.parent for path in _trained(root)}:
+        lines = (folder / "rounds.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_is_told_and_the_others_go_on(federation: Any) -> None:
+    where = ["--dir", str(federation.root / "some"), "--data-dir", str(federation.root / "data"), "--device", "cpu"]
+    changes = ["--set", "data.path=tiny.npz,nosuch.npz", "--set", "rounds=1", "--set", "probe.epochs=1"]
+    command = [sys.executable, "-m", "fedssl.cli", "sweep", str(federation.toml()), *changes, "--seeds", "1", *where]
+    made = subprocess.run(command, capture_output=True, text=True)
+    assert made.returncode == 1
+    (file,) = (federation.root / "some").glob("sweep-*.json")
+    good, bad = json.loads(file.read_text("utf-8"))["cells"]
+    assert (good["state"], bad["state"]) == ("done", "failed")
+    assert "nosuch.npz" in bad["problem"]
+    assert "nosuch.npz" in made.stdout
+    assert "Traceback" not in made.stderr
+
+
+def test_work_leaves_what_it_found_and_does_it_once(federation: Any) -> None:
+    toml, folder = federation.toml(), federation.root / "one"
+    changes = {"rounds": 1, "probe.epochs": 1}
+    measures = [
+        {"file": "knn-0.json", "probe": "knn", "settings": {}, "on": None},
+        {"file": "bad-0.json", "probe": "linear", "settings": {"labels": -1}, "on": None},
+    ]
+    key = load(toml, changes).with_changes({"train.precision": "fp32"}).hash()
+    job = {"name": str(toml), "changes": changes, "folder": str(folder), "key": key, "device": "cpu"}
+    job |= {"data_dir": str(federation.root / "data"), "measures": measures}
+    problems = work(job)
+    assert list(problems) == ["bad-0.json"]
+    assert "labels" in problems["bad-0.json"]
+    found = json.loads((folder / "measures/knn-0.json").read_text())
+    assert found["experiment"] == key
+    assert found["value"] == json.loads((folder / "results.json").read_text())["table"]["this run"]["knn"]["mean"]
+    stamp = os.stat(folder / "measures/knn-0.json").st_mtime_ns
+    work(job)
+    assert os.stat(folder / "measures/knn-0.json").st_mtime_ns == stamp
+
+
+@pytest.mark.slow
+def test_a_training_whose_process_dies_takes_no_other_with_it(federation: Any) -> None:
+    root = federation.root / "died"
+    process = subprocess.Popen(
+        _command(federation, "died"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    while not [*root.glob("*/rounds.jsonl")]:
+        assert process.poll() is None
+        time.sleep(0.01)
+    (worker,) = _worker(process.pid)
+    os.kill(worker, signal.SIGKILL)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "its process ended with code -9" in said
+    assert len(_trained(root)) == 1
+    assert sorted(value is None for (value,) in _values(federation, "died").values()) == [False, True]
+
+
+@pytest.mark.slow
+def test_trainings_are_spread_over_devices(federation: Any) -> None:
+    """Two processes at once; the CPU by two names stands for two devices."""
+    cell = Cell("r", "c", str(federation.toml()), "knn", (), ("rounds=4", "train.epochs=8"))
+    todo = {
+        want.training: [want.measure]
+        for want in wants([cell], "", 2, federation.root / "spread", torch.device("cpu"))
+        if want.training is not None and want.measure is not None
+    }
+    pool, most = Pool(todo, ["cpu:0", "cpu:1"], federation.root / "data"), 0
+    while pool.busy:
+        most = max(most, len(pool.running))
+        time.sleep(0.01)
+    assert most == 2
+    ended = {training: problems for _ in todo if (found := pool.next_ended(0)) for training, problems in [found]}
+    assert ended == {training: {} for training in todo}
+
+
+def test_cuda_is_every_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices(torch.device("cuda")) == ["cuda:0", "cuda:1"]
+    assert devices(torch.device("cuda:1")) == ["cuda:1"]
+    assert devices(torch.device("cpu")) == ["cpu"]
