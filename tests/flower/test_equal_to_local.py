@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from fake_grid import Nodes, tiny
+from fake_grid import FakeGrid, Nodes, tiny
+from PIL import Image
 from safetensors.numpy import load_file
 
 import fedssl
 from fedssl.report.rounds import read_rounds
+from fedssl.runtimes.flower import client_app
 from fedssl.store import Store
 from fedssl.tree import dumps
 
@@ -57,3 +60,32 @@ def test_a_clients_own_model_is_made_at_the_client(nodes: Nodes) -> None:
         assert mine.keys() == theirs.keys()
         assert all(mine[key].tobytes() == theirs[key].tobytes() for key in mine)
     assert not (nodes.root / "flower/backbone-0.safetensors").exists()
+
+
+def test_images_on_machines_of_their_own(nodes: Nodes) -> None:
+    """Each client has its folder, and nothing but that: as one folder of clients, on one machine."""
+    random = np.random.default_rng(1)
+    for client, count in {"north": 10, "south": 17}.items():
+        for place in (nodes.root / "together/scans" / client, nodes.root / client / "scans"):
+            place.mkdir(parents=True)
+        for i in range(count):
+            image = Image.fromarray(random.integers(0, 255, (12, 12, 3), dtype=np.uint8))
+            for place in (nodes.root / "together/scans" / client, nodes.root / client / "scans"):
+                image.save(place / f"{i:03}.png")
+    folder = {"data.name": "folder", "data.path": "scans", "data.size": 12, "data.cache": "off"}
+    together = tiny("fedu", "byol", clients=2).with_changes(
+        {**folder, "data.layout": "clients", "partition.name": "natural"}
+    )
+    apart = tiny("fedu", "byol", clients=2).with_changes({**folder, "data.layout": "flat"})
+    local = fedssl.run(together, nodes.root / "local", "cpu", nodes.root / "together", quiet=True)
+    app = client_app(apart)
+    config = {"images": "own"}
+    grid = FakeGrid(
+        {
+            7: nodes.node(app, 7, "south", **config, **{"data-dir": str(nodes.root / "south")}),
+            8: nodes.node(app, 8, "north", **config, **{"data-dir": str(nodes.root / "north")}),
+        }
+    )
+    nodes.serve(apart, grid)
+    assert _sites(nodes.root / "flower") == _sites(local.dir)
+    assert not [data for data in grid.wire.values() if b"scans" in data or b".png" in data]

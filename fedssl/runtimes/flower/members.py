@@ -43,8 +43,8 @@ class Members:
         new = sorted(connected - self._known)
         self._known |= connected
         for node in new:
-            [asked] = self._grid.push_messages([Message(RecordDict(), node, HELLO, ttl=ANSWER_WITHIN)])
-            if asked:
+            letter = Message(RecordDict(), node, HELLO, ttl=ANSWER_WITHIN)
+            if asked := next(iter(self._grid.push_messages([letter])), None):
                 self._asked[asked] = node
         for answer in self._grid.pull_messages(list(self._asked)) if self._asked else ():
             node = self._asked.pop(answer.metadata.reply_to_message_id, None)

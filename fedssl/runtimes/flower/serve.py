@@ -5,12 +5,10 @@ In the run directory beside what every run has: `flower.json`, who takes part an
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-from uuid import uuid4
+from typing import Any
 
 import torch
 from flwr.serverapp import Grid
@@ -32,6 +30,7 @@ from fedssl.loop import Carrier, Loop, found, refuse_fruitless
 from fedssl.numerics import numerics
 from fedssl.report.progress import Progress
 from fedssl.runtimes.flower.members import Members
+from fedssl.runtimes.flower.roll import Roll
 from fedssl.runtimes.flower.server import FlowerRuntime
 from fedssl.runtimes.flower.words import Hello, Task
 from fedssl.settings import Settings, validate
@@ -56,29 +55,6 @@ class ServerSettings(Settings):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> ServerSettings:
         return validate(cls, {key.replace("-", "_"): value for key, value in config.items()}, "tool.flwr.app.config")
-
-
-class Roll(NamedTuple):
-    """flower.json. The server's every start is an attempt at the run, from the round it could go on with."""
-
-    run: str
-    starts: tuple[int, ...]
-    clients: tuple[str, ...]  # with images, in order; none: nobody has joined yet
-    image: tuple[int, int, int] | None
-
-    @classmethod
-    def of(cls, folder: Path, begins: int) -> Roll:
-        """With one more start, at round `begins`."""
-        path = folder / "flower.json"
-        if not path.is_file():
-            return cls(uuid4().hex, (begins,), (), None)
-        values = json.loads(path.read_text("utf-8"))
-        image = None if values["image"] is None else tuple(values["image"])
-        return cls(values["run"], (*values["starts"], begins), tuple(values["clients"]), image)
-
-    def write(self, folder: Path) -> Roll:
-        write_atomic(folder / "flower.json", (json.dumps(self._asdict()) + "\n").encode())
-        return self
 
 
 def serve(experiment: Experiment, grid: Grid, settings: ServerSettings, say: Say = say_on_stderr) -> None:

@@ -92,13 +92,13 @@ class FlowerRuntime:
             if node in connected:
                 content = put_task(encode(tree), task)
                 # A reply that comes later than this is Flower's to throw away.
-                [sent] = self._grid.push_messages(
-                    [Message(content, node, kind, ttl=self._timeout + 60, group_id=str(round))]
-                )
+                letter = Message(content, node, kind, ttl=self._timeout + 60, group_id=str(round))
+                sent = next(iter(self._grid.push_messages([letter])), None)  # none: Flower would not take it
             if sent:
                 asked[client] = Asked(task, sent)
             else:
-                heard[client] = self._told(Reply(client, 0, None, None, "its node is not connected"))
+                why = "the message could not be sent" if node in connected else "its node is not connected"
+                heard[client] = self._told(Reply(client, 0, None, None, why))
         return asked
 
     def _pull(self, asked: Sequence[Asked]) -> list[Reply]:
