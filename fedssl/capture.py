@@ -43,7 +43,9 @@ class CapturedSteps:
         tensors = _tensors(inputs)
         key = (objective, *(_shape(t) for t in tensors), *((name, _shape(t)) for name, t in given.items()))
         if key not in self._graphs:
-            if key not in self._seen or len(self._graphs) == MOST:
+            if key in self._seen and len(self._graphs) == MOST:
+                return self._step(inputs, objective, given)
+            if key not in self._seen:
                 self._seen.add(key)
                 with TURNS.alone():
                     return self._step(inputs, objective, given)
@@ -71,6 +73,8 @@ class CapturedSteps:
         try:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 out = step(own_inputs, objective, own_given)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as problem:  # something in it waits for the device: .item(), an `if` on a tensor
             raise ConfigError(f'this step cannot be a CUDA graph, try train.mode = "eager": {problem}') from problem
         torch.cuda.synchronize(step.device)

@@ -61,7 +61,9 @@ def sweep(
         list[str],
         typer.Option("--set", "-s", metavar="KEY=V1,V2", help="Values of a setting; repeat it for all combinations."),
     ] = [],  # noqa: B006
-    probe: Annotated[list[str], typer.Option(help="knn, linear, semi, per-client or collaborative; repeatable.")] = [],  # noqa: B006
+    probe: Annotated[
+        list[str], typer.Option(help="knn, linear, semi, classifier, per-client or collaborative; repeatable.")
+    ] = [],  # noqa: B006
     seeds: Seeds = 3,
     dir: Dir = KEPT,
     device: Device = "auto",

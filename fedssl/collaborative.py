@@ -1,9 +1,10 @@
 """Collaborative fine-tuning: supervised FedAvg from the learned backbone, each client with a few labels of its own.
 
 As Wu et al., "Decentralized unsupervised learning of visual representations" (CCL), IJCAI 2022, and as FedCA's
-semi-supervised figures suggest. Departures: CCL's settings are in an appendix that is not to be had, so optimizer,
-rate, batch and length are those of `semi`, one local epoch a round and one rate for backbone and classifier; the
-classifier is linear, and images are cropped and flipped as the method `supervised` has it.
+semi-supervised figures suggest. Departures: CCL's settings are in an appendix that is not to be had, and those of its
+`semi` (20 epochs, the classifier at a rate of its own) would be 20 steps here; so optimizer, rate, batch and length are
+those with which FedU and FedCA fine-tune, one local epoch a round. The classifier is linear, where FedCA's has a hidden
+layer; images are cropped and flipped as the method `supervised` has it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,14 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
         raise ConfigError("clients fine-tune with labels of their own, and the training images have none")
     (name, state), score = next(iter(models.items())), Score()
     data = labelled_part(evaluation.experiment, evaluation.data, say)
+    assert data.owners is not None
+    alone = [client for client, index in data.owners.items() if len(index) == 1]
+    if alone and not any(len(index) > 1 for index in data.owners.values()):
+        raise ConfigError(
+            "every client has a single labelled image, and training takes two: set a larger share of labels"
+        )
+    if alone:
+        score.note = f"{len(alone)} of {len(data.owners)} clients have a single labelled image, and do not train"
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "backbone.safetensors"
         nets.save_backbone(state.pick(("backbone",)).without_prefix("backbone").tensors(), weights, {})
@@ -72,7 +81,7 @@ def _some(client: str, index: Tensor, labels: Tensor, share: float, seed: int) -
 def supervised(experiment: Experiment, weights: Path, classes: int) -> Experiment:
     """The run's experiment as one that fine-tunes its backbone, which lies in a file."""
     probe, plain = experiment.probe, experiment.to_dict()
-    how = fine_tuning(probe.protocol, probe.labels or FEW_LABELS).changed(probe.epochs, probe.lr, probe.batch)
+    how = fine_tuning("fedu", probe.labels or FEW_LABELS).changed(probe.epochs, probe.lr, probe.batch)
     train: Mapping[str, object] = {
         "optimizer": how.optimizer,
         "lr": how.lr,

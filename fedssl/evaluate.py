@@ -46,10 +46,14 @@ def check_probe(name: str) -> None:
         raise ConfigError(f'unknown probe "{name}"{suggest(name, PROBES) or "; known: " + ", ".join(PROBES)}')
 
 
+FINE_TUNING = ("semi", "collaborative")  # probes that train the whole model
+ANEW = {"labels": 0, "epochs": None, "lr": None, "batch": None}
+
+
 def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]) -> Experiment:
     """With settings for one probe. An experiment's labels, epochs, lr and batch are those of its linear probe: where
     the whole model is fine-tuned, they begin anew."""
-    anew = {"labels": 0, "epochs": None, "lr": None, "batch": None} if probe in ("semi", "collaborative") else {}
+    anew = ANEW if probe in FINE_TUNING else {}
     return experiment.with_changes({f"probe.{key}": value for key, value in (anew | dict(settings)).items()})
 
 
@@ -92,7 +96,8 @@ class Evaluation:
     @cached_property
     def classes(self) -> int:
         known, unknown = self.sets()
-        return max(len(unknown.classes), *(int(images.labels.max()) + 1 for images in (known, unknown)))
+        said = getattr(self.experiment.method, "classes", 0)  # a classifier's may be more than there are images of
+        return max(said, len(unknown.classes), *(int(images.labels.max()) + 1 for images in (known, unknown)))
 
     def backbone(self, state: State) -> nets.Backbone:
         with torch.random.fork_rng(devices=[]):  # a new backbone draws weights, here only to be overwritten

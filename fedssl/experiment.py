@@ -165,14 +165,17 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 def load(name_or_file: str | Path, changes: Iterable[str] | Mapping[str, Any] = ()) -> Experiment:
     """The experiment in a TOML file, or the recipe or variant of that name, with changes applied."""
-    path = Path(name_or_file)
-    if path.suffix == ".toml" or path.is_file():
-        if not path.is_file():
-            raise ConfigError(f"there is no file {path}")
-        values = parse_toml(_read(path), str(path))
-    else:
-        values = find(str(name_or_file))
     changed = dict(changes) if isinstance(changes, Mapping) else dict(map(parse_assignment, changes))
-    experiment = Experiment.from_dict(merge_changes(values, changed))
+    experiment = Experiment.from_dict(merge_changes(plain_values(name_or_file), changed))
     experiment.check()
     return experiment
+
+
+def plain_values(name_or_file: str | Path) -> dict[str, Any]:
+    """What a TOML file says, or the recipe or variant of that name: without defaults, not yet checked."""
+    path = Path(name_or_file)
+    if path.suffix != ".toml" and not path.is_file():
+        return find(str(name_or_file))
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    return parse_toml(_read(path), str(path))

@@ -91,7 +91,7 @@ class Run:
         changed = for_probe(self.experiment, probe, settings)
         check_probe(probe)
         models = self._some_models()
-        if on is not None:
+        if on is not None and not self._trained_on(on):
             return self._transfer(changed, probe, on, models)
         evaluation = Evaluation(changed, self.data(), self.device)
         if probe in WITH_CLIENTS:
@@ -101,9 +101,17 @@ class Run:
     def _transfer(self, changed: Experiment, probe: str, on: On, models: Models) -> Score:
         if probe in WITH_CLIENTS:
             raise ConfigError(f'probe "{probe}" needs to know which images clients have, and nobody has others')
+        if probe == "classifier":
+            raise ConfigError("a classifier knows the classes it was trained on, and no others")
         data = other_images(on, self._image(), self._data_dir, say_on_stderr)
         without = changed.with_changes({"data.leave_out": 0.0})  # which were other images
         return Evaluation(without, data, self.device, seen=False).measure(models, (probe,), models.apart)[probe]
+
+    def _trained_on(self, on: On) -> bool:
+        """Whether these are the very images of the run, which it is then measured on as ever."""
+        said = {"name": on} if isinstance(on, str) else on
+        own = self.experiment.to_dict()["data"]
+        return not isinstance(said, Dataset) and own["name"] != "given" and own | dict(said) == own
 
     def _image(self) -> tuple[int, int, int]:
         """(C, H, W) of the images that the run trains on: as an exported backbone says, or as they are."""

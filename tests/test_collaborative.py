@@ -67,7 +67,8 @@ def test_a_share_of_each_clients_own() -> None:
 
 
 def test_the_experiment_it_is(tmp_path: Path) -> None:
-    """Starts from the backbone in the file; semi's settings, a round for each epoch."""
+    """Starts from the backbone in the file; FedU's settings for fine-tuning, a round for each epoch, whatever the
+    protocol."""
     torch.manual_seed(3)
     weights = nets.CNN().state_dict()
     nets.save_backbone(weights, tmp_path / "b.safetensors", {})
@@ -84,7 +85,7 @@ def test_the_experiment_it_is(tmp_path: Path) -> None:
         tmp_path / "b.safetensors",
         4,
     )
-    assert (ours.rounds, ours.train.optimizer, ours.train.lr, ours.train.batch) == (3, "sgd", 0.01, 256)
+    assert (ours.rounds, ours.train.optimizer, ours.train.lr, ours.train.batch) == (3, "adam", 1e-3, 128)
 
 
 def test_the_classifier_is_the_models_own(tmp_path: Path) -> None:
@@ -109,6 +110,20 @@ def test_clients_learn_together(tmp_path: Path) -> None:
     assert [sum(row) for row in score.confusion["global"]] == [10] * 4
     assert score.mean > 90
     assert run.evaluate("collaborative", labels=0.1, epochs=1).mean < score.mean
+
+
+def test_a_client_with_one_labelled_image_does_not_train_and_that_is_said(tmp_path: Path) -> None:
+    """Of 150 and 10 images a tenth: 15 and 1; of 5 and 5 images one each, with which nobody can train."""
+    sizes, few = {"a": torch.arange(150), "b": torch.arange(150, 160)}, {"a": torch.arange(5), "b": torch.arange(5, 10)}
+    for owners, told in ((sizes, "1 of 2 clients have a single labelled image"), (few, None)):
+        data = Dataset(DATA.train, DATA.test, owners)
+        folder = tmp_path / str(len(owners["b"]))
+        run = fedssl.run(experiment(partition__name="natural", clients=0), folder, "cpu", dataset=data, quiet=True)
+        if told:
+            assert told in (run.evaluate("collaborative", labels=0.1, epochs=1).note or "")
+            continue
+        with pytest.raises(ConfigError, match="every client has a single labelled image"):
+            run.evaluate("collaborative", labels=0.1, epochs=1)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ MAY_SEE = {
         "evaluate",
         "experiment",
         "lock",
+        "probes",
         "recipes",
         "run",
         "settings",

@@ -104,6 +104,23 @@ def test_refusals(run: fedssl.Run, on: Any, sentence: str) -> None:
         run.evaluate("linear", on)
 
 
+def test_the_runs_own_images_are_no_others(tmp_path: Path) -> None:
+    """So that what is said of images the model has seen is said here too."""
+    chosen = Experiment.from_dict(
+        {
+            "clients": 2,
+            "rounds": 1,
+            "data": {"name": "fashion-mini"},
+            "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
+            "probe": {"every": 0, "linear": False},
+        }
+    )
+    run = fedssl.run(chosen, tmp_path / "run", "cpu", quiet=True)
+    settings = {"labels": 20, "epochs": 1}
+    for on in ("fashion-mini", {"name": "fashion-mini", "holdout": 0}):
+        assert (run.evaluate("semi", on, **settings).note or "") == run.evaluate("semi", **settings).note
+
+
 def test_a_clients_mix_is_of_its_own_images(run: fedssl.Run) -> None:
     for probe in ("per-client", "collaborative"):
         with pytest.raises(ConfigError, match="needs to know which images clients have"):

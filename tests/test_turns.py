@@ -69,6 +69,41 @@ def test_one_is_alone_at_a_time_however_deep() -> None:
     assert most == 1
 
 
+def test_beside_may_be_entered_again_though_somebody_waits_to_be_alone() -> None:
+    turns, done = Turns(), threading.Event()
+    done.set()
+    with turns.beside():
+        waiting, came = inside(turns.alone, done)
+        assert not came.wait(0.05)
+        with turns.beside():
+            assert not came.is_set()
+        assert not came.wait(0.05)  # still in, once
+    assert came.wait(5)
+    waiting.join(5)
+
+
+def test_whoever_is_beside_cannot_be_alone() -> None:
+    turns = Turns()
+    with turns.beside(), pytest.raises(RuntimeError, match="one by one"), turns.alone():
+        pass
+    with turns.alone():
+        pass
+
+
+def test_a_failure_while_waiting_ends_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turns._changed, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt), turns.alone():
+            pass
+    with turns.beside():
+        pass
+
+
 def test_a_failure_ends_a_turn() -> None:
     turns = Turns()
     for enter in (turns.alone, turns.beside):

@@ -8,11 +8,13 @@ Objects with no extent inside their image are dropped and counted.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedssl.errors import DataError
+from fedssl.finetune.masks import covers
 
 NO_EXTENT = 0.01  # pixels: less than this is no width or height, and would not survive float32 at a picture's far end
 
@@ -106,9 +108,17 @@ def _objects(
         )
     width, height = int(entry["width"]), int(entry["height"])
     x, y, w, h = map(float, annotation["bbox"])
+    if not all(map(math.isfinite, (x, y, w, h))):
+        raise DataError(f"{file}: the box of annotation {annotation.get('id')} is not finite")
     left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(x + w, float(width)), min(y + h, float(height))
     segmentation = _segmentation(annotation, height, width, file)
     if right - left < NO_EXTENT or bottom - top < NO_EXTENT or not segmentation:
+        return
+    try:
+        covered = covers(segmentation, height, width)
+    except DataError as problem:
+        raise DataError(f"{file}, annotation {annotation.get('id')}: {problem}") from None
+    if not covered:
         return
     area = annotation.get("area")
     yield Object(
@@ -132,8 +142,8 @@ def _segmentation(annotation: Mapping[str, Any], height: int, width: int, file: 
         return [polygon for polygon in given if len(polygon) >= 6 and len(polygon) % 2 == 0]
     if list(given["size"]) != [height, width]:
         raise DataError(
-            f"{file}: the mask of annotation {annotation.get('id')} is of {given['size'][1]} × {given['size'][0]} "
-            f"pixels, its image of {width} × {height}"
+            f"{file}: the mask of annotation {annotation.get('id')} is of (height, width) = {given['size']}, "
+            f"its image of {[height, width]}"
         )
     return {"counts": given["counts"], "size": [height, width]}
 

@@ -20,10 +20,20 @@ def to_rle(segmentation: Any, height: int, width: int) -> dict[str, Any]:
         if isinstance(segmentation, list):
             return dict(mask.merge(mask.frPyObjects(segmentation, height, width)))
         if isinstance(segmentation["counts"], list):
+            if sum(segmentation["counts"]) != height * width or min(segmentation["counts"]) < 0:
+                raise ValueError(f"runs of {sum(segmentation['counts'])} pixels for {height * width}")
             return dict(mask.frPyObjects(segmentation, height, width))
-    except (TypeError, ValueError) as problem:
+    except (OverflowError, TypeError, ValueError) as problem:
         raise DataError(f"a segmentation is neither polygons nor run lengths: {problem}") from None
     return dict(segmentation)
+
+
+def covers(segmentation: Any, height: int, width: int) -> bool:
+    """Whether there is a pixel inside. A DataError if it is no segmentation of an image of this size."""
+    try:
+        return bool(rasterise(segmentation, height, width).any())
+    except (IndexError, OverflowError, TypeError, ValueError) as problem:
+        raise DataError(f"a segmentation is neither polygons nor run lengths: {problem}") from None
 
 
 def rasterise(segmentation: Any, height: int, width: int) -> Mask:

@@ -27,7 +27,8 @@ def knn_predict(train: Labelled, queries: Tensor, k: int, temperature: float, ba
     for rows in F.normalize(queries, dim=1).split(batch):
         similarity, neighbour = (rows @ bank.T).topk(k, dim=1)
         votes = rows.new_zeros(len(rows), classes)
-        votes.scatter_add_(1, train.labels[neighbour], (similarity / temperature).exp())
+        weights = ((similarity - similarity[:, :1]) / temperature).exp()  # relative to the nearest: none overflows
+        votes.scatter_add_(1, train.labels[neighbour], weights)
         predictions.append(votes.argmax(1))
     return torch.cat(predictions)
 

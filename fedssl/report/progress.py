@@ -51,7 +51,8 @@ class Lines:
         worth = line["knn"] is not None or line["failed"] or line["round"] in (1, self.rounds)
         if worth or any(c["dropped"] for c in line["clients"]) or time.monotonic() - self._last > self.every:
             self._last = time.monotonic()
-            print(f"{self.title}: {summary(line, self.rounds)}", file=sys.stderr, flush=True)
+            # In one piece, so that nothing comes between a line and its end.
+            print(f"{self.title}: {summary(line, self.rounds)}\n", end="", file=sys.stderr, flush=True)
 
 
 class Bars:

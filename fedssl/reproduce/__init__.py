@@ -6,9 +6,12 @@ for row in outcome.rows: print(row["row"], row["column"], row["published"], row[
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from fedssl.assemble import resolve_device
 from fedssl.drive import Interrupted
@@ -17,7 +20,7 @@ from fedssl.recipes import matching
 from fedssl.reproduce import found
 from fedssl.reproduce.markdown import markdown
 from fedssl.reproduce.outcome import Outcome, Result, Where
-from fedssl.reproduce.plan import Measure, Training, wants
+from fedssl.reproduce.plan import Measure, Training, Want, wants
 from fedssl.reproduce.pool import Pool, devices
 from fedssl.reproduce.swept import swept
 from fedssl.settings import suggest
@@ -122,7 +125,7 @@ def _make(
     if seeds < 1:
         raise ConfigError(f"seeds is a number above 0 (got {seeds})")
     where, on = Where(Path(dir), Path(data_dir), device), resolve_device(device)
-    outcome = Outcome(table, scale, list(wants(table.cells, suffix, seeds, where.root, on)), asked, where)
+    outcome = Outcome(table, scale, _wants(table, suffix, seeds, where.root, on), seeds, asked, where)
     if all(want.training is None and want.cell.cannot is None for want in outcome.wanted):
         raise ConfigError(outcome.wanted[0].problem or "")  # a setting that no cell can have is a mistake, not a result
     todo = _todo(outcome)
@@ -130,6 +133,17 @@ def _make(
     if todo:
         _serve(outcome, Pool(todo, devices(on), where.data_dir), watch)
     return outcome
+
+
+def _wants(table: Table, suffix: str, seeds: int, root: Path, device: torch.device) -> list[Want]:
+    """Of the seeds asked for, and of further ones as far as some cell has been measured with them."""
+    found_all = list(wants(table.cells, suffix, range(seeds), root, device))
+    for seed in itertools.count(seeds):
+        more = list(wants(table.cells, suffix, [seed], root, device))
+        if not any(w.training and w.measure and found.measured(w.training, w.measure) for w in more):
+            return found_all
+        found_all += more
+    raise AssertionError
 
 
 def _todo(outcome: Outcome) -> dict[Training, list[Measure]]:

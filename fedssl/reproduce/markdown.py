@@ -16,8 +16,8 @@ def figure(result: Result) -> str:
     if result.state == "cannot":
         return "cannot be had"
     if result.mean is None:
-        said = {"failed": "failed", "missing": "", "done": "none"}
-        return said[result.state]
+        some = f"{len(result.values)} of {len(result.seeds)} seeds" if result.values else "none"
+        return {"failed": "failed", "missing": "", "done": some}[result.state]
     spread = "" if result.std is None else f" ± {result.std:.2f}"
     return f"{result.mean:.2f}{spread} ({len(result.values)})"
 

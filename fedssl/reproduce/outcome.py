@@ -50,12 +50,19 @@ class Result:
 
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.values) if self.values else None
+        """Over seeds; None where one of them has nothing to show, such as a target it never reaches: a mean over the
+        others would flatter."""
+        return statistics.fmean(self.values) if self.values and not self.lacking else None
 
     @property
     def std(self) -> float | None:
         """Over seeds; None for fewer than two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        return statistics.stdev(self.values) if len(self.values) > 1 and not self.lacking else None
+
+    @property
+    def lacking(self) -> int:
+        """Seeds that were measured and have no value."""
+        return sum(each.done and each.value is None for each in self.seeds)
 
     @property
     def difference(self) -> float | None:
@@ -99,8 +106,11 @@ class Result:
 class Outcome:
     """A table as it stands. Plain values in `rows`; `to_dict` is what the JSON file has."""
 
-    def __init__(self, table: Table, scale: str, wants: Sequence[Want], asked: Iterable[Cell], where: Where) -> None:
-        self.table, self.scale, self.where = table, scale, where
+    def __init__(
+        self, table: Table, scale: str, wants: Sequence[Want], seeds: int, asked: Iterable[Cell], where: Where
+    ) -> None:
+        """`wants` may be of more seeds than the `seeds` that were asked for: those that lie on disk count too."""
+        self.table, self.scale, self.where, self.seeds = table, scale, where, seeds
         self._wants, self._asked = list(wants), set(asked)
         self.problems: dict[tuple[Training, str], str] = {}
         self._known: dict[tuple[Training, str], Seed] = {}
@@ -108,14 +118,16 @@ class Outcome:
     @property
     def wanted(self) -> list[Want]:
         """What was asked for this time."""
-        return [want for want in self._wants if want.cell in self._asked]
+        return [want for want in self._wants if want.cell in self._asked and want.seed < self.seeds]
 
     @property
     def results(self) -> list[Result]:
         """All cells of the table, those not asked for this time included, in its order."""
         seeds: dict[Cell, list[Seed]] = {}
         for want in self._wants:
-            seeds.setdefault(want.cell, []).append(self._seed(want))
+            seed = self._seed(want)
+            if want.seed < self.seeds or seed.done:
+                seeds.setdefault(want.cell, []).append(seed)
         return [Result(cell, tuple(some)) for cell, some in seeds.items()]
 
     @property
@@ -134,7 +146,7 @@ class Outcome:
 
     @property
     def comparable(self) -> bool:
-        return self.scale != "mini"
+        return not INCOMPARABLE[self.scale]
 
     @property
     def json_file(self) -> Path:

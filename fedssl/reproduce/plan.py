@@ -21,16 +21,18 @@ import torch
 
 from fedssl.changes import merge_changes, parse_assignment
 from fedssl.errors import ConfigError, FedsslError
-from fedssl.experiment import Experiment, parse_toml
+from fedssl.evaluate import ANEW, FINE_TUNING
+from fedssl.experiment import Experiment, plain_values
+from fedssl.probes import ProbeSettings
 from fedssl.tables import LOGGED, Cell
 from fedssl.train import resolve_precision
-from fedssl.variants import find
 
 # What a run measures of its own at its end but kNN: left to the cells' probes. All else under [probe] stays, since the
 # rounds log or every probe depends on it.
 AFTERWARDS: dict[str, Any] = {"linear": False, "beside": [], "picture": False}
-PROBED: dict[str, Any] = {"labels": 0, "protocol": "fedema", "penalty": 0.0, "solver": "protocol"}
-ANEW = ("semi", "collaborative")  # probes that do not take over the labels of an experiment's linear probe
+PROBED: dict[str, Any] = {
+    key: ProbeSettings.model_fields[key].default for key in ("labels", "protocol", "penalty", "solver")
+}
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,11 @@ class Want:
     problem: str | None = None
 
 
-def wants(cells: Iterable[Cell], suffix: str, seeds: int, root: Path, device: torch.device) -> Iterator[Want]:
+def wants(cells: Iterable[Cell], suffix: str, seeds: Iterable[int], root: Path, device: torch.device) -> Iterator[Want]:
     """Everything that cells need; `suffix` is that of the recipes' variants: "", "-short" or "-mini"."""
+    seeds = list(seeds)
     for cell in cells:
-        for seed in range(seeds):
+        for seed in seeds:
             try:
                 yield Want(cell, seed, *_resolved(cell, suffix, seed, root, device), cell.cannot)
             except FedsslError as problem:
@@ -102,7 +105,7 @@ def wants(cells: Iterable[Cell], suffix: str, seeds: int, root: Path, device: to
 
 def _resolved(cell: Cell, suffix: str, seed: int, root: Path, device: torch.device) -> tuple[Training, Measure]:
     name = cell.recipe + suffix
-    values, asked = _values(name), dict(map(parse_assignment, cell.set))
+    values, asked = plain_values(name), dict(map(parse_assignment, cell.set))
     if "seed" in asked:
         raise ConfigError("seeds are asked for with --seeds, not with --set")
     whole = Experiment.from_dict(merge_changes(values, asked))
@@ -114,22 +117,17 @@ def _resolved(cell: Cell, suffix: str, seed: int, root: Path, device: torch.devi
     return Training(name, tuple(changes.items()), runs, root / _folder(runs)), measure
 
 
-def _values(name: str) -> dict[str, Any]:
-    path = Path(name)
-    if path.suffix != ".toml" and not path.is_file():
-        return find(name)
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
-    return parse_toml(path.read_text("utf-8"), name)
-
-
 def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
     """The probe with the settings in which it differs from what the training's folder says, which are the usual ones:
     so it depends on no other cell of the same training."""
     said = {key.removeprefix("probe."): value for key, value in map(parse_assignment, cell.settings)}
     if cell.probe in LOGGED:
         return Measure(cell.probe, tuple(said.items()))
-    own = {key: getattr(experiment.probe, key) for key in PROBED if key != "labels" or cell.probe not in ANEW}
+    asked = {key.removeprefix("probe.") for key, _ in map(parse_assignment, cell.set)}
+    own = {key: getattr(experiment.probe, key) for key in PROBED}
+    if cell.probe in FINE_TUNING:  # which takes over what a sweep asks for, but nothing of a recipe's linear probe
+        own = {key: value for key, value in own.items() if key not in ANEW}
+        own |= {key: getattr(experiment.probe, key) for key in asked & ANEW.keys()}
     settings = {key: value for key, value in (own | said).items() if PROBED.get(key) != value}
     if cell.probe == "knn":  # which has none of these
         settings = {}

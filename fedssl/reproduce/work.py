@@ -39,8 +39,10 @@ def work(job: Job) -> dict[str, str]:
     # Another table's process may be at the same training: wait for it, and find it done. The run has its own lock.
     with locked(folder / found.MEASURES, wait=say_on_stderr):
         try:
+            # Also where it is finished: then nothing is trained, but other images than it was trained on are refused.
+            run(job["name"], folder, job["device"], job["data_dir"], set=job["changes"])
             if found.results(folder, job["key"]) is None:
-                run(job["name"], folder, job["device"], job["data_dir"], set=job["changes"])
+                raise ConfigError(f"{job['name']} has changed since the table was begun; begin it again")
         except Interrupted:
             raise
         except Exception as problem:

@@ -63,6 +63,8 @@ def test_boxes_become_corners_inside_the_image(read: Read) -> None:
         {"bbox": [20, 2, 6, 6]},  # beside the image
         {"segmentation": [[2, 2, 8, 2]]},  # a line
         {"segmentation": [[2, 2, 8, 2, 8]]},
+        {"segmentation": [[40, 40, 48, 40, 48, 48]]},  # beside the image, whatever its box says
+        {"segmentation": {"counts": [200], "size": [10, 20]}},  # no pixel inside
     ],
 )
 def test_what_has_no_extent_is_dropped_and_counted(read: Read, change: dict[str, Any]) -> None:
@@ -76,7 +78,13 @@ def test_what_has_no_extent_is_dropped_and_counted(read: Read, change: dict[str,
     [
         ({"segmentation": []}, "annotation 5 has no segmentation"),
         ({"segmentation": None}, "annotation 5 has no segmentation"),
-        ({"segmentation": {"counts": [200], "size": [20, 10]}}, "of 10 × 20 pixels, its image of 20 × 10"),
+        ({"segmentation": {"counts": [200], "size": [20, 10]}}, r"= \[20, 10\], its image of \[10, 20\]"),
+        ({"segmentation": {"counts": [100, 300], "size": [10, 20]}}, "annotation 5: .* runs of 400 pixels for 200"),
+        ({"segmentation": {"counts": [-5, 205], "size": [10, 20]}}, "annotation 5: .* neither polygons nor run"),
+        ({"segmentation": {"counts": None, "size": [10, 20]}}, "annotation 5: .* neither polygons nor run lengths"),
+        ({"segmentation": {"counts": [200], "size": []}}, r"\(height, width\) = \[\]"),
+        ({"segmentation": [["a", 2, 8, 2, 8, 8]]}, "annotation 5: .* neither polygons nor run lengths"),
+        ({"bbox": [2, 2, float("nan"), 6]}, "box of annotation 5 is not finite"),
         ({"category_id": 8}, "annotation 5 is of category 8, which is none"),
         ({"image_id": 3}, "annotation 5 is of image 3, which is none"),
         ({"bbox": [1, 2, 3]}, "not enough values"),

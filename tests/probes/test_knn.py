@@ -35,7 +35,7 @@ def slowly(train: Labelled, query: list[float], k: int, temperature: float) -> i
     return max(votes, key=lambda label: votes[label])
 
 
-@given(st.integers(1, 40), st.integers(1, 60), st.sampled_from([0.05, 0.1, 1.0]), st.integers(0, 99))
+@given(st.integers(1, 40), st.integers(1, 60), st.sampled_from([0.005, 0.05, 0.1, 1.0]), st.integers(0, 99))
 def test_against_loops(n: int, k: int, temperature: float, seed: int) -> None:
     """Also with more neighbours asked for than there are, and queries in several batches."""
     train, queries = random_set(n, seed), random_set(9, seed + 1).features

@@ -20,8 +20,8 @@ PRIVATE = Cell("B", "x", "decssl-simclr-amazon-natural", "linear", cannot="the i
 
 def outcome(root: Path, *cells: Cell, seeds: int = 3, scale: str = "paper", asked: Sequence[Cell] = ()) -> Outcome:
     table = Table("p-1", "P", "Table 1", "t", cells, "n")
-    planned = list(wants(cells, "-mini" if scale == "mini" else "", seeds, root, torch.device("cpu")))
-    return Outcome(table, scale, planned, asked or cells, Where(root, Path("data"), "cpu"))
+    planned = list(wants(cells, "-mini" if scale == "mini" else "", range(seeds), root, torch.device("cpu")))
+    return Outcome(table, scale, planned, seeds, asked or cells, Where(root, Path("data"), "cpu"))
 
 
 def pretend(want: Want, value: float | None, version: str = "1") -> None:

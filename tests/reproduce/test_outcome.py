@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from pretended import BAD, GOOD, PRIVATE, outcome, pretend
 
 import fedssl
-from fedssl.reproduce import _todo
+from fedssl.reproduce import _todo, _wants
 from fedssl.reproduce.markdown import against, figure, markdown
-from fedssl.reproduce.outcome import Result
+from fedssl.reproduce.outcome import Outcome, Result
 from fedssl.tables import Cell
 
 
@@ -37,6 +38,33 @@ def test_no_difference_is_said_of_a_mini(tmp_path: Path) -> None:
     assert "not comparable" in markdown(made)
     assert "−29.44" not in markdown(made)
     assert made.json_file.name == "p-1-mini.json"
+
+
+def test_no_difference_is_said_of_a_shorter_training(tmp_path: Path) -> None:
+    made = outcome(tmp_path, GOOD, seeds=1, scale="short")
+    pretend(made.wanted[0], 50.0)
+    assert made.rows[0]["difference"] is None
+
+
+def test_a_seed_that_never_gets_there_is_not_left_out_of_the_mean(tmp_path: Path) -> None:
+    made = outcome(tmp_path, GOOD)
+    for want, value in zip(made.wanted, (45.0, None, None), strict=True):
+        pretend(want, value)
+    (result,) = made.results
+    assert (result.mean, result.std, result.difference, result.state) == (None, None, None, "done")
+    assert figure(result) == "1 of 3 seeds"
+
+
+def test_seeds_that_lie_on_disk_count_though_fewer_are_asked_for(tmp_path: Path) -> None:
+    made = outcome(tmp_path, GOOD, seeds=3)
+    for want, value in zip(made.wanted, (78.0, 80.0, 82.0), strict=True):
+        pretend(want, value)
+    device = torch.device("cpu")
+    again = Outcome(made.table, "paper", _wants(made.table, "", 1, tmp_path, device), 1, [GOOD], made.where)
+    assert [want.seed for want in again.wanted] == [0]
+    assert again.results[0].values == [78.0, 80.0, 82.0]
+    fewer = Outcome(made.table, "paper", _wants(made.table, "", 1, tmp_path / "other", device), 1, [GOOD], made.where)
+    assert len(fewer.results[0].seeds) == 1
 
 
 def test_what_is_missing_failed_or_impossible(tmp_path: Path) -> None:

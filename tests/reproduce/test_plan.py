@@ -11,6 +11,7 @@ import torch
 import fedssl
 from fedssl.changes import parse_assignment
 from fedssl.errors import ConfigError
+from fedssl.evaluate import for_probe
 from fedssl.experiment import load
 from fedssl.reproduce.plan import Want, passes, wants
 from fedssl.reproduce.swept import split, swept
@@ -22,7 +23,7 @@ LINEAR = Cell("r", "c", "fedbyol-cifar10-noniid", "linear", ("protocol=fedema",)
 
 
 def one(cell: Cell, suffix: str = "", seed: int = 0) -> Want:
-    want = list(wants([cell], suffix, seed + 1, ROOT, CPU))[seed]
+    (want,) = wants([cell], suffix, [seed], ROOT, CPU)
     assert want.problem is None
     return want
 
@@ -42,6 +43,17 @@ def test_cells_that_train_the_same_share_a_folder() -> None:
     assert mini.training == other.training
 
 
+def test_what_a_sweep_asks_of_a_probe_reaches_it() -> None:
+    """Also one that begins anew: labels of an experiment are its linear probe's, but these were asked for."""
+    for probe in ("linear", "semi", "collaborative"):
+        for change in ("probe.labels=0.1", "probe.epochs=5", "probe.lr=0.5", "probe.batch=7"):
+            (key, value), cell = parse_assignment(change), Cell("r", "c", "demo", probe, (), (change,))
+            want = one(cell)
+            measured = for_probe(want.training.experiment, probe, dict(want.measure.settings)).probe
+            assert getattr(measured, key.removeprefix("probe.")) == value
+    assert one(Cell("r", "c", "demo", "semi")).measure.settings == ()  # the demo's linear probe has 100 labels
+
+
 def test_what_differs_in_training_does_not() -> None:
     folders = {
         want.training.folder
@@ -52,7 +64,7 @@ def test_what_differs_in_training_does_not() -> None:
             one(LINEAR, "-mini"),
             one(Cell("r", "c", LINEAR.recipe, "semi", (), ("data.leave_out=0.01",))),
             one(Cell("r", "c", LINEAR.recipe, "rounds-to", ("target=70",), ("probe.every=1",))),
-            *wants([LINEAR], "", 1, ROOT, torch.device("cuda")),  # another precision
+            *wants([LINEAR], "", [0], ROOT, torch.device("cuda")),  # another precision
         )
     }
     assert len(folders) == 7
@@ -83,10 +95,10 @@ def test_a_probe_has_the_settings_of_its_recipe_but_not_the_labels_where_a_model
 
 
 def test_what_cannot_be_trained_has_its_reason() -> None:
-    (want,) = wants([Cell("r", "c", "demo", "linear", (), ("rounds=0",))], "", 1, ROOT, CPU)
+    (want,) = wants([Cell("r", "c", "demo", "linear", (), ("rounds=0",))], "", [0], ROOT, CPU)
     assert want.training is None
     assert "rounds" in (want.problem or "")
-    (want,) = wants([Cell("r", "c", "nosuch", "linear")], "", 1, ROOT, CPU)
+    (want,) = wants([Cell("r", "c", "nosuch", "linear")], "", [0], ROOT, CPU)
     assert 'no recipe or file "nosuch"' in (want.problem or "")
 
 

@@ -108,6 +108,10 @@ def test_work_leaves_what_it_found_and_does_it_once(federation: Any) -> None:
     stamp = os.stat(folder / "measures/knn-0.json").st_mtime_ns
     work(job)
     assert os.stat(folder / "measures/knn-0.json").st_mtime_ns == stamp
+    # A file that says something else than when the table was begun is no result of what was asked for.
+    other = job | {"key": "0" * 64, "folder": str(federation.root / "other")}
+    assert all("has changed since" in problem for problem in work(other).values())
+    assert not [*(federation.root / "other/measures").glob("*.json")]
 
 
 @pytest.mark.slow
@@ -138,7 +142,7 @@ def test_trainings_are_spread_over_devices(federation: Any) -> None:
     cell = Cell("r", "c", str(federation.toml()), "knn", (), ("rounds=4", "train.epochs=8"))
     todo = {
         want.training: [want.measure]
-        for want in wants([cell], "", 2, federation.root / "spread", torch.device("cpu"))
+        for want in wants([cell], "", range(2), federation.root / "spread", torch.device("cpu"))
         if want.training is not None and want.measure is not None
     }
     pool, most = Pool(todo, ["cpu:0", "cpu:1"], federation.root / "data"), 0
