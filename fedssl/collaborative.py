@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from fedssl import assemble, nets
@@ -21,14 +20,13 @@ from fedssl.data import Dataset
 from fedssl.data.progress import Say
 from fedssl.drive import drive
 from fedssl.errors import ConfigError
-from fedssl.evaluate import FEW_LABELS, Evaluation
+from fedssl.evaluate import FEW_LABELS, Evaluation, classified
 from fedssl.experiment import Experiment
 from fedssl.models import Models, models_of
 from fedssl.probes import balanced, fine_tuning, how_many
 from fedssl.score import Score, confusion
 from fedssl.seeds import generator
 from fedssl.store import Store
-from fedssl.tree import State
 
 PROBE = "collaborative"
 
@@ -57,7 +55,7 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
         snapshot = Store(Path(folder) / "run").load(say, check_rows=False)
         assert snapshot is not None
         tuned = models_of(experiment, snapshot.sites, snapshot.memory)["global"]
-        guessed = classify(experiment, tuned, evaluation)
+        guessed = classified(experiment, tuned, evaluation.sets()[1].held, evaluation.device)
     score.add(name, confusion(evaluation.sets()[1].labels.to(guessed.device), guessed, evaluation.classes))
     return score
 
@@ -102,14 +100,3 @@ def supervised(experiment: Experiment, weights: Path, classes: int) -> Experimen
             "probe": {"every": 0},
         }
     )
-
-
-@torch.inference_mode()
-def classify(experiment: Experiment, state: State, evaluation: Evaluation) -> Tensor:
-    """Classes (n,) of the images that are measured on, by the model's own classifier."""
-    images = evaluation.sets()[1].held
-    method = assemble.build_method(experiment, images.image, evaluation.device)
-    method.state.load(state)
-    method.eval()
-    chunks = [method.encode(method.clean(part.to(evaluation.device))).z for part in images.chunks(1000)]
-    return torch.cat(chunks).argmax(1)

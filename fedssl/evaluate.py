@@ -160,16 +160,8 @@ class Evaluation:
         )
         return embed(model, self.sets()[1].held, self._normalisation, self.device).argmax(1)
 
-    @torch.no_grad()
     def _classifier(self, subject: Subject) -> Tensor:
-        """The classes that a model says itself, with the layer it was trained with."""
-        method = build_method(self.experiment, self.data.train.image, self.device).eval()
-        if not method.classifies:
-            name = self.experiment.to_dict()["method"]["name"]
-            raise ConfigError(f'probe "classifier" measures one that the run itself trained; {name} trains none')
-        method.state.load(subject.state)
-        chunks = self.sets()[1].held.chunks(1000)
-        return torch.cat([method.encode(method.clean(x.to(self.device))).z.argmax(1) for x in chunks])
+        return classified(self.experiment, subject.state, self.sets()[1].held, self.device)
 
     @cached_property
     def few(self) -> Few:
@@ -202,6 +194,17 @@ class Subject:
     def test(self) -> Tensor:
         """Features (n, d) of those that are measured on."""
         return self.evaluation.features(self.state, self._unknown.held)
+
+
+@torch.no_grad()
+def classified(experiment: Experiment, state: State, images: Rows, device: torch.device) -> Tensor:
+    """The classes (n,) that a model says itself, with the layer it was trained with."""
+    method = build_method(experiment, images.image, device).eval()
+    if not method.classifies:
+        name = experiment.to_dict()["method"]["name"]
+        raise ConfigError(f'probe "classifier" measures one that the run itself trained; {name} trains none')
+    method.state.load(state)
+    return torch.cat([method.encode(method.clean(x.to(device))).z.argmax(1) for x in images.chunks(1000)])
 
 
 def backbone_of(state: State, backbone: nets.Backbone) -> nets.Backbone:

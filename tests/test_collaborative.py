@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 import fedssl
 from fedssl import assemble, nets
-from fedssl.collaborative import classify, labelled_part, supervised
+from fedssl.collaborative import labelled_part, supervised
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
-from fedssl.evaluate import Evaluation, for_probe
+from fedssl.evaluate import for_probe
 from fedssl.experiment import Experiment
 
 CPU = torch.device("cpu")
@@ -86,18 +86,6 @@ def test_the_experiment_it_is(tmp_path: Path) -> None:
         4,
     )
     assert (ours.rounds, ours.train.optimizer, ours.train.lr, ours.train.batch) == (3, "adam", 1e-3, 128)
-
-
-def test_the_classifier_is_the_models_own(tmp_path: Path) -> None:
-    nets.save_backbone(nets.CNN().state_dict(), tmp_path / "b.safetensors", {})
-    chosen = supervised(for_probe(experiment(), "collaborative", {}), tmp_path / "b.safetensors", 4)
-    method = assemble.build_method(chosen, (3, 8, 8), CPU).eval()
-    method.state.floats.mul_(1.1)
-    state = method.state.clone()
-    with torch.no_grad():
-        expected = method.projector(method.backbone((DATA.test.pixels / 255 - 0.5) / 0.2)).argmax(1)  # type: ignore
-    assert torch.equal(classify(chosen, state, Evaluation(chosen, DATA, CPU)), expected)
-    assert len(expected.unique()) > 1
 
 
 def test_clients_learn_together(tmp_path: Path) -> None:
