@@ -13,6 +13,7 @@ from fedssl import assemble, kernels
 from fedssl.agree import agree, agree_on_images
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, say_on_stderr
+from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.lock import locked
@@ -46,6 +47,11 @@ def drive(
     if mode != "eager":
         torch.compiler.reset()  # what other runs of this process have compiled must not decide how this one computes
     with locked(folder), numerics(device, train.deterministic, exact):
+        if (folder / "flower.json").is_file():
+            raise ConfigError(
+                f"{folder} holds a run on Flower, and what its clients remember is on their own disks: go on with it "
+                "there, or choose another --dir"
+            )
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
         snapshot = found(folder, store, say)
