@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -51,11 +52,12 @@ class FakeGrid:
     def __init__(self, nodes: dict[int, Callable[[Message], Message | None]]) -> None:
         self.nodes, self.wire, self.answers = nodes, dict[str, bytes](), dict[str, list[Message]]()
         self.waiting: dict[str, Message] = {}
+        self.names: dict[int, str] = {}  # that keys were registered with
         self.sent: list[Message] = []
         self.on_push: Callable[[Message], None] = lambda message: None
 
-    def get_node_ids(self) -> list[int]:
-        return list(self.nodes)
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.nodes]
 
     def _carried(self, message: Message) -> Message:
         contents = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}

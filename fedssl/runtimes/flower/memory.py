@@ -21,6 +21,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
+from fedssl.data.progress import say_on_stderr
 from fedssl.errors import ClientError
 from fedssl.runtimes.flower.words import Task
 from fedssl.store import write_atomic
@@ -38,7 +39,8 @@ class Version(NamedTuple):
 
 
 class NodeMemory:
-    """One task's access to what its client remembers in this run."""
+    """One task's access to what its client remembers in this run. The task's names are as `task_in` lets them be: none
+    leads out of `root`."""
 
     def __init__(self, root: Path, task: Task) -> None:
         """Claims the folder; refused if a newer attempt has."""
@@ -62,6 +64,10 @@ class NodeMemory:
         path = self.folder / "claim.json"
         return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
 
+    def mine(self) -> bool:
+        """Whether nobody has claimed the folder since."""
+        return self._claim().get("by") == self._me
+
     def _versions(self) -> list[Version]:
         """Those that belong to this attempt's past, the newest last."""
         found = []
@@ -78,24 +84,35 @@ class NodeMemory:
     def agree(self, images: str) -> None:
         """Refuse to go on with other images than the client had when it first took part in the run."""
         path = self.folder / "images.sha256"
-        if path.is_file() and path.read_text("utf-8") != images:
-            raise ClientError("its images are not those it had when it first took part in this run")
-        write_atomic(path, images.encode())
+        with self._locked():
+            if not path.is_file():
+                write_atomic(path, images.encode())
+            elif path.read_text("utf-8") != images:
+                raise ClientError("its images are not those it had when it first took part in this run")
 
     def read(self) -> Tree:
         """What the client remembered before this round."""
         before = [version for version in self._versions() if version.round < self._task.round]
+        if not before:
+            return {}
+        path = before[-1].path
         try:
-            return loads(_checked(before[-1].path.read_bytes())) if before else {}
+            return loads(_checked(path.read_bytes()))
         except (OSError, ValueError, KeyError) as problem:
-            raise ClientError("what this client remembers cannot be read from its disk") from problem
+            say_on_stderr(
+                f"{path} cannot be read: {problem}. Once that file is removed, the client goes on with what it "
+                "remembered before, or with nothing"
+            )
+            raise ClientError(
+                "what this client remembers cannot be read from its disk; its own log says what to do"
+            ) from problem
 
     def write(self, tree: Tree) -> None:
         """Remember; refused if somebody has claimed the folder since. Drops what the server cannot go back to."""
         data = dumps(tree)
         sealed = hashlib.sha256(data).digest() + data
         with self._locked():
-            if self._claim().get("by") != self._me:
+            if not self.mine():
                 raise ClientError(STALE)
             write_atomic(self.folder / f"{self._task.round:05d}.{self._task.attempt}.remembered", sealed)
             self._forget_old()
@@ -105,7 +122,7 @@ class NodeMemory:
         older = [version for version in valid if version.round < self._task.oldest]
         kept = {version.path for version in valid if version.round >= self._task.oldest}
         kept |= {older[-1].path} if older else set()
-        for path in {*self.folder.glob("*.remembered"), *self.folder.glob("*.tmp")} - kept:
+        for path in {*self.folder.glob("*.remembered"), *self.folder.glob("*.remembered.tmp")} - kept:
             path.unlink()
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
@@ -19,17 +18,17 @@ import fedssl
 from fedssl import assemble
 from fedssl.data import Dataset, HeldOut
 from fedssl.data.progress import say_on_stderr
-from fedssl.errors import ClientError, ConfigError, DataError
+from fedssl.errors import ClientError, ConfigError
 from fedssl.experiment import Experiment
 from fedssl.guard import Reply
 from fedssl.numerics import numerics
 from fedssl.runtimes.attend import Shard, Work, attend
+from fedssl.runtimes.flower.awaited import awaited
 from fedssl.runtimes.flower.memory import NodeMemory
 from fedssl.runtimes.flower.words import Hello, Task
 from fedssl.train import Trainer, resolve_precision
 from fedssl.tree import Tree
 
-T = TypeVar("T")
 SOME = 64  # images by which to see whether they are the same
 
 
@@ -91,12 +90,12 @@ class Node:
             seen, owners = assemble.deal(e, data, lambda line: None)
             client = place.client if place.client is not None else sorted(owners)[place.number]
             if client not in owners:
-                raise ConfigError(f'no images are dealt to client-id "{client}"; clients are {", ".join(owners)}')
+                raise ClientError(f'no images are dealt to client-id "{client}"; clients are {", ".join(owners)}')
             return client, seen, owners[client]
         if e.algorithm.needs_public and isinstance(e.public, HeldOut):
-            raise ConfigError("[public] must name a data set that every node has: none can be held out of all here")
+            raise ClientError("[public] must name a data set that every node has: none can be held out of all here")
         if e.data.leave_out:
-            raise ConfigError("data.leave_out needs everybody's labels, and a node has its own images only")
+            raise ClientError("data.leave_out needs everybody's labels, and a node has its own images only")
         assert place.client is not None
         return place.client, data, torch.arange(len(data.train))
 
@@ -138,14 +137,15 @@ class Node:
 
     def train(self, task: Task, message: Tree) -> Reply:
         """One attempt at a round. What it remembers is on the disk before the upload leaves."""
-        if task.client != self.client:
-            raise ClientError(f'this node is client "{self.client}", not "{task.client}"')
-        memory, settings = NodeMemory(self._place.memory, task), self.experiment.train
+        memory, settings = self._memory(task), self.experiment.train
         memory.agree(self._fingerprint)
         torch.set_num_threads(settings.threads)
-        with numerics(self.device, settings.deterministic, settings.precision == "fp32"):
+        with (
+            numerics(self.device, settings.deterministic, settings.precision == "fp32"),
+            awaited(task.until, memory.mine) as stop,
+        ):
             return attend(
-                self._work,
+                self._work._replace(stop=stop),
                 task.client,
                 task.round,
                 self.shard,
@@ -156,31 +156,21 @@ class Node:
                 self.device,
             )
 
+    def _memory(self, task: Task) -> NodeMemory:
+        """What this client remembers, for a task that is for it and that somebody still waits for."""
+        if task.client != self.client:
+            raise ClientError(f'this node is client "{self.client}", not "{task.client}"')
+        if time.time() >= task.until:
+            raise ClientError("the round's time was up before this client began; if that happens often, see its clock")
+        return NodeMemory(self._place.memory, task)
+
     def keep(self, task: Task, message: Tree) -> Reply:
         """Make the model of this client's own, and leave its backbone beside what the client remembers."""
         from fedssl.finish import export
 
-        memory = NodeMemory(self._place.memory, task)
+        memory = self._memory(task)
         state = self.experiment.algorithm.personal(message, memory.read())
         if state is None:
             raise ClientError("has no model of its own: it has not taken part in any round")
         export(self.experiment, memory.folder, {self.client: state}, self._data.train.image, task.round, [])
         return Reply(task.client, self.shard.images, {}, None, round=task.round)
-
-
-def told(work: Callable[[], T], otherwise: Callable[[str], T]) -> T:
-    """What some work gives, or what follows from the reason why it failed.
-
-    The whole story goes to the node's own log. The server is told what cannot give away a file's name or a path.
-    """
-    try:
-        return work()
-    except (ClientError, ConfigError) as problem:
-        reason = str(problem)
-    except DataError:
-        reason = "its images cannot be read; its own log says why"
-        traceback.print_exc(file=sys.stderr)
-    except Exception as problem:
-        reason = f"{type(problem).__name__}; its own log says more"
-        traceback.print_exc(file=sys.stderr)
-    return otherwise(reason)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 from uuid import uuid4
 
+from fedssl.errors import RunError
 from fedssl.store import write_atomic
+
+NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 class Roll(NamedTuple):
@@ -17,17 +22,31 @@ class Roll(NamedTuple):
     starts: tuple[int, ...]
     clients: tuple[str, ...]  # with images, in order; none: nobody has joined yet
     image: tuple[int, int, int] | None
+    kept: Mapping[str, int] = NOBODY  # clients that have a model of their own, and after how many rounds it was made
 
     @classmethod
-    def of(cls, folder: Path, begins: int) -> Roll:
-        """With one more start, at round `begins`."""
+    def of(cls, folder: Path, begins: int | None) -> Roll:
+        """With one more start, at round `begins`; None: nothing has been saved yet.
+
+        Refused where rounds are saved and no roll is: clients would be taken for new ones, and what they remember lost.
+        """
         path = folder / "flower.json"
         if not path.is_file():
-            return cls(uuid4().hex, (begins,), (), None)
-        values = json.loads(path.read_text("utf-8"))
-        image = None if values["image"] is None else tuple(values["image"])
-        return cls(values["run"], (*values["starts"], begins), tuple(values["clients"]), image)
+            if begins is not None:
+                raise RunError(
+                    f"{folder} has checkpoints but no flower.json: the run was not begun on Flower, or the file is "
+                    "lost, and nobody knows what its clients remember. Nothing was changed; choose another run-dir"
+                )
+            return cls(uuid4().hex, (0,), (), None)
+        try:
+            values = json.loads(path.read_text("utf-8"))
+            image = None if values["image"] is None else tuple(values["image"])
+            clients, starts = tuple(values["clients"]), (*values["starts"], begins or 0)
+            return cls(values["run"], starts, clients, image, values["kept"])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise RunError(f"{path} is damaged ({problem}); nothing was changed") from problem
 
     def write(self, folder: Path) -> Roll:
-        write_atomic(folder / "flower.json", (json.dumps(self._asdict()) + "\n").encode())
+        values = {**self._asdict(), "kept": dict(self.kept)}
+        write_atomic(folder / "flower.json", (json.dumps(values) + "\n").encode())
         return self

@@ -18,13 +18,14 @@ from torch import Tensor
 import fedssl
 from fedssl import assemble
 from fedssl.agree import agree
+from fedssl.algorithm import Spec
 from fedssl.data import Dataset, Images
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.finish import finish
-from fedssl.guard import Reply
+from fedssl.guard import Reply, plain
 from fedssl.lock import locked
 from fedssl.loop import Carrier, Loop, found, refuse_fruitless
 from fedssl.numerics import numerics
@@ -74,6 +75,8 @@ def serve(experiment: Experiment, grid: Grid, settings: ServerSettings, say: Say
         if snapshot is None or snapshot.rounds < experiment.rounds:
             serving.train()
         refuse_fruitless(folder)
+        if experiment.algorithm.personalises:
+            serving.let_keep()
     finish(folder, serving.data, None, device, quiet=False, alone=True)
 
 
@@ -94,9 +97,10 @@ class Serving:
         self.experiment, self.folder, self.store, self.grid = experiment, folder, store, grid
         self.settings, self.snapshot, self.say = settings, snapshot, say
         self.device = assemble.training_devices(device)[0]
-        self.roll = Roll.of(folder, 0 if snapshot is None else snapshot.rounds)
+        self.roll = Roll.of(folder, None if snapshot is None else snapshot.rounds)
+        self.members = Members(grid, self.fits, say)
         self._read: Dataset | None = None
-        self._trainer: Trainer | None = None
+        self._model: tuple[tuple[int, int, int], Trainer] | None = None
 
     @property
     def data(self) -> Dataset:
@@ -110,76 +114,80 @@ class Serving:
             self._read = Dataset(Images(torch.empty(0, *self.roll.image, dtype=torch.uint8)))
         return self._read
 
-    @property
-    def trainer(self) -> Trainer:
-        """A model of the clients' shape, for the first state of the sites and what uploads must look like."""
-        if self._trainer is None:
-            assert self.roll.image is not None
-            method = assemble.build_method(self.experiment, self.roll.image, self.device)
-            self._trainer = Trainer(method, self.experiment.train)
-        return self._trainer
+    def trainer(self, image: tuple[int, int, int]) -> Trainer:
+        """A model for images of a shape, for the first state of the sites and what uploads must look like."""
+        if self._model is None or self._model[0] != image:
+            method = assemble.build_method(self.experiment, image, self.device)
+            self._model = image, Trainer(method, self.experiment.train)
+        return self._model[1]
 
     def fits(self, hello: Hello) -> str | None:
-        """Why a node cannot take part. Of the first, the server learns the shape of the images."""
+        """Why a node cannot take part. Of which shape images are is settled when a run begins: as most have them."""
         if hello.version != fedssl.__version__:
             return f"it has fedssl {hello.version}, the server {fedssl.__version__}"
         if self.roll.clients and hello.client not in self.roll.clients:
             return f'"{hello.client}" was not there when the run began: {", ".join(self.roll.clients)} were'
-        if self.roll.image is None:
-            self.roll = self.roll._replace(image=hello.image)
-        mine = self.trainer.method.state.layout
-        if (difference := mine.first_difference(hello.layout)) is not None:
-            return f"its model is another: {difference}"
-        return None if hello.image == self.roll.image else f"its images are {hello.image}, others' {self.roll.image}"
+        if self.roll.image not in (None, hello.image):
+            return f"its images are {hello.image}, others' {self.roll.image}"
+        difference = self.trainer(hello.image).method.state.layout.first_difference(hello.layout)
+        return None if difference is None else f"its model is another: {difference}"
 
     def train(self) -> None:
-        members = Members(self.grid, self.fits, self.say)
-        self._join(members)
-        clients = list(self.roll.clients)
+        self._join()
+        assert self.roll.image is not None
+        clients, trainer = list(self.roll.clients), self.trainer(self.roll.image)
         evaluation = Evaluation(self.experiment, self.data, self.device)
         loop = Loop(self.experiment, self.folder, self.store, evaluation, self.device, clients, 0.0, self.say)
-        last = self.snapshot or loop.begin(assemble.first_sites(self.experiment, self.trainer, clients, self._public()))
-        wire = self.experiment.algorithm.wire(self.trainer.method)
-        title = self.folder.name
-
-        def runtime(on_client: Callable[[Reply], None]) -> FlowerRuntime:
-            s = self.settings
-            return FlowerRuntime(
-                self.grid, members, clients, self.task, s.round_timeout, s.quorum, self.device, on_client
-            )
+        last = self.snapshot or loop.begin(assemble.first_sites(self.experiment, trainer, clients, self._public()))
+        wire = self.experiment.algorithm.wire(trainer.method)
 
         def carry(progress: Progress) -> Carrier:
-            return Carrier(runtime(progress.client), dict, lambda: None)
+            return Carrier(self._runtime(wire, progress.client), dict, lambda: None)
 
-        loop.run(last, self.snapshot is not None, wire, carry, title, quiet=False)
-        if self.experiment.algorithm.personalises:
-            self._let_keep(runtime(lambda reply: None))
+        loop.run(last, self.snapshot is not None, wire, carry, self.folder.name, quiet=False)
 
-    def _let_keep(self, runtime: FlowerRuntime) -> None:
-        """Models of the clients' own are made at the clients, and nobody else gets to see them."""
+    def _runtime(self, wire: Mapping[str, Spec], on_client: Callable[[Reply], None]) -> FlowerRuntime:
+        s, clients = self.settings, self.roll.clients
+        return FlowerRuntime(
+            self.grid, self.members, clients, self.task, wire, s.round_timeout, s.quorum, self.device, on_client
+        )
+
+    def let_keep(self) -> None:
+        """Models of the clients' own are made at the clients, and nobody else gets to see them. Who was not there has
+        its own when the run is submitted again."""
         snapshot = self.store.load(self.say, check_rows=False)
         assert snapshot is not None
-        sites, broadcast = snapshot.sites, self.experiment.algorithm.broadcast
+        rounds, sites, broadcast = snapshot.rounds, snapshot.sites, self.experiment.algorithm.broadcast
+        without = [client for client in self.roll.clients if self.roll.kept.get(client) != rounds]
+        if not without:
+            return
+        self.members.wait(without, len(without), self.settings.join_timeout)
         only = next(iter(sites.values()))
-        for reply in runtime.keep(snapshot.rounds, lambda client: broadcast(sites.get(client, only), client)):
-            self.say(f"client {reply.client} {reply.error or 'has its own model, beside what it remembers'}")
+        runtime = self._runtime({}, lambda reply: None)
+        for reply in runtime.keep(rounds, without, lambda client: broadcast(sites.get(client, only), client)):
+            told = "has its own model, beside what it remembers" if reply.error is None else plain(reply.error)
+            self.say(f"client {reply.client} {told}")
+            if reply.error is None:
+                self.roll = self.roll._replace(kept={**self.roll.kept, reply.client: rounds}).write(self.folder)
 
     def task(self, client: str, round: int) -> Task:
         starts = self.roll.starts
         return Task(self.roll.run, client, round, len(starts) - 1, starts, self.store.oldest())
 
-    def _join(self, members: Members) -> None:
+    def _join(self) -> None:
         known = self.roll.clients
         expected = len(known) or self.settings.clients or self.experiment.clients
         if not expected:
             raise ConfigError("the app's config must say how many clients to wait for: the experiment does not")
-        members.join(expected, known, math.ceil(self.settings.quorum * expected), self.settings.join_timeout)
+        enough = math.ceil(self.settings.quorum * expected)
+        joined = self.members.join(expected, known, enough, self.settings.join_timeout)
         if not known:
-            having = sorted(client for client, hello in members.hellos.items() if hello.images)
+            hellos = self.members.hellos
+            having = [client for client in joined if hellos[client].images]
             if not having:
                 raise ConfigError("no client has any images")
             self.experiment.topology.plan(having, 0, self.experiment.seed)  # for its refusals
-            self.roll = self.roll._replace(clients=tuple(having))
+            self.roll = self.roll._replace(clients=tuple(having), image=hellos[having[0]].image)
         self.roll = self.roll.write(self.folder)
 
     def _public(self) -> Tensor | None:
