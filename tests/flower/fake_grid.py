@@ -3,12 +3,13 @@ opened."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -96,6 +97,22 @@ def tiny(algorithm: str, method: str, settings: str = "", more: str = "", **chan
     experiment = Experiment.from_toml(text).with_changes(changes)
     experiment.check()
     return experiment
+
+
+def edited(handler: Callable[[Message], Message | None], kind: str, **changes: Any) -> Callable[..., Message | None]:
+    """A node whose answers to one kind of message say something else than it means; metrics are changed one by one."""
+
+    def lie(message: Message) -> Message | None:
+        answer = handler(message)
+        if message.metadata.message_type == kind and answer is not None:
+            said = json.loads(answer.content["fedssl"]["json"])
+            for key, value in changes.items():
+                both = isinstance(value, dict) and isinstance(said.get(key), dict)
+                said[key] = {**said[key], **value} if both else value
+            answer.content["fedssl"] = ConfigRecord({"json": json.dumps(said)})
+        return answer
+
+    return lie
 
 
 class Nodes:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_grid import FakeGrid, Nodes, tiny
-from flwr.app import ConfigRecord, Message
+from fake_grid import FakeGrid, Nodes, edited, tiny
+from flwr.app import Error, Message
 
 import fedssl
 from fedssl.errors import ClientError, ConfigError, RunError
 from fedssl.report.rounds import read_rounds
-from fedssl.runtimes.flower import client_app, words
+from fedssl.runtimes.flower import client_app, members, words
 from fedssl.runtimes.flower.node import Node
 from fedssl.store import Store
 from fedssl.tree import dumps
-
-Handler = Callable[[Message], Message | None]
-
 
 def _dropped(nodes: Nodes, folder: str = "flower") -> list[dict[str, str | None]]:
     lines = read_rounds(nodes.root / folder / "rounds.jsonl")
@@ -35,19 +31,6 @@ def _bits(nodes: Nodes, folder: str = "flower") -> dict[str, bytes]:
 
 def _trains(message: Message) -> bool:
     return message.metadata.message_type == "train"
-
-
-def _edited(handler: Handler, **changes: Any) -> Handler:
-    """A node whose replies say something else than it means."""
-
-    def lie(message: Message) -> Message | None:
-        answer = handler(message)
-        if _trains(message) and answer is not None:
-            said = json.loads(answer.content["fedssl"]["json"])
-            answer.content["fedssl"] = ConfigRecord({"json": json.dumps({**said, **changes})})
-        return answer
-
-    return lie
 
 
 # -- joining --
@@ -101,6 +84,70 @@ def test_a_node_without_its_images_says_so_without_naming_files(nodes: Nodes) ->
     assert not [data for data in grid.wire.values() if b"secret-ward" in data]
 
 
+def test_a_node_that_was_refused_is_asked_again(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk was not there yet when it was first asked; nobody restarts it. The reason is told once."""
+    monkeypatch.setattr(members, "ASK_AGAIN", 0.05)
+    experiment = tiny("fedavg", "simclr", rounds=1)
+    grid = nodes.grid(experiment)
+    speak, asked = grid.nodes[11], 0
+
+    def later(message: Message) -> Message | None:
+        nonlocal asked
+        asked += message.metadata.message_type == words.HELLO
+        return speak(message) if asked > 2 else Message(Error(0, "hiccup"), reply_to=message)
+
+    grid.nodes[11] = later
+    said = nodes.serve(experiment, grid, join_timeout=10)
+    assert _dropped(nodes) == [dict.fromkeys("012")]
+    assert asked == 3
+    assert said.count("refused a node: Flower says: hiccup") == 1
+
+
+def test_a_node_that_comes_back_as_somebody_else_is_not_asked_to_train(nodes: Nodes) -> None:
+    """It is away in the second round, and back in the third under a name that was not there when the run began."""
+    experiment = tiny("fedavg", "simclr", rounds=4)
+    grid = nodes.grid(experiment)
+
+    def push(message: Message) -> None:
+        if _trains(message) and message.metadata.dst_node_id == 12:
+            if message.metadata.group_id == "0":
+                speak[0] = grid.nodes.pop(11)
+            if message.metadata.group_id == "1":
+                grid.nodes[11] = edited(speak[0], words.HELLO, client="x")
+
+    speak = [grid.nodes[11]]
+    grid.on_push = push
+    nodes.serve(experiment, grid)
+    asked = [message.metadata.group_id for message in grid.sent if message.metadata.dst_node_id == 11]
+    assert asked.count("0") == 1
+    assert not {"1", "2", "3"} & set(asked)
+    assert [line["1"] for line in _dropped(nodes)][1:] == ["its node is not connected"] * 3
+
+
+@pytest.mark.parametrize(("claims", "reason"), [("1", "registered with the name \"2\""), ("2", None)])
+def test_a_key_that_was_registered_with_a_name_has_that_name(claims: str, reason: str | None, nodes: Nodes) -> None:
+    experiment = tiny("fedavg", "simclr", rounds=1, clients=2)
+    grid = nodes.grid(experiment.with_changes({"clients": 3}))
+    del grid.nodes[11]
+    grid.names[12] = "2"
+    grid.nodes[12] = edited(grid.nodes[12], words.HELLO, client=claims)
+    if reason is None:
+        nodes.serve(experiment, grid)
+    else:
+        with pytest.raises(RunError, match=reason):
+            nodes.serve(experiment, grid)
+
+
+def test_a_name_that_a_key_was_registered_with_is_nobody_elses(nodes: Nodes) -> None:
+    experiment = tiny("fedavg", "simclr", rounds=1)
+    grid = nodes.grid(experiment)
+    grid.names[12] = "2"
+    grid.nodes[9] = nodes.node(client_app(experiment), 9, "2")  # it is heard first
+    said = nodes.serve(experiment, grid)
+    assert "refused a node that calls itself \"2\": another node's key was registered with that name" in said
+    assert [m.metadata.dst_node_id for m in grid.sent if _trains(m)] == [10, 11, 12]
+
+
 def test_settings_are_checked(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     with pytest.raises(ConfigError, match=r'unknown key "tool\.flwr\.app\.config\.quorom", did you mean "quorum"'):
@@ -137,6 +184,72 @@ def test_too_few_answers_fail_the_round_and_change_nothing(nodes: Nodes) -> None
     assert first.read_bytes() == (Store(nodes.root / "flower").checkpoints / "00002.safetensors").read_bytes()
 
 
+def test_uploads_that_are_not_sound_make_no_quorum(nodes: Nodes) -> None:
+    experiment = tiny("fedavg", "simclr", rounds=1)
+    grid = nodes.grid(experiment)
+    grid.nodes[11] = edited(grid.nodes[11], "train", images=-5)
+    with pytest.raises(RunError, match="no round had a sound upload"):
+        nodes.serve(experiment, grid, quorum=1.0)
+    missed = "only 2 of 3 clients have sent a sound upload; 3 must"
+    assert _dropped(nodes) == [{"0": missed, "1": "claims -5 images", "2": missed}]
+
+
+def test_nobody_waits_for_a_quorum_that_is_out_of_reach(nodes: Nodes) -> None:
+    experiment = tiny("fedavg", "simclr", rounds=1)
+    grid = nodes.grid(experiment)
+    speak = grid.nodes[12]
+    grid.nodes[11] = edited(grid.nodes[11], "train", error="no electricity")
+    grid.nodes[12] = lambda message: None if _trains(message) else speak(message)
+    began = time.monotonic()
+    with pytest.raises(RunError, match="no round had a sound upload"):
+        nodes.serve(experiment, grid, quorum=1.0, round_timeout=60)
+    assert time.monotonic() - began < 30
+    assert [line["2"] for line in _dropped(nodes)] == ["was not waited for any longer"]
+
+
+def test_a_round_begins_when_as_many_are_connected_as_must_answer(nodes: Nodes) -> None:
+    """After the first round two of three are gone for twenty looks; three failed rounds would have ended the run."""
+    experiment = tiny("fedavg", "simclr")
+
+    class Flickering(FakeGrid):
+        away = 0
+
+        def get_nodes(self) -> list[Any]:
+            self.away -= 1
+            found = super().get_nodes()
+            return [found[0]] if self.away > 0 else found
+
+    grid = Flickering(nodes.grid(experiment).nodes)
+
+    def push(message: Message) -> None:
+        if _trains(message) and message.metadata.dst_node_id == 12 and message.metadata.group_id == "0":
+            grid.away = 20
+
+    grid.on_push = push
+    nodes.serve(experiment, grid, quorum=0.6)
+    assert _dropped(nodes) == [dict.fromkeys("012")] * 3
+
+
+def test_a_client_that_is_too_slow_stops_when_time_is_up(nodes: Nodes) -> None:
+    """A node does one thing after another: what nobody waits for would keep it from the next round."""
+    experiment = tiny("fedavg", "simclr", rounds=1, **{"train.epochs": 1_000_000})
+    grid = nodes.grid(experiment)
+    began = time.monotonic()
+    with pytest.raises(RunError, match="no round had a sound upload"):
+        nodes.serve(experiment, grid, round_timeout=2.0, quorum=0)
+    assert time.monotonic() - began < 30
+    reasons = list(_dropped(nodes)[0].values())  # one after another here, so two have never begun
+    assert reasons[0] == "the round's time is up, so it has stopped training"
+    assert all(str(reason).startswith("the round's time was up before this client began") for reason in reasons[1:])
+
+
+def test_an_answer_in_time_does_not_expire_before_its_turn(nodes: Nodes) -> None:
+    experiment = tiny("fedavg", "simclr", rounds=1)
+    grid = nodes.grid(experiment)
+    nodes.serve(experiment, grid, round_timeout=100)
+    assert {message.metadata.ttl for message in grid.sent if _trains(message)} == {800}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -153,7 +266,7 @@ def test_too_few_answers_fail_the_round_and_change_nothing(nodes: Nodes) -> None
 def test_a_reply_to_something_else_is_dropped(changes: dict[str, Any], reason: str, nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr", rounds=2)
     grid = nodes.grid(experiment)
-    grid.nodes[11] = _edited(grid.nodes[11], **changes)
+    grid.nodes[11] = edited(grid.nodes[11], "train", **changes)
     nodes.serve(experiment, grid)
     last = _dropped(nodes)[-1]
     assert (last["0"], last["2"]) == (None, None)
@@ -279,6 +392,75 @@ def test_a_server_killed_at_any_message_goes_on_to_the_same_bits(name: str, afte
     assert any("going on after round" in line for line in said)
     assert _bits(nodes, "whole") == _bits(nodes)
     assert json.loads((nodes.root / "flower/flower.json").read_text())["starts"] == [0, (after - 1) // 3]
+
+
+def test_a_run_without_its_roll_is_not_gone_on_with(nodes: Nodes) -> None:
+    """Its clients would be taken for new ones, and what they remember be lost without a word."""
+    short, longer = (tiny("fedema", "byol", rounds=rounds) for rounds in (1, 2))
+    nodes.serve(short, nodes.grid(short))
+    (nodes.root / "flower/flower.json").unlink()
+    fedssl.run(short, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    for folder in ("flower", "local"):
+        grid = nodes.grid(longer)
+        with pytest.raises(RunError, match=r"has checkpoints but no flower\.json"):
+            nodes.serve(longer, grid, folder)
+        assert not grid.sent
+        assert len(_dropped(nodes, folder)) == 1
+
+
+def test_a_run_on_flower_is_not_gone_on_with_elsewhere(nodes: Nodes) -> None:
+    short, longer = (tiny("fedema", "byol", rounds=rounds) for rounds in (1, 2))
+    nodes.serve(short, nodes.grid(short))
+    with pytest.raises(ConfigError, match="holds a run on Flower"):
+        fedssl.run(longer, nodes.root / "flower", "cpu", nodes.root / "data", quiet=True)
+    assert len(_dropped(nodes)) == 1
+
+
+def test_a_damaged_roll_is_said_to_be_so(nodes: Nodes) -> None:
+    experiment = tiny("fedavg", "simclr", rounds=1)
+    nodes.serve(experiment, nodes.grid(experiment))
+    for broken in ("", "[]", "{}"):
+        (nodes.root / "flower/flower.json").write_text(broken)
+        with pytest.raises(RunError, match=r"flower\.json is damaged"):
+            nodes.serve(experiment, nodes.grid(experiment))
+
+
+def test_clients_get_models_of_their_own_when_the_server_or_they_were_away(nodes: Nodes) -> None:
+    """The server is killed before it has asked anybody; then client 1 is away; then nobody is, and nobody but client 1
+    is asked; then all have theirs; a longer run makes them anew."""
+    experiment = tiny("featarc", "simclr", rounds=1)
+    grid = nodes.grid(experiment)
+    speak = grid.nodes[11]
+
+    def have() -> list[str]:
+        return sorted(path.parts[-3] for path in (nodes.root / "memory").glob("*/*/backbone.safetensors"))
+
+    def asked() -> list[int]:
+        found = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == words.KEEP]
+        grid.sent.clear()
+        return found
+
+    def killed(message: Message) -> None:
+        if message.metadata.message_type == words.KEEP:
+            raise Killed
+
+    grid.on_push = killed
+    with pytest.raises(Killed):
+        nodes.serve(experiment, grid)
+    assert have() == []
+    grid.on_push = lambda message: None
+    del grid.nodes[11]
+    said = nodes.serve(experiment, grid)
+    assert "client 1 its node is not connected" in said
+    assert (asked(), have()) == ([10, 12], ["0", "2"])
+    grid.nodes[11] = speak
+    nodes.serve(experiment, grid)
+    assert (asked(), have()) == ([11], ["0", "1", "2"])
+    nodes.serve(experiment, FakeGrid({}))
+    longer = experiment.with_changes({"rounds": 2})
+    grid = nodes.grid(longer)
+    nodes.serve(longer, grid)
+    assert asked() == [10, 11, 12]
 
 
 def test_other_images_are_not_gone_on_with(nodes: Nodes) -> None:
