@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedssl.errors import ClientError
+from fedssl.runtimes.flower import memory
 from fedssl.runtimes.flower.memory import NodeMemory
 from fedssl.runtimes.flower.words import Task
 
@@ -86,11 +87,32 @@ def test_an_older_attempt_cannot_claim(tmp_path: Path) -> None:
             NodeMemory(tmp_path, task)
 
 
-def test_a_damaged_memory_is_said_to_be_so(tmp_path: Path) -> None:
-    _written(tmp_path, _task(0))
-    [path] = NodeMemory(tmp_path, _task(1)).folder.glob("*.remembered")
+def test_a_damaged_memory_is_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To the node's operator with the file, and that the client goes on once it is gone: with the version before it."""
+    for round in (0, 1):
+        _written(tmp_path, _task(round))
+    [_, path] = sorted(NodeMemory(tmp_path, _task(2)).folder.glob("*.remembered"))
     whole = path.read_bytes()
     for broken in (whole[:40], whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
         path.write_bytes(broken)
-        with pytest.raises(ClientError, match="cannot be read"):
-            _read(tmp_path, _task(1))
+        with pytest.raises(ClientError, match="cannot be read from its disk; its own log says") as told:
+            _read(tmp_path, _task(2))
+        assert str(tmp_path) not in str(told.value)
+        assert f"{path} cannot be read" in capsys.readouterr().err
+    path.unlink()
+    assert _read(tmp_path, _task(2)) == "0.0"
+
+
+def test_which_images_it_was_is_written_once_and_by_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = NodeMemory(tmp_path, _task(0))
+    first.agree("these")
+    monkeypatch.setattr(memory, "write_atomic", None)  # nobody calls it
+    held = []
+    locked = NodeMemory._locked
+    monkeypatch.setattr(NodeMemory, "_locked", lambda self: held.append(self) or locked(self))
+    first.agree("these")
+    with pytest.raises(ClientError, match="its images are not those"):
+        first.agree("others")
+    assert held == [first, first]

@@ -18,6 +18,7 @@ from fedssl.runtimes.flower.node import Node
 from fedssl.store import Store
 from fedssl.tree import dumps
 
+
 def _dropped(nodes: Nodes, folder: str = "flower") -> list[dict[str, str | None]]:
     lines = read_rounds(nodes.root / folder / "rounds.jsonl")
     return [{client["client"]: client["dropped"] for client in line["clients"]} for line in lines]
@@ -124,7 +125,7 @@ def test_a_node_that_comes_back_as_somebody_else_is_not_asked_to_train(nodes: No
     assert [line["1"] for line in _dropped(nodes)][1:] == ["its node is not connected"] * 3
 
 
-@pytest.mark.parametrize(("claims", "reason"), [("1", "registered with the name \"2\""), ("2", None)])
+@pytest.mark.parametrize(("claims", "reason"), [("1", 'registered with the name "2"'), ("2", None)])
 def test_a_key_that_was_registered_with_a_name_has_that_name(claims: str, reason: str | None, nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr", rounds=1, clients=2)
     grid = nodes.grid(experiment.with_changes({"clients": 3}))
@@ -144,7 +145,7 @@ def test_a_name_that_a_key_was_registered_with_is_nobody_elses(nodes: Nodes) -> 
     grid.names[12] = "2"
     grid.nodes[9] = nodes.node(client_app(experiment), 9, "2")  # it is heard first
     said = nodes.serve(experiment, grid)
-    assert "refused a node that calls itself \"2\": another node's key was registered with that name" in said
+    assert 'refused a node that calls itself "2": another node\'s key was registered with that name' in said
     assert [m.metadata.dst_node_id for m in grid.sent if _trains(m)] == [10, 11, 12]
 
 
