@@ -48,7 +48,7 @@ class ServerSettings(Settings):
     data_dir: str = ""  # where the server finds the experiment's labelled images to measure with; empty: it has none
     memory_dir: str = ""  # of nodes that are not told one, as in Flower's simulation
     device: str = "auto"
-    clients: int = Field(0, ge=0)  # how many to wait for; 0: the experiment's number
+    clients: int = Field(0, ge=0)  # to wait for; all who are there by then take part; 0: the experiment's number
     join_timeout: float = Field(600.0, gt=0)  # seconds
     round_timeout: float = Field(3600.0, gt=0)  # seconds
     quorum: float = Field(0.5, ge=0, le=1)  # the share of those asked that must answer, or the round fails
