@@ -23,7 +23,7 @@ them came about, and what it does and does not show.
 """
 GROUPS = {
     "cifar10-short": "Algorithms side by side on CIFAR-10, five clients with two classes each, a fifth of the papers' "
-    "budget: `python -m benchmarks.cifar cifar10.npz`.",
+    "budget: `python -m benchmarks.papers cifar10-short`.",
     "fedbyol-cifar10-short": "FedBYOL in the same setting, by an earlier version: two seeds, and first weights as "
     "torchvision draws them.",
 }
