@@ -15,6 +15,7 @@ Seeds = Annotated[int, typer.Option(help="How many: 0, 1, … up to one less.")]
 Dir = Annotated[Path, typer.Option(help="Where trainings and tables are kept; goes on with what lies there.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda (a training on each of them), cuda:N (that one), or auto.")]
 DataDir = Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Make again what other code has made, which is kept aside.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 
 
@@ -30,6 +31,7 @@ def reproduce(
     dir: Dir = ROOT,
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
+    fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
     """Train and measure a published table, or go on with one, beside the figures that were published."""
@@ -47,7 +49,7 @@ def reproduce(
 
     find_table(table)
     with watching() as watch:
-        outcome = run(table, scale, seeds, cells, dir, device, data_dir, watch)
+        outcome = run(table, scale, seeds, cells, dir, device, data_dir, watch, fresh)
     _tell(outcome, as_json)
 
 
@@ -64,6 +66,7 @@ def sweep(
     dir: Dir = ROOT,
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
+    fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
     """Train and measure an experiment with every combination of some settings.
@@ -74,7 +77,7 @@ def sweep(
     from fedssl.reproduce import sweep as run
 
     with watching() as watch:
-        outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, watch)
+        outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, watch, fresh)
     _tell(outcome, as_json)
 
 

@@ -23,6 +23,7 @@ from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.lock import locked
 from fedssl.models import Models, models_of
+from fedssl.provenance import UNKNOWN, code
 from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
 from fedssl.store import Store, write_atomic
@@ -46,15 +47,18 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     image = data.train.image
     evaluation = Evaluation(experiment, data, device)
-    lengths = sorted({line["of"] for line in read_rounds(folder / "rounds.jsonl")})
+    lines = [(line["of"], line.get("code", UNKNOWN)) for line in read_rounds(folder / "rounds.jsonl")]
+    lengths, codes = sorted({of for of, _ in lines}), list(dict.fromkeys([*(made for _, made in lines), code()]))
     notes = [evaluation.note] if evaluation.note else []
     if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
         notes.append(f"begun as a run of {lengths[0]} rounds and prolonged to {lengths[-1]}")
+    if len(codes) > 1:
+        notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
     results: dict[str, Any] = {
         "experiment": experiment.hash(),
         "rounds": snapshot.rounds,
         "test_images": tested,
-        "environment": environment(device),
+        "environment": environment(device) | {"code": ", ".join(codes)},
         "notes": notes,
         "table": {},
     }
@@ -177,6 +181,7 @@ def environment(device: torch.device) -> dict[str, str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "fedssl": fedssl.__version__,
+        "code": code(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": f"{device.type}: {name}",

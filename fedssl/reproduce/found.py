@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedssl.provenance import UNKNOWN
 from fedssl.reproduce.plan import Measure, Training
 from fedssl.store import write_atomic
 
@@ -30,6 +31,22 @@ def measured(training: Training, measure: Measure) -> dict[str, Any] | None:
 def measurement(folder: Path, key: str, file: str) -> dict[str, Any] | None:
     found = _read(folder / MEASURES / file)
     return found if found.get("experiment") == key else None
+
+
+def trained_by(training: Training) -> set[str]:
+    """The code that a training was made with, finished or not: several where it changed on the way, none if it has not
+    begun."""
+    finished = results(training.folder, training.key)
+    if finished is not None:
+        return {*finished["environment"].get("code", UNKNOWN).split(", ")}
+    log = training.folder / "rounds.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True) if log.is_file() else []
+    return {str(json.loads(line).get("code", UNKNOWN)) for line in lines if line.endswith(b"\n")}
+
+
+def made_by(measurement: Mapping[str, Any]) -> str:
+    """The code that a measurement was made with."""
+    return str(measurement.get("code", UNKNOWN))
 
 
 def keep(folder: Path, file: str, found: Mapping[str, Any]) -> None:

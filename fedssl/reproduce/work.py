@@ -23,6 +23,7 @@ from fedssl.data.progress import say_on_stderr
 from fedssl.drive import Interrupted
 from fedssl.errors import ConfigError, FedsslError
 from fedssl.lock import locked
+from fedssl.provenance import code
 from fedssl.reproduce import found
 from fedssl.run import Run, run
 from fedssl.tables import LOGGED
@@ -61,7 +62,7 @@ def _measure_all(job: Job, folder: Path) -> dict[str, str]:
                 problems[measure["file"]] = _sentence(problem)
                 continue
             said = {"experiment": job["key"], "probe": measure["probe"], "settings": measure["settings"]}
-            took = {"on": measure["on"], "seconds": round(time.perf_counter() - begun, 1)}
+            took = {"on": measure["on"], "code": code(), "seconds": round(time.perf_counter() - begun, 1)}
             found.keep(folder, measure["file"], said | took | value)
     return problems
 
@@ -99,6 +100,7 @@ def main() -> None:
     """Answers go where standard output went; whatever else is printed goes to the log of the training."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code()  # of now: files may be edited while this runs
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
     while line := jobs.get():

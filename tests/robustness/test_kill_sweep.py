@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedssl.experiment import load
+from fedssl.provenance import code
 from fedssl.reproduce.plan import wants
 from fedssl.reproduce.pool import Pool, devices
 from fedssl.reproduce.work import work
@@ -103,7 +104,7 @@ def test_work_leaves_what_it_found_and_does_it_once(federation: Any) -> None:
     assert list(problems) == ["bad-0.json"]
     assert "labels" in problems["bad-0.json"]
     found = json.loads((folder / "measures/knn-0.json").read_text())
-    assert found["experiment"] == key
+    assert (found["experiment"], found["code"]) == (key, code())
     assert found["value"] == json.loads((folder / "results.json").read_text())["table"]["this run"]["knn"]["mean"]
     stamp = os.stat(folder / "measures/knn-0.json").st_mtime_ns
     work(job)
