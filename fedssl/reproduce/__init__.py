@@ -178,6 +178,7 @@ def _serve(outcome: Outcome, pool: Pool, watch: Watch | None) -> None:
                     watch.ended(outcome, training, problems)
     except KeyboardInterrupt:
         pool.stop()
+        outcome.save(markdown(outcome))  # what has ended since the last look counts
         raise Interrupted("stopped; what is trained is saved, and the same command goes on") from None
     except BaseException:
         pool.stop()

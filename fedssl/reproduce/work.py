@@ -58,6 +58,8 @@ def _measure_all(job: Job, folder: Path) -> dict[str, str]:
             begun = time.perf_counter()
             try:
                 value = _measured(folder, job, measure)
+            except Interrupted:  # of a probe that trains
+                raise
             except Exception as problem:
                 problems[measure["file"]] = _sentence(problem)
                 continue
@@ -103,15 +105,14 @@ def main() -> None:
     code()  # of now: files may be edited while this runs
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
-    while line := jobs.get():
-        job: Job = json.loads(line)
-        try:
+    try:
+        while line := jobs.get():
+            job: Job = json.loads(line)
             _log_to(Path(job["folder"]))
-            problems = work(job)
-        except (Interrupted, KeyboardInterrupt) as stopped:
-            say_on_stderr(str(stopped) or "stopped while measuring")
-            return
-        print(json.dumps(problems), file=answers, flush=True)
+            print(json.dumps(work(job)), file=answers, flush=True)
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        say_on_stderr(str(stopped) or "stopped")
+        os._exit(0)  # not by way of the interpreter's end, which cannot be had while a thread reads standard input
 
 
 def _listen(jobs: queue.SimpleQueue[str]) -> None:
