@@ -142,7 +142,7 @@ def analyse(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="angles, communication, divergence, false-negatives, map, theory, weights."
+            metavar="KIND", help="angles, communication, divergence, false-negatives, map, scores, theory, weights."
         ),
     ],
     dirs: Annotated[list[Path] | None, typer.Argument(metavar="DIR …", help="Run directories.")] = None,
