@@ -73,6 +73,9 @@ def test_scores_of_all_runs_whatever_folder_they_are_in(script: dict[str, Any], 
     for folder, rank in (("g/a", 1.0), ("g/b", 2.0), ("h/a", 3.0)):
         write(tmp_path / folder, rank=rank, knn=40 - 10 * rank)
     text = "\n".join(script["label_free"]())
-    assert "| cifar10, resnet18, batches of 128, byol | effective_rank | knn | 3 | −1.00 | 33.3% |" in text
+    assert (
+        "| cifar10, resnet18, batches of 128, byol | effective_rank (more is better) | kNN | 3 | −1.00 | 33.3% |"
+        in text
+    )
     assert "Over the runs above, 3 runs in all" in text
     assert "alignment is in 0" in text

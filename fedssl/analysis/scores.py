@@ -24,7 +24,12 @@ from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
 from fedssl.run import Run
 
-SCORES = {"effective_rank": 1, "embedding_std": 1, "alignment": -1, "uniformity": -1}  # 1: more should be better
+SCORES = {  # and how each is to be read
+    "effective_rank": "effective_rank (more is better)",
+    "embedding_std": "embedding_std (more is better)",
+    "alignment": "alignment (least where all collapses)",
+    "uniformity": "uniformity (less is better)",
+}
 ACCURACIES = ("linear", "knn")
 WORDS = {"linear": "linear", "knn": "kNN"}
 LAST = 10  # rounds that a run's score is the mean of
@@ -139,8 +144,7 @@ def lines(found: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     for c in found:
         which = c["setting"] + (f", {c['method']}" if c["method"] else "")
         numbers = ["too few or equal", ""] if c["rho"] is None else [f"{c['rho']:+.2f}", f"{100 * c['chance']:.3g}%"]
-        better = "" if SCORES[c["score"]] > 0 else " (less is better)"
-        yield [which, c["score"] + better, c["accuracy"], str(c["runs"]), *(n.replace("-", "−") for n in numbers)]
+        yield [which, SCORES[c["score"]], WORDS[c["accuracy"]], str(c["runs"]), *(n.replace("-", "−") for n in numbers)]
 
 
 def _points(axes: Any, rows: Sequence[Mapping[str, Any]], methods: Sequence[str], score: str, accuracy: str) -> None:
@@ -149,6 +153,7 @@ def _points(axes: Any, rows: Sequence[Mapping[str, Any]], methods: Sequence[str]
         how = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         axes.plot(*(zip(*own, strict=True) if own else ((), ())), linestyle="", label=method, **how)
     axes.set_xlabel(score.replace("_", " "))
+    axes.locator_params(axis="x", nbins=5)
     axes.grid(alpha=0.3)
 
 
