@@ -458,6 +458,26 @@ def test_a_run_whose_code_changed_on_the_way_says_so(small: Experiment, labelled
     assert again.results["notes"] == [f"made by code that was changed on the way: 0ld0c0de, {code()}"]
 
 
+def test_what_was_taken_for_what_is_kept(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As evaluate() has it, for each row and probe; a row of more models than anybody reads has none."""
+    alone = {"probe.beside": ["isolated"]}
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=alone)
+    found = json.loads((run.dir / "classes.json").read_text())
+    assert found["table"].keys() == run.results["table"].keys() == {"this run", "isolated"}
+    for probe in ("knn", "linear"):
+        score = run.evaluate(probe)
+        assert found["table"]["this run"][probe] == {"per_class": score.per_class, "confusion": score.confusion}
+    assert labelled.test is not None
+    assert found["classes"] == list(labelled.test.classes)
+    assert len(found["table"]["isolated"]["knn"]["confusion"]) == small.clients
+    monkeypatch.setattr("fedssl.finish.READ", 1)
+    few = fedssl.run(small, tmp_path / "few", dataset=labelled, quiet=True, set=alone)
+    table = json.loads((few.dir / "classes.json").read_text())["table"]
+    assert (table["isolated"], table["this run"]) == ({}, found["table"]["this run"])
+
+
 def test_a_prolonged_run_says_so(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
     """Its learning rate followed the short schedule, then the long one: not what one run of four rounds gives."""
     fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)

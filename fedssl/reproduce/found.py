@@ -50,7 +50,9 @@ def made_by(measurement: Mapping[str, Any]) -> str:
 
 
 def keep(folder: Path, file: str, found: Mapping[str, Any]) -> None:
-    write_atomic(folder / MEASURES / file, (json.dumps(found, indent=2) + "\n").encode())
+    """A line for each key: matrices would take one for each number."""
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items())
+    write_atomic(folder / MEASURES / file, f"{{\n{lines}\n}}\n".encode())
 
 
 def rounds(training: Training) -> int:

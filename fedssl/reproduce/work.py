@@ -75,7 +75,7 @@ def _measured(folder: Path, job: Job, measure: dict[str, Any]) -> dict[str, Any]
         read: Callable[..., float | None] = {"rounds-to": rounds_to, "divergence": divergence}[measure["probe"]]
         return {"value": read(at.rounds, **measure["settings"])}
     score = at.evaluate(measure["probe"], measure["on"], **measure["settings"])
-    return {"value": score.mean, "note": score.note, "models": dict(score)}
+    return {"value": score.mean} | score.details()
 
 
 def rounds_to(rounds: list[dict[str, Any]], target: float) -> int | None:

@@ -105,6 +105,8 @@ def test_work_leaves_what_it_found_and_does_it_once(federation: Any) -> None:
     assert "labels" in problems["bad-0.json"]
     found = json.loads((folder / "measures/knn-0.json").read_text())
     assert (found["experiment"], found["code"]) == (key, code())
+    by_class = json.loads((folder / "classes.json").read_text())["table"]["this run"]["knn"]
+    assert {key: found[key] for key in by_class} == by_class
     assert found["value"] == json.loads((folder / "results.json").read_text())["table"]["this run"]["knn"]["mean"]
     stamp = os.stat(folder / "measures/knn-0.json").st_mtime_ns
     work(job)
