@@ -43,6 +43,8 @@ FEW_LABELS = 0.01  # the share that `semi` has where nothing is said
 
 
 def check_probe(name: str) -> None:
+    if name == "transfer":
+        raise ConfigError('transfer is a probe on other images: "linear" or "semi" on another data set, --on NAME')
     if name not in PROBES:
         raise ConfigError(f'unknown probe "{name}"{suggest(name, PROBES) or "; known: " + ", ".join(PROBES)}')
 
