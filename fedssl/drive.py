@@ -25,6 +25,7 @@ from fedssl.lock import locked
 from fedssl.memory import Memory
 from fedssl.models import models_of
 from fedssl.numerics import numerics
+from fedssl.provenance import code
 from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.runtimes.local import LocalRuntime, Pace
@@ -52,6 +53,7 @@ def drive(
     """Train what is left of an experiment in its directory; nothing if it is finished."""
     say: Say = (lambda line: None) if quiet else say_on_stderr
     folder.mkdir(parents=True, exist_ok=True)
+    code()  # of now: files may be edited while this runs
     train = experiment.train
     exact = resolve_precision(train.precision, device) == "fp32"
     mode, problem = resolve_mode(train.mode, device), kernels.missing(device)
