@@ -135,7 +135,8 @@ def label_free() -> Iterator[str]:
         f"{scores.LIMITS}. Rounds logs of older runs lack some scores: "
         f"{', '.join(f'{score} is in {number}' for score, number in known.items())}.\n"
     )
-    yield table(scores.COLUMNS, scores.lines(scores.correlations(rows)))
+    enough = (found for found in scores.correlations(rows) if found["rho"] is not None)
+    yield table(scores.COLUMNS, scores.lines(enough))
 
 
 def learning() -> Iterator[str]:
