@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedssl.analysis import scores
+
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
 PAGE, PICTURES = DOCS / "results.md", DOCS / "results"
@@ -23,7 +25,7 @@ them came about, and what it does and does not show.
 """
 GROUPS = {
     "cifar10-short": "Algorithms side by side on CIFAR-10, five clients with two classes each, a fifth of the papers' "
-    "budget: `python -m benchmarks.cifar cifar10.npz`.",
+    "budget: `python -m benchmarks.papers cifar10-short`.",
     "fedbyol-cifar10-short": "FedBYOL in the same setting, by an earlier version: two seeds, and first weights as "
     "torchvision draws them.",
 }
@@ -54,27 +56,52 @@ class Run(NamedTuple):
         chosen = (self.experiment[table]["name"] for table in ("method", "algorithm"))
         return f"{' × '.join(chosen)}, seed {self.experiment['seed']}"
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What is said of a run beside its name, in words."""
+        chosen = self.experiment
+        return {
+            "backbone": chosen["method"]["backbone"],
+            "length": f"{count(chosen['rounds'], 'round')} × {count(chosen['train']['epochs'], 'epoch')}",
+            "device": self.results["environment"]["device"].split(": ")[-1],
+        }
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        return {probe: score["mean"] for probe, score in self._scores.items()}
+
+    @property
+    def _scores(self) -> Mapping[str, Any]:
+        """By probe; none without labelled test images."""
+        return dict(self.results["table"].get("this run", {}))
+
     def measured(self, probe: str) -> str:
-        score = self.results["table"]["this run"].get(probe)
+        score = self._scores.get(probe)
         if score is None:
             return ""
         return f"{score['mean']:.1f}" + (f" ± {score['std']:.1f}" if score.get("std") else "")
 
 
 def groups() -> Iterator[tuple[str, list[Run]]]:
-    """Folders of runs, those described first and in that order."""
-    found = {path.parent.parent for path in RESULTS.glob("*/*/rounds.jsonl")}
+    """Folders of finished runs, those described first and in that order."""
+    found = {path.parent.parent for path in RESULTS.glob("*/*/results.json")}
     for folder in sorted(found, key=lambda folder: (folder.name not in GROUPS, folder.name)):
-        yield folder.name, [Run.read(path.parent) for path in sorted(folder.glob("*/rounds.jsonl"))]
+        yield folder.name, [Run.read(path.parent) for path in sorted(folder.glob("*/results.json"))]
 
 
 def group(name: str, runs: list[Run]) -> Iterator[str]:
-    first, device = runs[0].experiment, runs[0].results["environment"]["device"].split(": ")[-1]
-    length = f"{first['rounds']} rounds × {first['train']['epochs']} epochs"
+    """What all runs have in common is said once; what differs has a column."""
+    kinds = {kind: [run.settings[kind] for run in runs] for kind in runs[0].settings}
+    common = ", ".join(values[0] for values in kinds.values() if len({*values}) == 1)
+    differing = [kind for kind, values in kinds.items() if len({*values}) > 1]
     yield f"## {name}\n"
-    yield f"{GROUPS.get(name, '')} {first['method']['backbone']}, {length}, {device}. Accuracy in percent.\n"
-    scores = ([run.name, run.about, *map(run.measured, ("knn", "linear"))] for run in runs)
-    yield table(("run", "", "kNN", "linear"), scores)
+    sentences = [GROUPS.get(name, ""), f"{common}." if common else "", "Accuracy in percent."]
+    yield " ".join(filter(None, sentences)) + "\n"
+    rows = (
+        [run.name, run.about, *(run.settings[kind] for kind in differing), *map(run.measured, ("knn", "linear"))]
+        for run in runs
+    )
+    yield table(("run", "", *differing, "kNN", "linear"), rows)
     yield f"![kNN accuracy by round](results/{name}.png)\n"
 
 
@@ -86,7 +113,7 @@ def draw(name: str, runs: list[Run]) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
     styles = ["-", "--", "-.", ":"]
-    for i, run in enumerate(runs):
+    for i, run in enumerate(run for run in runs if run.knn):
         axes.plot(*zip(*run.knn, strict=True), styles[i // 8 % 4], color=f"C{i % 8}", label=run.name)
     axes.set(xlabel="round", ylabel="kNN accuracy, %")
     axes.grid(alpha=0.3)
@@ -94,6 +121,22 @@ def draw(name: str, runs: list[Run]) -> None:
     PICTURES.mkdir(exist_ok=True)
     figure.savefig(PICTURES / f"{name}.png", dpi=110, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def label_free() -> Iterator[str]:
+    """Of all runs there are: whether what needs no labels tells which is better."""
+    runs = {f"{name}/{run.name}": run for name, some in groups() for run in some}
+    rows = [scores.row(name, run.experiment, run.rounds, run.accuracies) for name, run in runs.items()]
+    known = {score: sum(score in each["scores"] for each in rows) for score in scores.SCORES}
+    yield "## Scores without labels\n"
+    yield (
+        f"Do they tell which run is better? Over the runs above, {count(len(rows), 'run')} in all, of each client's "
+        f"last batch in the last {count(scores.LAST, 'round')}; `fedssl analyse scores DIR …` does it for any runs. "
+        f"{scores.LIMITS}. Rounds logs of older runs lack some scores: "
+        f"{', '.join(f'{score} is in {number}' for score, number in known.items())}.\n"
+    )
+    enough = (found for found in scores.correlations(rows) if found["rho"] is not None)
+    yield table(scores.COLUMNS, scores.lines(enough))
 
 
 def learning() -> Iterator[str]:
@@ -157,6 +200,10 @@ def speed() -> Iterator[str]:
     yield table(head, ([format(size[key], how) for key, how in keys.items()] for size in sizes))
 
 
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
@@ -175,7 +222,7 @@ def _json(path: Path) -> Any:
 
 
 def page() -> str:
-    sections = [*(group(name, runs) for name, runs in groups()), learning(), demo(), speed()]
+    sections = [*(group(name, runs) for name, runs in groups()), label_free(), learning(), demo(), speed()]
     return "\n".join([INTRODUCTION, *("\n".join(section) for section in sections)])
 
 

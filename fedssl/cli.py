@@ -98,7 +98,7 @@ def recipes(
 @app.command()
 def evaluate(
     dir: Annotated[Path, typer.Argument(help="A run directory.")],
-    probe: Annotated[str, typer.Option(help="knn, linear, semi, per-client or collaborative.")] = "linear",
+    probe: Annotated[str, typer.Option(help="knn, linear, semi, classifier, per-client or collaborative.")] = "linear",
     on: Annotated[str | None, typer.Option(metavar="NAME", help="Another data set to measure with.")] = None,
     set: Sets = [],  # noqa: B006
     device: Device = "auto",
@@ -143,7 +143,7 @@ def analyse(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="angles, communication, divergence, false-negatives, map, theory, weights."
+            metavar="KIND", help="angles, communication, divergence, false-negatives, map, scores, theory, weights."
         ),
     ],
     dirs: Annotated[list[Path] | None, typer.Argument(metavar="DIR …", help="Run directories.")] = None,

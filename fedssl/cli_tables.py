@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedssl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedssl.reproduce import Outcome
+from fedssl.reproduce import ROOT, Outcome
 
 Seeds = Annotated[int, typer.Option(help="How many: 0, 1, … up to one less.")]
 Dir = Annotated[Path, typer.Option(help="Where trainings and tables are kept; goes on with what lies there.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda (a training on each of them), cuda:N (that one), or auto.")]
 DataDir = Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Make again what other code has made, which is kept aside.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
-
-KEPT = Path("runs/reproduce")
 
 
 def reproduce(
@@ -31,9 +28,10 @@ def reproduce(
     ] = [],  # noqa: B006 - typer reads it, nobody changes it
     scale: Annotated[str, typer.Option(help="paper, short (one local epoch a round) or mini (for a CPU).")] = "paper",
     seeds: Seeds = 3,
-    dir: Dir = KEPT,
+    dir: Dir = ROOT,
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
+    fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
     """Train and measure a published table, or go on with one, beside the figures that were published."""
@@ -51,7 +49,7 @@ def reproduce(
 
     find_table(table)
     with watching() as watch:
-        outcome = run(table, scale, seeds, cells, dir, device, data_dir, watch)
+        outcome = run(table, scale, seeds, cells, dir, device, data_dir, watch, fresh)
     _tell(outcome, as_json)
 
 
@@ -65,9 +63,10 @@ def sweep(
         list[str], typer.Option(help="knn, linear, semi, classifier, per-client or collaborative; repeatable.")
     ] = [],  # noqa: B006
     seeds: Seeds = 3,
-    dir: Dir = KEPT,
+    dir: Dir = ROOT,
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
+    fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
     """Train and measure an experiment with every combination of some settings.
@@ -78,7 +77,7 @@ def sweep(
     from fedssl.reproduce import sweep as run
 
     with watching() as watch:
-        outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, watch)
+        outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, watch, fresh)
     _tell(outcome, as_json)
 
 

@@ -15,6 +15,7 @@ from fedssl.assemble import build_backbone, build_method, left_out, normalisatio
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
+from fedssl.numerics import float32
 from fedssl.pixels import Rows
 from fedssl.probes import (
     LINEAR,
@@ -42,6 +43,8 @@ FEW_LABELS = 0.01  # the share that `semi` has where nothing is said
 
 
 def check_probe(name: str) -> None:
+    if name == "transfer":
+        raise ConfigError('transfer is a probe on other images: "linear" or "semi" on another data set, --on NAME')
     if name not in PROBES:
         raise ConfigError(f'unknown probe "{name}"{suggest(name, PROBES) or "; known: " + ", ".join(PROBES)}')
 
@@ -103,9 +106,11 @@ class Evaluation:
         with torch.random.fork_rng(devices=[]):  # a new backbone draws weights, here only to be overwritten
             return backbone_of(state, build_backbone(self.experiment, self._channels)).to(self.device)
 
+    @float32()
     def features(self, state: State, pixels: Tensor | Rows) -> Tensor:
         return embed(self.backbone(state), pixels, self._normalisation, self.device)
 
+    @float32()  # whatever training computes in: what is measured must not depend on the kind of GPU
     def measure(
         self, models: Mapping[str, State], probes: tuple[str, ...], apart: frozenset[str] = frozenset()
     ) -> dict[str, Score]:
@@ -196,6 +201,7 @@ class Subject:
         return self.evaluation.features(self.state, self._unknown.held)
 
 
+@float32()
 @torch.no_grad()
 def classified(experiment: Experiment, state: State, images: Rows, device: torch.device) -> Tensor:
     """The classes (n,) that a model says itself, with the layer it was trained with."""

@@ -23,10 +23,14 @@ from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.lock import locked
 from fedssl.models import Models, models_of
+from fedssl.provenance import UNKNOWN, code
 from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
+from fedssl.score import Score
 from fedssl.store import Store, write_atomic
 from fedssl.tree import State
+
+READ = 100  # models whose mistakes are kept
 
 
 def finish(
@@ -49,21 +53,28 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     image = data.train.image
     evaluation = Evaluation(experiment, data, device)
-    lengths = sorted({line["of"] for line in read_rounds(folder / "rounds.jsonl")})
+    lines = [(line["of"], line.get("code", UNKNOWN)) for line in read_rounds(folder / "rounds.jsonl")]
+    lengths, codes = sorted({of for of, _ in lines}), list(dict.fromkeys([*(made for _, made in lines), code()]))
     notes = [evaluation.note] if evaluation.note else []
     if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
         notes.append(f"begun as a run of {lengths[0]} rounds and prolonged to {lengths[-1]}")
+    if len(codes) > 1:
+        notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
     results: dict[str, Any] = {
         "experiment": experiment.hash(),
         "rounds": snapshot.rounds,
         "test_images": tested,
-        "environment": environment(device),
+        "environment": environment(device) | {"code": ", ".join(codes)},
         "notes": notes,
         "table": {},
     }
     export(experiment, folder, models, image, snapshot.rounds, notes)
     if evaluation.possible:
-        results["table"] = table(experiment, folder, data, public, device, evaluation, models, beside, quiet)
+        scores = table(experiment, folder, data, public, device, evaluation, models, beside, quiet)
+        results["table"] = {
+            name: {probe: each.summary() for probe, each in row.items()} for name, row in scores.items()
+        }
+        write_atomic(folder / "classes.json", (json.dumps(by_class(scores, data.test)) + "\n").encode())
     write_atomic(folder / "results.json", (json.dumps(results, indent=2) + "\n").encode())
     if experiment.probe.picture and data.test is not None and data.test.labelled:
         try:
@@ -103,12 +114,12 @@ def table(
     models: Models,
     beside: list[str],
     quiet: bool,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Score]]:
     """Every probe for this run's models and for those it is to be seen beside."""
     probes = ("knn", "linear") if experiment.probe.linear else ("knn",)
 
-    def row(models: Mapping[str, State], apart: frozenset[str] = frozenset()) -> dict[str, Any]:
-        return {probe: score.summary() for probe, score in evaluation.measure(models, probes, apart).items()}
+    def row(models: Mapping[str, State], apart: frozenset[str] = frozenset()) -> dict[str, Score]:
+        return evaluation.measure(models, probes, apart)
 
     rows = {"this run": row(models, models.apart)}
     for name in beside:
@@ -124,6 +135,19 @@ def table(
         trained = models_of(other, snapshot.sites, snapshot.memory)
         rows[name] = row(trained, trained.apart)
     return rows
+
+
+def by_class(scores: Mapping[str, Mapping[str, Score]], test: Images | None) -> dict[str, Any]:
+    """What each probe took for what, in plain values; nothing of it where a row has more models than anybody reads."""
+    rows = {
+        name: {
+            probe: {"per_class": each.per_class, "confusion": each.confusion}
+            for probe, each in row.items()
+            if len(each) <= READ
+        }
+        for name, row in scores.items()
+    }
+    return {"classes": list(test.classes) if test is not None else [], "table": rows}
 
 
 def draw(
@@ -182,6 +206,7 @@ def environment(device: torch.device) -> dict[str, str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "fedssl": fedssl.__version__,
+        "code": code(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": f"{device.type}: {name}",

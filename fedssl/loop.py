@@ -22,6 +22,7 @@ from fedssl.experiment import Experiment
 from fedssl.federate import Round, Runtime, federate
 from fedssl.memory import Remembered
 from fedssl.models import models_of
+from fedssl.provenance import code
 from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.score import Score
@@ -89,6 +90,7 @@ class Loop:
         quiet: bool,
     ) -> None:
         """The rounds after `last`; `carry` makes the runtime, given whom to tell of clients that have finished."""
+        code()  # of now: files may be edited while this runs
         if self.evaluation.note and self.experiment.probe.every:
             self.say(self.evaluation.note)
         if warning := self.experiment.algorithm.warning:

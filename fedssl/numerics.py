@@ -20,19 +20,31 @@ def numerics(device: torch.device, deterministic: bool = False, exact: bool = Fa
         return
     cudnn: Any = torch.backends.cudnn
     fill: Any = torch.utils.deterministic
-    found = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, fill.fill_uninitialized_memory
-    strict, products = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    found = cudnn.benchmark, cudnn.benchmark_limit, fill.fill_uninitialized_memory
+    strict = torch.are_deterministic_algorithms_enabled()
     warn = strict and torch.is_deterministic_algorithms_warn_only_enabled()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic or strict, warn_only=warn)
-    torch.set_float32_matmul_precision("highest" if exact else products)
-    cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32 = not deterministic, 0, cudnn.allow_tf32 and not exact
+    cudnn.benchmark, cudnn.benchmark_limit = not deterministic, 0
     fill.fill_uninitialized_memory = False  # every byte we allocate we write: filling it first costs a pass
     try:
-        with warnings.catch_warnings():  # torch's compiler would have us use TF32
-            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+        with float32() if exact else contextlib.nullcontext(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # torch's compiler would have it
             yield
     finally:
-        cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32, fill.fill_uninitialized_memory = found
+        cudnn.benchmark, cudnn.benchmark_limit, fill.fill_uninitialized_memory = found
         torch.use_deterministic_algorithms(strict, warn_only=warn)
+
+
+@contextlib.contextmanager
+def float32() -> Iterator[None]:
+    """float32 means float32 within, on every device: no TF32, which is torch's default for convolutions on CUDA."""
+    cudnn: Any = torch.backends.cudnn
+    convolutions, products = cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32 = convolutions
         torch.set_float32_matmul_precision(products)

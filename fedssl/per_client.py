@@ -29,9 +29,10 @@ class ByClient(Mapping[str, State]):
 
     def __init__(self, models: Models, clients: Sequence[str]) -> None:
         self._models, self._one = models, next(iter(models)) if len(models) == 1 else None
-        own = [client for client in clients if client in models]
-        self._clients = own or list(clients)
-        if not own and self._one is None:
+        # A client may be called as what all share is, "global": that is nobody's own.
+        named = [] if self._one else [client for client in clients if client in models and client not in models.apart]
+        self._clients = named or list(clients)
+        if not named and self._one is None:
             raise ConfigError(f"this run's models are not those of its clients: {', '.join(models)}")
 
     def __getitem__(self, client: str) -> State:

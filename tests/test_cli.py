@@ -194,6 +194,7 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     for args, sentence in (
         (["nowhere"], "nowhere is not a run directory"),
         (["runs/mine", "--probe", "knnn"], 'unknown probe "knnn", did you mean "knn"?'),
+        (["runs/mine", "--probe", "transfer"], "another data set, --on NAME"),
         (["runs/mine", "--on", "cifar1"], 'unknown data set "cifar1", did you mean "cifar10"?'),
         (["runs/mine", "--on", "cifar10", "--set", "data.hold=3"], 'unknown key "data.hold"'),
         (["runs/mine", "--set", "data.size=3"], "name it with --on"),

@@ -93,6 +93,7 @@ MAY_SEE = {
         "experiment",
         "lock",
         "probes",
+        "provenance",
         "recipes",
         "run",
         "settings",

@@ -96,6 +96,27 @@ def test_whose_model() -> None:
         ByClient(Models({}, {"x": a, "y": b}, []), ["0", "1"])
 
 
+def test_a_client_that_is_called_as_what_all_share_is() -> None:
+    """Its name makes the shared model nobody's own: all have it, or, where others have their own, it has none yet."""
+    a, b, c = (object.__new__(State) for _ in range(3))
+    shared = ByClient(Models({}, {"global": c}, []), ["global", "1"])
+    assert {name: shared[name] for name in shared} == {"global": c, "1": c}
+    some = ByClient(Models({"0": lambda: a, "2": lambda: b}, {"global": c}, ["global"]), ["0", "global", "2"])
+    assert {name: some[name] for name in some} == {"0": a, "2": b}
+    own = ByClient(Models({"global": lambda: a, "1": lambda: b}, {"s/global": c}, ["s/global"]), ["global", "1"])
+    assert {name: own[name] for name in own} == {"global": a, "1": b}
+
+
+def test_every_client_is_measured_whatever_they_are_called(tmp_path: Path) -> None:
+    owners = {"global": torch.arange(0, 60), "mean": torch.arange(60, 120)}
+    data = Dataset(images(120, 0), images(60, 1), owners)
+    chosen = experiment(partition={"name": "natural"}, clients=0)
+    run = fedssl.run(chosen, tmp_path / "run", "cpu", dataset=data, quiet=True)
+    score = run.evaluate("per-client")
+    assert list(score) == ["global", "mean"]
+    assert {*score.values()} == {run.evaluate("linear")["global"]}
+
+
 def test_classes_must_be_known(tmp_path: Path) -> None:
     data = Dataset(Images(images(60, 0).pixels), images(60, 1))
     chosen = experiment(partition__name="iid")

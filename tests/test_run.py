@@ -21,6 +21,7 @@ from fedssl import assemble
 from fedssl.data import Dataset, Images, from_python
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
+from fedssl.provenance import code
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -64,7 +65,7 @@ def test_what_a_run_leaves(small: Experiment, labelled: Dataset, tmp_path: Path)
     assert {"experiment.toml", "rounds.jsonl", "results.json", "backbone.safetensors", "checkpoints"} <= names
     assert run.results["rounds"] == 2
     assert run.results["experiment"] == run.experiment.hash()
-    assert run.results["environment"].keys() == {"fedssl", "torch", "python", "device"}
+    assert run.results["environment"].keys() == {"fedssl", "code", "torch", "python", "device"}
     assert run.results["table"].keys() == {"this run"}
     assert 0 <= run.results["table"]["this run"]["linear"]["mean"] <= 100
     assert not list(run.dir.rglob("*.tmp"))
@@ -86,6 +87,7 @@ def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Da
             "knn_common",
             "seconds",
             "images_per_s",
+            "code",
             "clients",
         }
         assert line["failed"] is False
@@ -442,6 +444,38 @@ def test_resnet_backbone_loads_into_torchvision(small: Experiment, tmp_path: Pat
     x = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.allclose(theirs.eval()(x), run.backbone()(x), atol=1e-5)
+
+
+def test_a_run_whose_code_changed_on_the_way_says_so(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    assert run.results["environment"]["code"] == code()
+    log = run.dir / "rounds.jsonl"
+    first, second = log.read_text().splitlines()
+    log.write_text(f"{first.replace(code(), '0ld0c0de')}\n{second}\n")
+    (run.dir / "results.json").unlink()
+    again = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    assert again.results["environment"]["code"] == f"0ld0c0de, {code()}"
+    assert again.results["notes"] == [f"made by code that was changed on the way: 0ld0c0de, {code()}"]
+
+
+def test_what_was_taken_for_what_is_kept(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As evaluate() has it, for each row and probe; a row of more models than anybody reads has none."""
+    alone = {"probe.beside": ["isolated"]}
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=alone)
+    found = json.loads((run.dir / "classes.json").read_text())
+    assert found["table"].keys() == run.results["table"].keys() == {"this run", "isolated"}
+    for probe in ("knn", "linear"):
+        score = run.evaluate(probe)
+        assert found["table"]["this run"][probe] == {"per_class": score.per_class, "confusion": score.confusion}
+    assert labelled.test is not None
+    assert found["classes"] == list(labelled.test.classes)
+    assert len(found["table"]["isolated"]["knn"]["confusion"]) == small.clients
+    monkeypatch.setattr("fedssl.finish.READ", 1)
+    few = fedssl.run(small, tmp_path / "few", dataset=labelled, quiet=True, set=alone)
+    table = json.loads((few.dir / "classes.json").read_text())["table"]
+    assert (table["isolated"], table["this run"]) == ({}, found["table"]["this run"])
 
 
 def test_a_prolonged_run_says_so(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:

@@ -173,6 +173,21 @@ def test_a_table_that_does_not_add_up_is_refused(wrong: dict[str, Any]) -> None:
         read({"paper": "P", "p-1": FILE["p-1"] | wrong})
 
 
+def test_what_is_said_of_a_whole_file() -> None:
+    """Beside what a table says itself; not where nothing can be had. Dec-SSL leaves its classifier open."""
+    own = FILE["p-1"] | {"note": "Own."}
+    found = read({"paper": "P", "note": "All.", "p-1": own, "p-2": own | {"cannot": "private"}})
+    assert list(found) == ["p-1", "p-2"]
+    assert (found["p-1"].note, found["p-2"].note) == ("Own. All.", "Own.")
+    linear = [t for t in tables().values() if t.paper == "Dec-SSL" and any(c.cannot is None for c in t.cells)]
+    assert len(linear) > 20
+    for table in linear:
+        assert {cell.probe for cell in table.cells} == {"linear"}
+        assert (
+            "The linear classifier has FedEMA's settings, 200 epochs of Adam: the paper trains it \"until" in table.note
+        )
+
+
 # -- what is read off a log --
 
 

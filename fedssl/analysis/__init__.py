@@ -13,6 +13,7 @@ import fedssl.analysis.communication
 import fedssl.analysis.divergence
 import fedssl.analysis.false_negatives
 import fedssl.analysis.maps
+import fedssl.analysis.scores
 import fedssl.analysis.theory
 import fedssl.analysis.weights  # noqa: F401 - all register what they hold
 from fedssl.analysis.analysis import ANALYSES, Analysis, Done, Found, Summary, analyse

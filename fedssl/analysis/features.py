@@ -18,6 +18,7 @@ from fedssl.data import Dataset, Images
 from fedssl.data.progress import Say, meter
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
+from fedssl.numerics import float32
 from fedssl.run import Run
 from fedssl.tree import State
 
@@ -93,6 +94,7 @@ def same_images(data: Mapping[Run, Dataset], most: int) -> Images:
     return found
 
 
+@float32()
 def projections(run: Run, state: State, test: Images) -> Tensor:
     """Projections (n, k) in eval mode."""
     method = assemble.build_method(run.experiment, test.image, run.device)

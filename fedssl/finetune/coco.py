@@ -57,7 +57,7 @@ def read_coco(annotations: Path, images: Path) -> Coco:
     """A file of annotations and the folder its images lie in; the first thing wrong with either is a DataError."""
     body = _body(annotations)
     try:
-        categories = {int(entry["id"]): str(entry["name"]) for entry in body["categories"]}
+        categories = _categories(body["categories"], annotations)
         entries = {entry["id"]: entry for entry in body["images"]}
         found: dict[Any, list[Object]] = {id: [] for id in entries}
         labels = {number: i for i, number in enumerate(sorted(categories), 1)}
@@ -91,6 +91,21 @@ def _body(annotations: Path) -> dict[str, Any]:
     if lacking:
         raise DataError(f'{annotations} is not in COCO\'s format: it has no "{lacking[0]}"')
     return dict(body)
+
+
+def _categories(entries: Iterable[Mapping[str, Any]], file: Path) -> dict[int, str]:
+    """Their names by number. A detector's classes are told by name, so each has one, with its number behind it where
+    another has the same."""
+    found: dict[int, str] = {}
+    for entry in entries:
+        number = int(entry["id"])
+        if number in found:
+            raise DataError(f"{file} has two categories of one id, {number}")
+        if not entry.get("name"):
+            raise DataError(f'{file}: category {number} has no name: give it one, "name": "…"')
+        found[number] = str(entry["name"])
+    names = list(found.values())
+    return {number: name if names.count(name) == 1 else f"{name} ({number})" for number, name in found.items()}
 
 
 def _objects(

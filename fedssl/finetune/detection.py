@@ -98,7 +98,10 @@ def load(file: Path | str, device: str = "cpu") -> nn.Module:
     Out come torchvision's boxes, labels, scores and masks; `model.classes` has the labels' names, from label 1 on.
     """
     start = read_start(Path(file))
-    about = json.loads(_header(Path(file))["detection"])
+    header = _header(Path(file))
+    if "detection" not in header:
+        raise ConfigError(f"{file} is a backbone, not a detector: fedssl finetune detection writes model.safetensors")
+    about = json.loads(header["detection"])
     settings = DetectionSettings(**about["settings"] | {"start": "pretrained"})
     blank = start.untrained(0)  # the file has a whole detector's weights, not a backbone's
     model = maskrcnn.build(blank, settings.model_copy(update={"freeze": 0}), len(about["classes"]))
@@ -142,8 +145,14 @@ def _read(task: Task, say: Say) -> tuple[Coco, Coco]:
     for name, coco in (("train", known), ("val", unknown)):
         if coco.dropped:
             say(f"{name}: {coco.dropped:,} objects have no extent inside their image and are left out")
-    if known.categories.keys() != unknown.categories.keys():
-        raise ConfigError(f"{task.train.annotations} and {task.val.annotations} do not have the same categories")
+    for number in sorted(known.categories.keys() | unknown.categories.keys()):
+        said = (coco.categories.get(number) for coco in (known, unknown))
+        first, second = ("none" if each is None else f'"{each}"' for each in said)
+        if first != second:
+            raise ConfigError(
+                f"{task.train.annotations} and {task.val.annotations} do not have the same categories: "
+                f"{number} is {first} in the first and {second} in the second"
+            )
     some = [picture for picture in known.pictures if picture.singles]
     if not some:
         raise ConfigError(f"{task.train.annotations} has no object to learn from")

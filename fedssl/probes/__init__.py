@@ -2,8 +2,8 @@
 
 from fedssl.probes.features import Labelled, balanced, embed, how_many
 from fedssl.probes.finetune import fine_tune
-from fedssl.probes.knn import knn, knn_predict
-from fedssl.probes.linear import Solver, linear, linear_predict
+from fedssl.probes.knn import knn_predict
+from fedssl.probes.linear import Solver, linear_predict
 from fedssl.probes.protocol import LINEAR, Name, Protocol, fine_tuning
 from fedssl.probes.settings import ProbeSettings
 
@@ -19,8 +19,6 @@ __all__ = [
     "fine_tune",
     "fine_tuning",
     "how_many",
-    "knn",
     "knn_predict",
-    "linear",
     "linear_predict",
 ]

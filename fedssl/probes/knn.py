@@ -14,13 +14,8 @@ from fedssl.probes.features import Labelled
 
 
 @torch.inference_mode()
-def knn(train: Labelled, test: Labelled, k: int = 200, temperature: float = 0.1) -> float:
-    """Top-1 accuracy in percent."""
-    return accuracy(knn_predict(train, test.features, k, temperature), test.labels)
-
-
-@torch.inference_mode()
 def knn_predict(train: Labelled, queries: Tensor, k: int, temperature: float, batch: int = 2000) -> Tensor:
+    """Classes (n,) of features (n, d)."""
     bank = F.normalize(train.features, dim=1)
     classes, k = int(train.labels.max()) + 1, min(k, len(bank))
     predictions = []
@@ -31,7 +26,3 @@ def knn_predict(train: Labelled, queries: Tensor, k: int, temperature: float, ba
         votes.scatter_add_(1, train.labels[neighbour], weights)
         predictions.append(votes.argmax(1))
     return torch.cat(predictions)
-
-
-def accuracy(predictions: Tensor, labels: Tensor) -> float:
-    return 100 * float((predictions == labels).double().mean())

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedssl.optim import SGD, Adam, Optimizer
 from fedssl.probes.features import Labelled
-from fedssl.probes.knn import accuracy
 from fedssl.probes.protocol import LINEAR, Protocol
 from fedssl.seeds import generator
 
@@ -32,11 +31,6 @@ class Layer(NamedTuple):
     def __call__(self, features: Tensor) -> Tensor:
         """Logits (n, C) of features (n, d)."""
         return features @ self.weight.T + self.bias
-
-
-def linear(train: Labelled, test: Labelled, how: Protocol = USUAL, seed: int = 0, penalty: float = 0.0) -> float:
-    """Top-1 accuracy in percent."""
-    return accuracy(linear_predict(train, test.features, how, seed, penalty), test.labels)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from typing import Any
 from fedssl.extents import sync_folder
 from fedssl.federate import Round
 from fedssl.guard import Report
+from fedssl.provenance import code
 
 
 def record(
@@ -30,6 +31,7 @@ def record(
         "knn_common": knn_common,
         "seconds": seconds,
         "images_per_s": images / seconds,
+        "code": code(),
         "clients": [_client(report) for report in round.reports],
     }
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedssl.reproduce import Outcome, Watch
 from fedssl.reproduce.found import rounds
+from fedssl.reproduce.made import cautions
 from fedssl.reproduce.markdown import against, figure
 from fedssl.reproduce.outcome import INCOMPARABLE, Result
 from fedssl.reproduce.plan import Training, passes
@@ -149,6 +150,8 @@ def print_outcome(outcome: Outcome) -> None:
     for remark in (INCOMPARABLE[outcome.scale], outcome.table.note):
         if remark:
             print(remark)
+    for caution in cautions(outcome):
+        print(caution)
     for problem, cells in _problems(outcome.failed).items():
         more = f"; and {len(cells) - 3} more" if len(cells) > 3 else ""
         print(f"{'; '.join(cells[:3])}{more}: {problem}")

@@ -18,6 +18,7 @@ from fedssl.drive import Interrupted
 from fedssl.errors import ConfigError
 from fedssl.recipes import matching
 from fedssl.reproduce import found
+from fedssl.reproduce.fresh import set_aside
 from fedssl.reproduce.markdown import markdown
 from fedssl.reproduce.outcome import Outcome, Result, Where
 from fedssl.reproduce.plan import Measure, Training, Want, wants
@@ -52,16 +53,18 @@ def reproduce(
     device: str = "auto",
     data_dir: str | Path = "data",
     watch: Watch | None = None,
+    fresh: bool = False,
 ) -> Outcome:
     """Train and measure what is missing of a published table; what is there already is not made again.
 
     `scale` is that of the recipes: "paper", "short" (one local epoch a round) or "mini" (for a CPU). `cells` are
     patterns of names of recipes, rows or columns: one with *, # or {} must fit all of a name, others be part of it.
+    `fresh` sets aside, and makes again, what other code than that of today has made.
     """
     if scale not in SCALES:
         raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
     chosen = find_table(table)
-    return _make(chosen, scale, SCALES[scale], seeds, _some(chosen, cells), dir, device, data_dir, watch)
+    return _make(chosen, scale, SCALES[scale], seeds, _some(chosen, cells), dir, device, data_dir, watch, fresh)
 
 
 def sweep(
@@ -73,11 +76,12 @@ def sweep(
     device: str = "auto",
     data_dir: str | Path = "data",
     watch: Watch | None = None,
+    fresh: bool = False,
 ) -> Outcome:
     """Train and measure a recipe or a TOML file with every combination of settings: `set` is ["algorithm.tau=0.5,0.7",
     "method=byol,simsiam"]; commas within brackets or quotes do not separate values."""
     table = swept(recipe, set, probes)
-    return _make(table, "as it is", "", seeds, table.cells, dir, device, data_dir, watch)
+    return _make(table, "as it is", "", seeds, table.cells, dir, device, data_dir, watch, fresh)
 
 
 def find_table(name: str) -> Table:
@@ -121,6 +125,7 @@ def _make(
     device: str,
     data_dir: str | Path,
     watch: Watch | None,
+    fresh: bool,
 ) -> Outcome:
     if seeds < 1:
         raise ConfigError(f"seeds is a number above 0 (got {seeds})")
@@ -128,6 +133,8 @@ def _make(
     outcome = Outcome(table, scale, _wants(table, suffix, seeds, where.root, on), seeds, asked, where)
     if all(want.training is None and want.cell.cannot is None for want in outcome.wanted):
         raise ConfigError(outcome.wanted[0].problem or "")  # a setting that no cell can have is a mistake, not a result
+    if fresh:
+        set_aside(outcome.wanted)
     todo = _todo(outcome)
     outcome.save(markdown(outcome))
     if todo:
@@ -171,6 +178,7 @@ def _serve(outcome: Outcome, pool: Pool, watch: Watch | None) -> None:
                     watch.ended(outcome, training, problems)
     except KeyboardInterrupt:
         pool.stop()
+        outcome.save(markdown(outcome))  # what has ended since the last look counts
         raise Interrupted("stopped; what is trained is saved, and the same command goes on") from None
     except BaseException:
         pool.stop()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedssl.provenance import UNKNOWN
 from fedssl.reproduce.plan import Measure, Training
 from fedssl.store import write_atomic
 
@@ -32,8 +33,26 @@ def measurement(folder: Path, key: str, file: str) -> dict[str, Any] | None:
     return found if found.get("experiment") == key else None
 
 
+def trained_by(training: Training) -> set[str]:
+    """The code that a training was made with, finished or not: several where it changed on the way, none if it has not
+    begun."""
+    finished = results(training.folder, training.key)
+    if finished is not None:
+        return {*finished["environment"].get("code", UNKNOWN).split(", ")}
+    log = training.folder / "rounds.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True) if log.is_file() else []
+    return {str(json.loads(line).get("code", UNKNOWN)) for line in lines if line.endswith(b"\n")}
+
+
+def made_by(measurement: Mapping[str, Any]) -> str:
+    """The code that a measurement was made with."""
+    return str(measurement.get("code", UNKNOWN))
+
+
 def keep(folder: Path, file: str, found: Mapping[str, Any]) -> None:
-    write_atomic(folder / MEASURES / file, (json.dumps(found, indent=2) + "\n").encode())
+    """A line for each key: matrices would take one for each number."""
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items())
+    write_atomic(folder / MEASURES / file, f"{{\n{lines}\n}}\n".encode())
 
 
 def rounds(training: Training) -> int:

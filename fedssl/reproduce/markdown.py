@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedssl.reproduce.made import made_by
 from fedssl.reproduce.outcome import INCOMPARABLE, Outcome, Result
 
 
@@ -33,13 +34,15 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     table, results = outcome.table, outcome.results
     yield f"# {table.paper + ', ' if table.paper else ''}{table.place}: {table.title}\n"
     yield f"Scale: {outcome.scale}. Measured: mean ± standard deviation over seeds (their number)."
-    for remark in (INCOMPARABLE[outcome.scale], table.note, _versions(results)):
+    for remark in (INCOMPARABLE[outcome.scale], table.note):
         if remark:
             yield f"\n{remark}"
     yield "\n| row | column | published | measured | difference |\n|---|---|---|---|---|"
     for each in results:
         words = (each.cell.row, each.cell.column, (each.cell.published or "").replace("±", " ± "), figure(each))
         yield "| " + " | ".join([*words, against(each, outcome.comparable)]) + " |"
+    for sentence in made_by(outcome):
+        yield f"\n{sentence}"
     yield "\n## How each came about"
     for each in results:
         yield from _how(each)
@@ -66,12 +69,3 @@ def _how(result: Result) -> Iterator[str]:
             yield f"  Note: {each.note}."
         if each.command is not None:
             yield f"  ```sh\n  {each.command}\n  ```"
-
-
-def _versions(results: list[Result]) -> str:
-    """A warning where not all cells were made by the same versions on the same device."""
-    made = {tuple(seed.environment.items()) for each in results for seed in each.seeds if seed.done}
-    if len(made) < 2:
-        return ""
-    ways = "; ".join(sorted(", ".join(f"{key} {value}" for key, value in each) for each in made))
-    return f"Not all of these were made alike: {ways}. Remove a folder to have its training made again."

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedssl.provenance import code
 from fedssl.reproduce import found
 from fedssl.reproduce.plan import Training, Want
 from fedssl.store import write_atomic
@@ -35,6 +36,7 @@ class Seed:
     command: str | None
     note: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    codes: tuple[str, ...] = ()  # that trained and measured: one, unless it changed in between
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class Outcome:
             "title": table.title,
             "note": table.note,
             "scale": self.scale,
+            "code": code(),
             "warning": INCOMPARABLE[self.scale] or None,
             "cells": self.rows,
         }
@@ -193,6 +196,7 @@ class Outcome:
             command,
             None if made is None else made.get("note"),
             {} if run is None else run["environment"],
+            () if made is None else tuple(sorted({*found.trained_by(want.training), found.made_by(made)})),
         )
         if made is not None:
             self._known[at] = seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -19,6 +20,9 @@ from fedssl.reproduce.plan import Measure, Training
 from fedssl.reproduce.work import LOG
 
 PATIENCE = 30.0  # seconds that a process has to save its run in
+WORKER = [sys.executable, "-c", "from fedssl.reproduce.work import main; main()"]
+
+STOPPED = "stopped"
 
 
 def devices(asked: torch.device) -> list[str]:
@@ -61,15 +65,20 @@ class Pool:
             except queue.Empty:
                 break
             self.running[training] = time.monotonic()
-            problems = self._ask(device, training, measures)
+            try:
+                problems = self._ask(device, training, measures)
+            except OSError as problem:  # no process can be had: memory or descriptors have run out
+                problems = dict.fromkeys((measure.file for measure in measures), f"no process to train in: {problem}")
             del self.running[training]
             self.ended.put((training, problems))
         if device in self._processes:
-            _end(self._processes.pop(device))
+            self._end(device)
 
     def _ask(self, device: str, training: Training, measures: Sequence[Measure]) -> dict[str, str]:
         """What went wrong; a process that dies takes no other training with it."""
         process = self._processes.get(device) or self._begin(device)
+        if self._stopped:  # before it had begun, so that nobody has told it
+            return dict.fromkeys((measure.file for measure in measures), STOPPED)
         job = {
             "name": training.name,
             "changes": dict(training.changes),
@@ -88,33 +97,47 @@ class Pool:
             process.stdin.write(json.dumps(job) + "\n")
             process.stdin.flush()
         answer = process.stdout.readline()
-        if answer:
+        if answer.endswith("\n"):
             return dict(json.loads(answer))
-        _end(self._processes.pop(device))
-        said = f"its process ended with code {process.returncode}; {training.folder / LOG} has what it said"
-        return dict.fromkeys((measure.file for measure in measures), "stopped" if self._stopped else said)
+        self._end(device)
+        said = STOPPED if self._stopped else _how_it_died(process.returncode, training.folder / LOG)
+        return dict.fromkeys((measure.file for measure in measures), said)
 
     def _begin(self, device: str) -> subprocess.Popen[str]:
-        command, pipe = [sys.executable, "-c", "from fedssl.reproduce.work import main; main()"], subprocess.PIPE
+        pipe = subprocess.PIPE
         # A session of its own: Ctrl-C reaches it through stop(), once.
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        process = subprocess.Popen(WORKER, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
         self._processes[device] = process
         return process
 
+    def _end(self, device: str) -> None:
+        """Without a standard input it ends; until it has, stop() knows of it."""
+        process = self._processes[device]
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        process.wait()
+        del self._processes[device]
+
     def stop(self) -> None:
-        """End all trainings after saving what they have."""
+        """End all trainings after saving what they have; who takes longer than PATIENCE is killed, with all that it
+        has begun itself. What a run has saved is whole at any moment."""
         self._stopped = True
-        for process in list(self._processes.values()):
-            process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + PATIENCE
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        try:
+            for process in list(self._processes.values()):
+                process.terminate()  # which work.py hears as Ctrl-C; one that still imports ends without a word
+            deadline = time.monotonic() + PATIENCE
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        finally:  # also if somebody loses patience before
+            for process in list(self._processes.values()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Without a standard input it ends."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-    process.wait()
+def _how_it_died(code: int, log: Path) -> str:
+    how = f"ended with code {code}" if code >= 0 else f"was killed ({signal.Signals(-code).name})"
+    memory = ", as it is where memory runs out" if code == -signal.SIGKILL else ""
+    return f"its process {how}{memory}; {log} has what it said, and the same command goes on with it"

@@ -23,6 +23,7 @@ from fedssl.data.progress import say_on_stderr
 from fedssl.drive import Interrupted
 from fedssl.errors import ConfigError, FedsslError
 from fedssl.lock import locked
+from fedssl.provenance import code
 from fedssl.reproduce import found
 from fedssl.run import Run, run
 from fedssl.tables import LOGGED
@@ -57,11 +58,13 @@ def _measure_all(job: Job, folder: Path) -> dict[str, str]:
             begun = time.perf_counter()
             try:
                 value = _measured(folder, job, measure)
+            except Interrupted:  # of a probe that trains
+                raise
             except Exception as problem:
                 problems[measure["file"]] = _sentence(problem)
                 continue
             said = {"experiment": job["key"], "probe": measure["probe"], "settings": measure["settings"]}
-            took = {"on": measure["on"], "seconds": round(time.perf_counter() - begun, 1)}
+            took = {"on": measure["on"], "code": code(), "seconds": round(time.perf_counter() - begun, 1)}
             found.keep(folder, measure["file"], said | took | value)
     return problems
 
@@ -72,7 +75,7 @@ def _measured(folder: Path, job: Job, measure: dict[str, Any]) -> dict[str, Any]
         read: Callable[..., float | None] = {"rounds-to": rounds_to, "divergence": divergence}[measure["probe"]]
         return {"value": read(at.rounds, **measure["settings"])}
     score = at.evaluate(measure["probe"], measure["on"], **measure["settings"])
-    return {"value": score.mean, "note": score.note, "models": dict(score)}
+    return {"value": score.mean} | score.details()
 
 
 def rounds_to(rounds: list[dict[str, Any]], target: float) -> int | None:
@@ -99,17 +102,17 @@ def main() -> None:
     """Answers go where standard output went; whatever else is printed goes to the log of the training."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code()  # of now: files may be edited while this runs
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
-    while line := jobs.get():
-        job: Job = json.loads(line)
-        try:
+    try:
+        while line := jobs.get():
+            job: Job = json.loads(line)
             _log_to(Path(job["folder"]))
-            problems = work(job)
-        except (Interrupted, KeyboardInterrupt) as stopped:
-            say_on_stderr(str(stopped) or "stopped while measuring")
-            return
-        print(json.dumps(problems), file=answers, flush=True)
+            print(json.dumps(work(job)), file=answers, flush=True)
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        say_on_stderr(str(stopped) or "stopped")
+        os._exit(0)  # not by way of the interpreter's end, which cannot be had while a thread reads standard input
 
 
 def _listen(jobs: queue.SimpleQueue[str]) -> None:

@@ -3,6 +3,7 @@
 Plain data, which knows nothing of experiments. One TOML file per paper; the tables of fedema.toml are fedema-1, …
 
     paper = "FedEMA"
+    note = "…"                    # of all its tables that can be had; may be left out
 
     [fedema-4]
     place = "Table 4"             # as recipes cite it; several tables may be parts of one figure
@@ -107,18 +108,19 @@ def tables() -> Mapping[str, Table]:
 
 def read(file: Mapping[str, Any]) -> dict[str, Table]:
     """The tables in a file."""
-    paper = file["paper"]
-    return {name: _table(name, paper, said) for name, said in file.items() if name != "paper"}
+    paper, note = file["paper"], file.get("note", "")
+    return {name: _table(name, paper, note, said) for name, said in file.items() if name not in ("paper", "note")}
 
 
-def _table(name: str, paper: str, said: Mapping[str, Any]) -> Table:
+def _table(name: str, paper: str, note: str, said: Mapping[str, Any]) -> Table:
     surplus = set(said) - {"title", "note", "columns", "rows", *_MAY_SAY}
     if surplus:
         raise ValueError(f"{name}: unknown {', '.join(sorted(surplus))}")
     cells = tuple(cell for row in said["rows"] for cell in _row(name, row, said))
     if len({(cell.row, cell.column) for cell in cells}) < len(cells):
         raise ValueError(f"{name}: two rows of one name")
-    return Table(name, paper, said["place"], said["title"], cells, said.get("note", ""))
+    notes = [said.get("note", ""), note if any(cell.cannot is None for cell in cells) else ""]
+    return Table(name, paper, said["place"], said["title"], cells, " ".join(filter(None, notes)))
 
 
 def _row(table: str, row: list[Any], said: Mapping[str, Any]) -> Iterator[Cell]:

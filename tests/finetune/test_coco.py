@@ -13,7 +13,9 @@ from shapes import CATEGORIES, write_annotations, write_shapes
 
 from fedssl.errors import ConfigError, DataError
 from fedssl.finetune.coco import Coco, read_coco
+from fedssl.finetune.detection import Task, _read
 from fedssl.finetune.folders import Given, Part, locate
+from fedssl.finetune.settings import DetectionSettings
 
 SQUARE = [[2, 2, 8, 2, 8, 8, 2, 8]]
 GOOD: dict[str, Any] = {"id": 5, "image_id": 1, "category_id": 7, "bbox": [2, 2, 6, 6], "segmentation": SQUARE}
@@ -130,6 +132,57 @@ def test_files_that_are_no_annotations(tmp_path: Path, text: str, told: str) -> 
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=told):
         read_coco(tmp_path / "a.json", tmp_path)
+
+
+def categories(tmp_path: Path, *entries: dict[str, Any]) -> dict[int, str]:
+    """What is read of these, in a file with one image and no objects."""
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    images = [{"id": 1, "file_name": "a.png", "width": 4, "height": 4}]
+    (tmp_path / "a.json").write_text(json.dumps({"images": images, "annotations": [], "categories": entries}))
+    return read_coco(tmp_path / "a.json", tmp_path).categories
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ({"id": 7}, r"a\.json: category 7 has no name: give it one"),
+        ({"id": 7, "name": ""}, "category 7 has no name"),
+        ({"id": 7, "name": None}, "category 7 has no name"),
+        ({"name": "square"}, "an entry has no 'id'"),
+        ({"id": 3, "name": "square"}, "two categories of one id, 3"),
+    ],
+)
+def test_categories_that_cannot_be_told_apart(tmp_path: Path, entry: dict[str, Any], told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        categories(tmp_path, {"id": 3, "name": "circle"}, entry)
+
+
+def test_categories_of_one_name_are_told_by_number(tmp_path: Path) -> None:
+    entries = [{"id": 1, "name": "car"}, {"id": 0, "name": "car"}, {"id": 2, "name": "bus"}]
+    assert categories(tmp_path, *entries) == {0: "car (0)", 1: "car (1)", 2: "bus"}
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({7: "star"}, '7 is "square" in the first and "star" in the second'),
+        ({7: None}, '7 is "square" in the first and none in the second'),
+        ({99: "x"}, '99 is none in the first and "x" in the second'),
+    ],
+)
+def test_what_is_measured_on_has_the_categories_that_were_learned(
+    tmp_path: Path, other: dict[int, str | None], told: str
+) -> None:
+    """By number and by name: a detector that calls squares 7 is not right about stars that are."""
+    for part in ("train", "val"):
+        write_shapes(tmp_path, part, 1, size=32)
+    train, val = (locate(part, tmp_path, Given()) for part in ("train", "val"))
+    body = json.loads(val.annotations.read_text())
+    changed = {number: name for number, name in (CATEGORIES | other).items() if name is not None}
+    entries = [{"id": number, "name": name} for number, name in changed.items()]
+    val.annotations.write_text(json.dumps(body | {"categories": entries, "annotations": []}))
+    with pytest.raises(ConfigError, match=told):
+        _read(Task(None, train, val, DetectionSettings()), print)  # type: ignore[arg-type]
 
 
 def test_cocos_own_layout(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from fedssl import nets
 from fedssl.errors import ConfigError, RunError
 from fedssl.finetune.checkpoints import Checkpoints
+from fedssl.finetune.detection import load
 from fedssl.finetune.maskrcnn import check, sizes
 from fedssl.finetune.settings import DetectionSettings
 from fedssl.finetune.start import find, read_start
@@ -53,6 +54,11 @@ def test_an_untrained_backbone_is_drawn_from_the_seed(tmp_path: Path) -> None:
 def test_backbones_that_do_not_do(tmp_path: Path, backbone: str, channels: int, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         read_start(export(tmp_path / "b.safetensors", backbone, channels=channels))
+
+
+def test_a_backbone_is_no_detector(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"b\.safetensors is a backbone, not a detector"):
+        load(export(tmp_path / "b.safetensors"))
 
 
 def test_files_that_are_no_backbone(tmp_path: Path) -> None:

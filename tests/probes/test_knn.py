@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedssl.probes import Labelled, knn
-from fedssl.probes.knn import accuracy, knn_predict
+from fedssl.probes import Labelled, knn_predict
 
 
 def random_set(n: int, seed: int, classes: int = 4, dim: int = 5) -> Labelled:
@@ -57,21 +56,18 @@ def test_nearer_neighbours_outvote_more_of_them() -> None:
     assert knn_predict(train, query, 3, 1.0).tolist() == [1]
 
 
-def test_accuracy_in_percent() -> None:
-    assert accuracy(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 0])) == 75.0
-
-
 def test_classes_apart_are_told_apart() -> None:
     labels = torch.arange(40) % 4
     features = torch.eye(4)[labels] + 0.01 * torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    assert knn(Labelled(features[:20], labels[:20]), Labelled(features[20:], labels[20:]), k=3) == 100.0
+    assert torch.equal(knn_predict(Labelled(features[:20], labels[:20]), features[20:], 3, 0.1), labels[20:])
 
 
-def test_a_class_nobody_showed_is_never_right() -> None:
-    train = Labelled(torch.eye(2), torch.tensor([0, 1]))
-    assert knn(train, Labelled(torch.eye(2), torch.tensor([5, 1])), k=1) == 50.0
+def test_a_class_nobody_showed_is_never_said() -> None:
+    train = Labelled(torch.eye(3), torch.tensor([0, 3, 3]))
+    assert knn_predict(train, torch.eye(3), 1, 0.1).tolist() == [0, 3, 3]
 
 
 def test_chance_stays_chance() -> None:
-    score = knn(random_set(800, 0), random_set(800, 1), k=20)
-    assert score == pytest.approx(25, abs=6)
+    test = random_set(800, 1)
+    right = knn_predict(random_set(800, 0), test.features, 20, 0.1) == test.labels
+    assert float(right.double().mean()) == pytest.approx(0.25, abs=0.06)

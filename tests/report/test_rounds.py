@@ -9,6 +9,7 @@ import pytest
 
 from fedssl.federate import Round
 from fedssl.guard import Report
+from fedssl.provenance import code
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.train import Metrics
 
@@ -28,6 +29,7 @@ def test_a_record_by_hand() -> None:
         "knn_common": None,
         "seconds": 8.0,
         "images_per_s": 5.0,
+        "code": code(),
     }
     assert clients[0] == {
         "client": "a",

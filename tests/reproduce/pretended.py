@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fedssl.provenance import code
 from fedssl.reproduce import found
 from fedssl.reproduce.outcome import Outcome, Where
 from fedssl.reproduce.plan import Want, wants
@@ -24,12 +25,15 @@ def outcome(root: Path, *cells: Cell, seeds: int = 3, scale: str = "paper", aske
     return Outcome(table, scale, planned, seeds, asked or cells, Where(root, Path("data"), "cpu"))
 
 
-def pretend(want: Want, value: float | None, version: str = "1") -> None:
-    """As if it had been trained and measured."""
+def pretend(want: Want, value: float | None, version: str = "1", trained: str = "", measured: str = "") -> None:
+    """As if it had been trained and measured, by the code of today or by some other."""
     training, measure = want.training, want.measure
     assert training is not None
     assert measure is not None
     (training.folder / "measures").mkdir(parents=True, exist_ok=True)
-    results = {"experiment": training.key, "environment": {"fedssl": version, "device": "cpu"}}
+    results = {
+        "experiment": training.key,
+        "environment": {"fedssl": version, "code": trained or code(), "device": "cpu"},
+    }
     (training.folder / "results.json").write_text(json.dumps(results))
-    found.keep(training.folder, measure.file, {"experiment": training.key, "value": value})
+    found.keep(training.folder, measure.file, {"experiment": training.key, "code": measured or code(), "value": value})

@@ -10,6 +10,7 @@ import torch
 from pretended import BAD, GOOD, PRIVATE, outcome, pretend
 
 import fedssl
+from fedssl.provenance import code
 from fedssl.reproduce import _todo, _wants
 from fedssl.reproduce.markdown import against, figure, markdown
 from fedssl.reproduce.outcome import Outcome, Result
@@ -106,7 +107,8 @@ def test_it_is_said_if_versions_differ(tmp_path: Path) -> None:
     made = outcome(tmp_path, GOOD, seeds=2)
     for want, version in zip(made.wanted, "12", strict=True):
         pretend(want, 78.0, version)
-    assert "Not all of these were made alike: fedssl 1, device cpu; fedssl 2, device cpu" in markdown(made)
+    ways = "; ".join(f"fedssl {version}, code {code()}, device cpu" for version in "12")
+    assert f"\nNot all of these were made alike: {ways}.\n" in markdown(made)
 
 
 def test_a_target_that_is_never_reached_is_no_failure(tmp_path: Path) -> None:

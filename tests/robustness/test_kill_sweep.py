@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedssl.experiment import load
+from fedssl.provenance import code
 from fedssl.reproduce.plan import wants
 from fedssl.reproduce.pool import Pool, devices
 from fedssl.reproduce.work import work
@@ -103,7 +104,9 @@ def test_work_leaves_what_it_found_and_does_it_once(federation: Any) -> None:
     assert list(problems) == ["bad-0.json"]
     assert "labels" in problems["bad-0.json"]
     found = json.loads((folder / "measures/knn-0.json").read_text())
-    assert found["experiment"] == key
+    assert (found["experiment"], found["code"]) == (key, code())
+    by_class = json.loads((folder / "classes.json").read_text())["table"]["this run"]["knn"]
+    assert {key: found[key] for key in by_class} == by_class
     assert found["value"] == json.loads((folder / "results.json").read_text())["table"]["this run"]["knn"]["mean"]
     stamp = os.stat(folder / "measures/knn-0.json").st_mtime_ns
     work(job)
@@ -131,9 +134,42 @@ def test_a_training_whose_process_dies_takes_no_other_with_it(federation: Any) -
     os.kill(worker, signal.SIGKILL)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "its process ended with code -9" in said
+    assert "its process was killed (SIGKILL)" in said
     assert len(_trained(root)) == 1
     assert sorted(value is None for (value,) in _values(federation, "died").values()) == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["importing", "training"])
+def test_ctrl_c_ends_all_of_it_and_the_same_command_goes_on(federation: Any, moment: str) -> None:
+    """While the process that trains begins, or in the middle of the second training."""
+    root = federation.root / "stopped"
+    process = subprocess.Popen(
+        _command(federation, "stopped"), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not _worker(process.pid):
+        assert process.poll() is None
+        time.sleep(0.01)
+    if moment == "training":
+        while len([*root.glob("*/rounds.jsonl")]) < 2:
+            assert process.poll() is None
+            time.sleep(0.01)
+    (worker,) = _worker(process.pid)
+    done = {path: path.stat().st_mtime_ns for path in _trained(root)}
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "fedssl: stopped; what is trained is saved, and the same command goes on"
+    assert not Path(f"/proc/{worker}").exists()
+    logs = "".join(log.read_text() for log in root.glob("*/log.txt"))
+    assert not any(word in said + logs for word in ("Traceback", "Fatal"))
+    if moment == "training":
+        assert len(done) == 1
+        assert "stopped after round" in logs
+    subprocess.run(_command(federation, "stopped"), check=True, capture_output=True)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    subprocess.run(_command(federation, "whole"), check=True, capture_output=True)
+    assert _values(federation, "stopped") == _values(federation, "whole")
 
 
 @pytest.mark.slow

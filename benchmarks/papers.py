@@ -1,0 +1,101 @@
+"""Published settings on real images, side by side.
+
+    python -m benchmarks.papers GROUP [--data-dir data] [--only NAME …] [--seed 0] [--out results/GROUP]
+
+`cifar10-short`: CIFAR-10, five clients of two classes each, ResNet-18, 100 rounds of one local epoch, a fifth of the
+papers' budget, all else as FedEMA's recipes have it: each algorithm beside FedAvg with the same method.
+`cifar10`: FedEMA, FedBYOL and FedU on the same images with the whole budget, five local epochs.
+`fashion-mnist`: CCL beside FedSimCLR, images dealt at random or two classes each, and beside MoCo in one place, as
+CCL's recipes train but for 30 rounds of one epoch.
+
+kNN every five rounds, a linear probe at the end; divergence, and what else an algorithm notes, is in rounds.jsonl. Of
+each run its experiment.toml, rounds.jsonl and results.json are kept; those finished are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fedssl
+
+
+class Case(NamedTuple):
+    """A recipe, and what is changed in it."""
+
+    recipe: str
+    changes: Mapping[str, Any] = {}
+
+
+BRIEFLY = {"rounds": 30}
+GROUPS: dict[str, dict[str, Case]] = {
+    "cifar10-short": {
+        "fedbyol": Case("fedbyol-cifar10-noniid-short"),
+        "fedema": Case("fedema-cifar10-noniid-short"),
+        "fedema-global": Case("fedema-cifar10-noniid-short", {"algorithm.divergence": "global"}),
+        "fedu": Case("fedbyol-cifar10-noniid-short", {"algorithm.name": "fedu", "algorithm.mu": 0.2}),
+        "fedsimclr": Case("fedsimclr-cifar10-noniid-short"),
+        "fedca": Case("fedsimclr-cifar10-noniid-short", {"algorithm.name": "fedca"}),
+        "featarc": Case("fedsimclr-cifar10-noniid-short", {"algorithm.name": "featarc"}),
+        "fedmocov1": Case("fedmocov1-cifar10-noniid-short"),
+        "fedmocov2": Case("fedmocov2-cifar10-noniid-short"),
+        "ccl": Case("fedmocov2-cifar10-noniid-short", {"algorithm.name": "ccl"}),
+        "fedsimsiam": Case("fedsimsiam-cifar10-noniid-short"),
+    },
+    "cifar10": {
+        "fedema": Case("fedema-cifar10-noniid"),
+        "fedbyol": Case("fedbyol-cifar10-noniid"),
+        "fedu": Case("fedu-cifar10-noniid"),
+    },
+    "fashion-mnist": {
+        "ccl-iid": Case("ccl-fmnist-iid-short", BRIEFLY),
+        "ccl-noniid": Case("ccl-fmnist-noniid1-short", BRIEFLY),
+        "fedsimclr-iid": Case("ccl-fedsimclr-fmnist-iid-short", BRIEFLY),
+        "fedsimclr-noniid": Case("ccl-fedsimclr-fmnist-noniid1-short", BRIEFLY),
+        "moco-centralized": Case("ccl-moco-centralized-fmnist-short", BRIEFLY),
+    },
+}
+FIXED = {"probe.every": 5, "probe.beside": [], "train.checkpoint_every": 10**6}
+KEPT = ("experiment.toml", "rounds.jsonl", "results.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("group", choices=list(GROUPS))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--only", nargs="*", metavar="NAME")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="results/GROUP if not given")
+    parser.add_argument("--rounds", type=int, help="to try it out")
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+    group = GROUPS[args.group]
+    if unknown := set(args.only or ()) - set(group):
+        parser.error(f"{args.group} has no {', '.join(sorted(unknown))}; it has {', '.join(group)}")
+    for name in args.only or group:
+        folder = (args.out or Path("results", args.group)) / f"{name}-seed{args.seed}"
+        if (folder / "results.json").is_file():
+            continue
+        begun = time.perf_counter()
+        results = run(group[name], folder, args)
+        measured = {probe: score["mean"] for probe, score in results["table"]["this run"].items()}
+        print(f"{name}: {measured}, {time.perf_counter() - begun:.0f} s in all", flush=True)
+
+
+def run(case: Case, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    changes = {**FIXED, "seed": args.seed, **case.changes, **({"rounds": args.rounds} if args.rounds else {})}
+    with tempfile.TemporaryDirectory() as scratch:
+        directory, place = Path(scratch) / "run", {"data_dir": args.data_dir, "device": args.device}
+        finished = fedssl.run(case.recipe, directory, quiet=True, set=changes, **place)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in KEPT:
+            (folder / file).write_bytes((finished.dir / file).read_bytes())
+        return finished.results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Which code made a figure: a digest of the package's source, so that figures of different code can be told apart.
+
+A version number does not change while somebody works on a clone. The digest does with every statement that may decide a
+figure, and with nothing else: comments, docstrings and layout are no part of it, nor are the parts of the package that
+only tell. Plugins are not covered.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import fedssl
+
+UNKNOWN = "unknown"  # the code of figures made before digests were kept
+TELLING = (
+    "analysis",
+    "cli",
+    "cli_finetune",
+    "cli_flower",
+    "cli_tables",
+    "combinations",
+    "doctor",
+    "recipes",
+    "report",
+    "tables",
+)
+
+
+@cache
+def code() -> str:
+    """Eight hexadecimal digits for the fedssl that runs."""
+    return digest(Path(fedssl.__file__).parent)
+
+
+def digest(package: Path) -> str:
+    whole = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        name = file.relative_to(package)
+        if name.with_suffix("").parts[0] not in TELLING:
+            whole.update(f"{name.as_posix()}\n{statements(file.read_text('utf-8'))}\n".encode())
+    return whole.hexdigest()[:8]
+
+
+def statements(source: str) -> str:
+    """Source without comments, docstrings and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    return ast.unparse(tree)

@@ -1,0 +1,139 @@
+"""Scores without labels beside accuracy: ranks by hand and by scipy, which runs are compared, what is read of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedssl
+from fedssl.analysis import analyse
+from fedssl.analysis.ranks import by_chance, ranks, spearman
+from fedssl.analysis.scores import accuracies_of, correlations, lines, row
+from fedssl.errors import ConfigError
+
+Go = Callable[..., fedssl.Run]
+
+
+def test_ranks_and_ties() -> None:
+    """5 is third; the two 2s share places 1 and 2."""
+    assert ranks([2.0, 5.0, 2.0]).tolist() == [1.5, 3.0, 1.5]
+
+
+def test_spearman_by_hand() -> None:
+    """Ranks 1 2 3 4 and 1 3 2 4: differences 0 1 1 0, 1 − 6·2 / (4·15) = 0.8."""
+    assert spearman([1, 20, 300, 4000], [0.1, 0.3, 0.2, 0.4]) == pytest.approx(0.8)
+    assert spearman([1, 2, 3], [9, 8, 0]) == pytest.approx(-1)
+    assert spearman([1, 2], [1, 2]) is None
+    assert spearman([1, 1, 1], [1, 2, 3]) is None
+
+
+def test_against_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    draw = np.random.default_rng(0)
+    for n in (3, 5, 40):
+        x, y = draw.integers(0, 6, n).astype(float).tolist(), draw.normal(size=n).tolist()
+        assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert by_chance(x, y) == pytest.approx(stats.spearmanr(x, y).pvalue, abs=0.02)  # of 40: Student's t is near
+
+
+def test_how_easily_it_comes_by_chance() -> None:
+    """Of three, 2 of 6 orders are perfect one way or the other; of four, 2 of 24, and 8 have at least ρ = ±0.8: 2
+    with ±1 and 3 neighbours exchanged each way. Of many, a sample: a perfect order is hardly ever drawn."""
+    assert by_chance([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 6)
+    assert by_chance([1, 2, 3, 4], [1, 2, 3, 4]) == pytest.approx(2 / 24)
+    assert by_chance([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(8 / 24)
+    many = [float(i) for i in range(20)]
+    assert 0 < by_chance(many, many) < 0.001
+
+
+def experiment(**changes: Any) -> dict[str, Any]:
+    plain = {"data": {"name": "cifar10"}, "method": {"name": "byol", "backbone": "resnet18"}, "train": {"batch": 128}}
+    return {key: value | changes.get(key, {}) for key, value in plain.items()}
+
+
+def client(rank: float | None, **more: Any) -> dict[str, Any]:
+    return {"client": "0", "dropped": None, "effective_rank": rank, **more}
+
+
+def test_a_run_by_hand() -> None:
+    """The last two of three rounds, clients with a rank of 2, 4 and 9: 5 on average; one was dropped, and has none."""
+    rounds = [
+        {"clients": [client(100.0)]},
+        {"clients": [client(2.0, alignment=None), {"client": "1", "dropped": "too late"}]},
+        {"clients": [client(4.0), client(9.0)]},
+    ]
+    found = row("a", experiment(), rounds, {"knn": 50.0, "semi": 7.0}, last=2)
+    assert found == {
+        "run": "a",
+        "setting": "cifar10, resnet18, batches of 128",
+        "method": "byol",
+        "scores": {"effective_rank": 5.0},
+        "accuracies": {"knn": 50.0},
+    }
+    other = experiment(data={"name": "npz", "path": "there/cifar10.npz", "holdout": 500})
+    assert row("b", other, rounds, {})["setting"] == "cifar10, 500 held out, resnet18, batches of 128"
+
+
+def some(method: str, rank: float, knn: float, **more: Any) -> dict[str, Any]:
+    made = row("r", experiment(method={"name": method}, **more), [{"clients": [client(rank)]}], {"knn": knn})
+    return {**made, "run": f"{method}{rank}"}
+
+
+def test_only_what_is_comparable_is_compared() -> None:
+    """Across methods ranks 1 2 3 4 5 go with 3 2 1 4 5 (ρ = 0.6), within one 1 2 3 with 3 2 1 (ρ = −1); two of the
+    other are too few to be told by themselves, and another batch is another setting."""
+    rows = [some("byol", 1, 30), some("byol", 2, 20), some("byol", 3, 10), some("simclr", 4, 40), some("simclr", 5, 50)]
+    rows.append(some("byol", 99, 0, train={"batch": 64}))
+    found = list(correlations(rows))
+    assert [(c["setting"][-3:], c["method"], c["runs"]) for c in found] == [
+        ("128", None, 5),
+        ("128", "byol", 3),
+        (" 64", "byol", 1),
+    ]
+    assert [c["rho"] for c in found] == [pytest.approx(0.6), pytest.approx(-1), None]
+    assert [line[3:5] for line in lines(found)] == [["5", "+0.60"], ["3", "−1.00"], ["1", "too few or equal"]]
+    assert list(correlations([{**rows[0], "accuracies": {}}])) == []
+
+
+def test_runs_are_read_and_drawn(go: Go) -> None:
+    runs = [go(f"r{i}", **{"train.lr": 0.01 * (i + 1)}) for i in range(3)]
+    done = analyse("scores", runs, last=1)
+    first, last = done.found["runs"][0], runs[0].rounds[-1]["clients"]
+    assert first["scores"]["uniformity"] == pytest.approx(sum(c["uniformity"] for c in last) / 3)
+    assert first["accuracies"] == {"knn": runs[0].results["table"]["this run"]["knn"]["mean"]}
+    assert {c["score"] for c in done.found["correlations"]} == {*first["scores"]}
+    assert {c["runs"] for c in done.found["correlations"]} == {3}
+    assert "less is better" in str(done.summary.rows)
+    assert done.png.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_cell_of_a_table_brings_its_linear_probe(go: Go) -> None:
+    """One measurement of this very experiment on its own images; two of them would leave it open which."""
+    run = go()
+    knn = {"knn": run.results["table"]["this run"]["knn"]["mean"]}
+    (run.dir / "measures").mkdir()
+
+    def cell(name: str, **more: Any) -> None:
+        said = {"experiment": run.experiment.hash(), "on": None, "value": 61.0} | more
+        (run.dir / "measures" / f"linear-{name}.json").write_text(json.dumps(said))
+
+    cell("a", experiment="0" * 64)
+    cell("b", on="stl10")
+    assert accuracies_of(run) == knn
+    cell("c")
+    assert accuracies_of(run) == {"linear": 61.0} | knn
+    cell("d", value=62.0)
+    assert accuracies_of(run) == knn
+
+
+def test_nothing_to_compare(go: Go) -> None:
+    run = go()
+    (run.dir / "results.json").unlink()
+    told: list[str] = []
+    with pytest.raises(ConfigError, match="no run has both a score and a final accuracy"):
+        analyse("scores", [run], say=told.append)
+    assert told == ["run has no final accuracy, and does not count: it is not finished, or had no labels"]

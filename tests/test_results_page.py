@@ -1,0 +1,81 @@
+"""The page of results: what is said once of runs that are alike, what has a column where they are not."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "make_results.py"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> dict[str, Any]:
+    """The script's functions, reading results in tmp_path."""
+    found = runpy.run_path(str(SCRIPT))
+    found["page"].__globals__["RESULTS"] = tmp_path
+    return found
+
+
+def write(folder: Path, rounds: int = 1, epochs: int = 1, rank: float = 1.0, knn: float = 50.0) -> None:
+    folder.mkdir(parents=True)
+    experiment = f"""seed = 0
+rounds = {rounds}
+[data]
+name = "cifar10"
+[method]
+name = "byol"
+backbone = "resnet18"
+[algorithm]
+name = "fedavg"
+[train]
+epochs = {epochs}
+batch = 128
+"""
+    (folder / "experiment.toml").write_text(experiment)
+    client = {"client": "0", "dropped": None, "effective_rank": rank}
+    lines = [{"round": i + 1, "knn": knn, "clients": [client]} for i in range(rounds)]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results = {"environment": {"device": "cuda: H200"}, "table": {"this run": {"knn": {"mean": knn}}}}
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+def said(script: dict[str, Any]) -> str:
+    return "\n".join(line for name, runs in script["groups"]() for line in script["group"](name, runs))
+
+
+def test_what_runs_have_in_common_is_said_once(script: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "g" / "a")
+    write(tmp_path / "g" / "b")
+    (tmp_path / "g" / "unfinished").mkdir()
+    (tmp_path / "g" / "unfinished" / "rounds.jsonl").write_text("")
+    text = said(script)
+    assert "\nresnet18, 1 round × 1 epoch, H200. Accuracy in percent.\n" in text
+    assert "| run |  | kNN | linear |" in text
+    assert "| a | byol × fedavg, seed 0 | 50.0 |  |" in text
+
+
+def test_what_differs_has_a_column(script: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "g" / "a", rounds=2)
+    write(tmp_path / "g" / "b", rounds=1200, epochs=5)
+    text = said(script)
+    assert "\nresnet18, H200. Accuracy in percent.\n" in text
+    assert "| run |  | length | kNN | linear |" in text
+    assert "| a | byol × fedavg, seed 0 | 2 rounds × 1 epoch | 50.0 |  |" in text
+    assert "| b | byol × fedavg, seed 0 | 1,200 rounds × 5 epochs | 50.0 |  |" in text
+
+
+def test_scores_of_all_runs_whatever_folder_they_are_in(script: dict[str, Any], tmp_path: Path) -> None:
+    """Ranks 1 2 3 with 30 20 10: ρ = −1, as in 2 of 6 orders."""
+    for folder, rank in (("g/a", 1.0), ("g/b", 2.0), ("h/a", 3.0)):
+        write(tmp_path / folder, rank=rank, knn=40 - 10 * rank)
+    text = "\n".join(script["label_free"]())
+    assert (
+        "| cifar10, resnet18, batches of 128, byol | effective_rank (more is better) | kNN | 3 | −1.00 | 33.3% |"
+        in text
+    )
+    assert "Over the runs above, 3 runs in all" in text
+    assert "alignment is in 0" in text
