@@ -72,8 +72,7 @@ class Field:
         write_app(started.folder / "app", "tiny", experiment, config)
 
     def begin(self) -> None:
-        named = {config["client-id"]: config for config in self.configs}
-        self.address = gather(self.started, named, lambda line: None)
+        self.address = gather(self.started, self.configs, lambda line: None)
 
     def submit(self) -> subprocess.Popen[bytes]:
         return self.started.start("run", "flwr", "run", str(self.started.folder / "app"), CONNECTION, "--stream")
