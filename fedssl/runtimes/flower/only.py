@@ -56,9 +56,10 @@ def write_programs(folder: Path, agreed: str) -> Path:
     return folder
 
 
-def environment(programs: Path, given: Mapping[str, str]) -> dict[str, str]:
+def environment(programs: Path | None, given: Mapping[str, str]) -> dict[str, str]:
     """Of a process of Flower's: `programs` come first, Flower's own are found, and nothing is told to anybody."""
-    path = (str(programs), str(Path(sys.executable).parent), given.get("PATH", os.defpath))
+    first = [] if programs is None else [str(programs)]
+    path = [*first, str(Path(sys.executable).parent), given.get("PATH", os.defpath)]
     return {**given, **QUIET, "PATH": os.pathsep.join(path)}
 
 

@@ -39,7 +39,7 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.bin = folder / "bin"  # first on the PATH; empty, unless there is an app that alone may be run
+        self.programs: Path | None = None  # first on the PATH, if there is an app that alone may be run
         self.home.mkdir(parents=True, exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
         make_certificates(folder / "keys")
@@ -47,11 +47,11 @@ class Processes:
 
     def only(self, app: Path) -> None:
         """What is started from now on runs this app and no other."""
-        only.write_programs(self.bin, only.fingerprint(app))
+        self.programs = only.write_programs(self.folder / "bin", only.fingerprint(app))
 
     def environment(self) -> dict[str, str]:
         mine = {"FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
-        return only.environment(self.bin, os.environ) | mine
+        return only.environment(self.programs, os.environ) | mine
 
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"

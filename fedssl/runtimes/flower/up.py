@@ -28,7 +28,7 @@ Config = Mapping[str, str | int]  # of a node, or of the app
 LOOK = 0.5  # seconds between looks at the rounds log
 NOTES = (
     "telemetry, update check and installation of packages at run time are off; TLS and node authentication are on",
-    "other users of this machine can reach the SuperLink and stop the run, but have nothing run except this app",
+    "other users of this machine can reach the SuperLink and disturb the run; no code but this app's is run for them",
 )
 OURS = re.compile(r"refused a node|\d+ of \d+ clients have joined|going on without")  # what a server says of joining
 RAISED = re.compile(r"fedssl\.errors\.\w+: (.*)")
