@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import re
+import shlex
+import shutil
 import signal
 import ssl
 import subprocess
@@ -17,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from fake_grid import Nodes, tiny
 
 import fedssl
@@ -24,6 +29,7 @@ from benchmarks.flower import measure
 from fedssl.errors import RunError
 from fedssl.experiment import Experiment
 from fedssl.report.rounds import read_rounds
+from fedssl.runtimes.flower import only
 from fedssl.runtimes.flower.keys import make_certificates, make_node_key
 from fedssl.runtimes.flower.processes import CONNECTION, Processes, all_of, end_all_of, free_port, processes
 from fedssl.runtimes.flower.template import write_app
@@ -235,6 +241,53 @@ def test_a_strangers_app_is_run_nowhere(nodes: Nodes, started: Processes) -> Non
     assert not list(mark.iterdir())
 
 
+GUIDE = Path(__file__).parents[2] / "docs/how-to/flower.md"
+
+
+def test_the_units_of_the_guide_start(nodes: Nodes, started: Processes) -> None:
+    """With the PATH that systemd gives, which does not have Flower's programs on it; and they run their app only."""
+    link, node = (
+        shlex.split(text.replace("\\\n", " ").removeprefix("ExecStart="))
+        for text in re.findall(r"^ExecStart=(?:.*\\\n)*.*$", GUIDE.read_text(), re.MULTILINE)
+    )
+    app, port, mark = started.folder / "hospitals", str(free_port()), nodes.root / "mark"
+    write_app(app, "tiny", tiny("fedavg", "simclr", clients=2), {})
+    _strangers_app(nodes.root / "strange", mark)
+    for path in (started.folder / "keys").iterdir():
+        shutil.copy(path, started.folder)
+    address = f"127.0.0.1:{port}"
+    connection = {"address": address, "root-certificates": str(started.ca)}
+    (started.home / "config.toml").write_text(tomli_w.dumps({"superlink": {CONNECTION: connection}}))
+
+    def unit(name: str, words: list[str]) -> None:
+        changed = {"8802": port, "fl.example.org:8801": address}
+        words = [changed.get(word, word) for word in words]
+        assert words[0] == "/srv/fedssl/venv/bin/fedssl"
+        environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME": str(nodes.root)}
+        if "PYTHONPATH" in os.environ:
+            environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        environment["FLWR_HOME"] = str(started.home)
+        with started.log(name).open("wb") as log:
+            started.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "fedssl.cli", *words[1:]],
+                cwd=started.folder,
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    unit("superlink", link)
+    started.wait_for(address)
+    started.call("register", "flwr", "supernode", "register", str(make_node_key(started.folder / "north")), CONNECTION)
+    unit("north", node)
+    _until(lambda: _online(started) == ["online"], 60, "the node is there")
+    started.start("strange", "flwr", "run", str(nodes.root / "strange"), CONNECTION, "--stream").wait(100)
+    assert "only the app with SHA-256" in started.log("strange").read_text()
+    assert not list(mark.iterdir())
+    for name in ("superlink", "north"):
+        assert f"SHA-256 {only.fingerprint(app)}, and no other" in started.log(name).read_text()
+
+
 class FleetOnly(BaseHTTPRequestHandler):
     """What a reverse proxy in front of a SuperLink does: passes on the fleet's part, and nothing else."""
 
@@ -327,25 +380,30 @@ def test_up_leaves_nothing_running_and_the_same_command_goes_on(nodes: Nodes) ->
     wanted: dict[str, Any] = {"cwd": nodes.root, "text": True, "start_new_session": True}
 
     first = subprocess.Popen(command, stderr=subprocess.DEVNULL, **wanted)
-    _until(lambda: _rounds(run), 200, "a first round")
-    second = subprocess.run(command, capture_output=True, timeout=100, **wanted)
-    assert second.returncode == 1
+    try:
+        _until(lambda: _rounds(run), 200, "a first round")
+        second = subprocess.run(command, capture_output=True, timeout=100, **wanted)
+        assert first.poll() is None
+        assert all_of(home)
+    finally:
+        _kill(first)
+    assert second.returncode == 4
     assert f"flower is in use by process {first.pid}; nothing was changed" in second.stderr
-    assert first.poll() is None
-    assert all_of(home)
-    _kill(first)
     _until(lambda: not all_of(home), 15, "nothing is left")
 
     done = len(_rounds(run))
     third = subprocess.Popen(command, stderr=subprocess.PIPE, **wanted)
-    _until(lambda: len(_rounds(run)) > done, 200, "another round")
-    third.send_signal(signal.SIGINT)
-    asked = time.monotonic()
-    _, said = third.communicate(timeout=60)
+    try:
+        _until(lambda: len(_rounds(run)) > done, 200, "another round")
+        third.send_signal(signal.SIGINT)
+        asked = time.monotonic()
+        _, said = third.communicate(timeout=60)
+    finally:
+        _kill(third)
     assert time.monotonic() - asked < 15
     assert third.returncode == 130
     assert "; the same command goes on" in said.splitlines()[-1]
-    assert "the server says: 0 of 2 clients have joined" in said
+    assert "the server says: 0 of 2 clients" in said
     assert not all_of(home)
 
     subprocess.run(command, check=True, capture_output=True, timeout=300, **wanted)

@@ -90,14 +90,15 @@ class Processes:
         tls = [str(keys / word) if not word.startswith("--") else word for word in files]
         where = ("--host", HOST, "--port", port)
         self.start("superlink", "flower-superlink", *where, *tls, "--enable-supernode-auth", *more)
-        self._wait_for(address)
+        self.wait_for(address)
         connection = {"address": address, "root-certificates": str(self.ca)}
         (self.home / "config.toml").write_text(
             tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
         )
         return address
 
-    def _wait_for(self, address: str) -> None:
+    def wait_for(self, address: str) -> None:
+        """Until the SuperLink answers there."""
         context = ssl.create_default_context(cafile=str(self.ca))
         host, port = address.split(":")
         end = time.monotonic() + PATIENCE
