@@ -64,7 +64,8 @@ def test_its_readme_says_how_it_is_run_alone_and_what_to_stop(cli: Cli, tmp_path
 
 def test_what_flower_may_tell_others_is_said() -> None:
     assert chatter(QUIET).endswith("are off")
-    assert "FLWR_TELEMETRY_ENABLED=0" in chatter({**QUIET, "FLWR_TELEMETRY_ENABLED": "1"})
+    assert "telemetry may be on: FLWR_TELEMETRY_ENABLED=0 in" in chatter({**QUIET, "FLWR_TELEMETRY_ENABLED": "1"})
+    assert "update check" in chatter({})
 
 
 def test_nothing_is_overwritten(cli: Cli, tmp_path: Path) -> None:
