@@ -86,12 +86,13 @@ def measure(mb: float, rounds: int) -> dict[str, Any]:
             watcher.join()
         lines = list(read_rounds(root / "run/rounds.jsonl"))
         clients = [client for line in lines for client in line["clients"]]
-        training = [client["images"] / client["images_per_s"] for client in clients]
+        sound = [client for client in clients if not client["dropped"]]
+        training = [client["images"] / client["images_per_s"] for client in sound]
         return {
-            "upload_mb": clients[0]["bytes_up"] / 1e6,
+            "upload_mb": sound[0]["bytes_up"] / 1e6 if sound else None,
             "dropped": [client["dropped"] for client in clients if client["dropped"]],
             "seconds_per_round": statistics.median(line["seconds"] for line in lines),
-            "of_that_training": statistics.median(training),
+            "of_that_training": statistics.median(training) if training else None,
             "seconds_in_all": time.monotonic() - begun,
             "peak_mib": dict(found),
         }

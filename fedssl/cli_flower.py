@@ -39,7 +39,8 @@ def init(
 def up(
     name: Name,
     clients: Annotated[
-        int | None, typer.Option(min=1, help="How many SuperNodes; else as the experiment says.")
+        int | None,
+        typer.Option(min=1, help="How many SuperNodes; the experiment's clients are dealt among them. Else one each."),
     ] = None,
     set: Sets = [],  # noqa: B006
     dir: Annotated[Path | None, typer.Option(help="The run directory; goes on where it stands.")] = None,
@@ -53,13 +54,31 @@ def up(
     from fedssl.report.table import print_results
     from fedssl.run import Run, default_dir
 
-    if find_spec("flwr") is None:
-        raise ConfigError('Flower is not installed: pip install "fedssl[flower]"')
+    _need_flower()
     from fedssl.runtimes.flower.up import up as run_here
 
-    changes = dict(map(parse_assignment, set)) | ({"clients": clients} if clients else {})
+    changes = dict(map(parse_assignment, set))
     experiment = load(name, changes)
     title = Path(name).name.removesuffix(".toml")
     folder = dir or default_dir(f"flower-{title}", experiment, bool(changes))
-    run_here(experiment, folder, data_dir, title, device, quiet)
+    run_here(experiment, folder, data_dir, title, device, quiet, clients)
     print_results(Run(folder, data_dir, device))
+
+
+@flower.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def only(
+    app: Annotated[Path, typer.Argument(help="The folder of the app, as `fedssl flower init` wrote it.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND...", help="flower-superlink or flower-supernode, and its options.")
+    ],
+) -> None:
+    """Start a SuperLink or a SuperNode that runs this app and no other, whoever submits what."""
+    _need_flower()
+    from fedssl.runtimes.flower.only import start
+
+    start(app, command)
+
+
+def _need_flower() -> None:
+    if find_spec("flwr") is None:
+        raise ConfigError('Flower is not installed: pip install "fedssl[flower]"')

@@ -499,15 +499,6 @@ def test_a_stranger_is_refused_when_a_run_goes_on(nodes: Nodes) -> None:
     assert any('"x" was not there when the run began' in line for line in said)
 
 
-def test_what_flower_may_tell_others_is_said() -> None:
-    from fedssl.runtimes.flower.app import chatter
-    from fedssl.runtimes.flower.processes import QUIET
-
-    assert chatter(QUIET).endswith("are off")
-    assert "telemetry may be on: FLWR_TELEMETRY_ENABLED=0 in" in chatter({**QUIET, "FLWR_TELEMETRY_ENABLED": "1"})
-    assert "update check" in chatter({})
-
-
 def test_peers_are_relayed_and_it_is_said(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr", **{"topology.name": "cycle"})
     local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import threading
+import time
 from pathlib import Path
 
 from flwr.app import Context
@@ -12,20 +13,9 @@ from flwr.serverapp import Grid, ServerApp
 from fedssl.data.progress import say_on_stderr
 from fedssl.experiment import Experiment
 from fedssl.runtimes.flower.serve import ServerSettings, serve
+from fedssl.runtimes.flower.switches import chatter
 
-SWITCHES = {  # of Flower's that talk to others, and how each is turned off
-    "telemetry": ("FLWR_TELEMETRY_ENABLED", "0"),
-    "update check": ("FLWR_DISABLE_UPDATE_CHECK", "1"),
-    "installation of packages at run time": ("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1"),
-}
-
-
-def chatter(environment: Mapping[str, str]) -> str:
-    """What Flower may tell others from this process, and how to turn it off."""
-    on = {name: f"{key}={off}" for name, (key, off) in SWITCHES.items() if environment.get(key) != off}
-    if not on:
-        return f"Flower's {', '.join(SWITCHES)} are off"
-    return f"Flower's {', '.join(on)} may be on: {' '.join(on.values())} in its environment turns them off"
+LOOK = 0.5  # seconds between looks at whether the parent is there
 
 
 def server_app(experiment: Experiment | str | Path) -> ServerApp:
@@ -34,8 +24,26 @@ def server_app(experiment: Experiment | str | Path) -> ServerApp:
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
+        end_with(os.getppid())
         say_on_stderr(chatter(os.environ))
         serve(chosen, grid, ServerSettings.read(context.run_config))
 
     app.main()(main)
     return app
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent has ended.
+
+    If the SuperLink is killed, this process would go on asking for it, and hold the run directory's lock: nobody could
+    go on with the run. Flower interrupts it, which the round loop takes for a wish to stop after the round, and that
+    never ends. Ended at any moment, a run goes on after its last checkpoint.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK)
+        say_on_stderr("the process that started this one has ended; so does this one, and the run can be gone on with")
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end with the parent").start()

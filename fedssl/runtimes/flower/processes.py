@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -13,36 +14,44 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import tomli_w
+
 from fedssl.errors import RunError
+from fedssl.runtimes.flower import only
 from fedssl.runtimes.flower.keys import HOST, make_certificates, make_node_key
 
-# Nothing is fetched from, or told to, anybody: said in the log of `fedssl flower up`, and in every app's README.
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
 CONNECTION = "here"  # what the SuperLink is called in Flower's configuration
 PATIENCE = 60.0  # seconds for the SuperLink to come up; a busy machine takes its time
 GRACE = 5.0  # seconds to end in
+# Becomes a program that the kernel ends when this process has ended, also when it was killed; Linux only.
+BOUND = """import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Processes:
     """Everything that was started, each with a log of its own, in a session of its own (a Ctrl-C is ours to pass on);
-    all of it is ended together, with whatever it has started."""
+    all of it is ended together, with whatever it has started. It ends, too, if the thread that started it does."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.programs: Path | None = None  # first on the PATH, if there is an app that alone may be run
         self.home.mkdir(parents=True, exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
         make_certificates(folder / "keys")
         self.ca = folder / "keys" / "ca.crt"
 
+    def only(self, app: Path) -> None:
+        """What is started from now on runs this app and no other."""
+        self.programs = only.write_programs(self.folder / "bin", only.fingerprint(app))
+
     def environment(self) -> dict[str, str]:
-        bin = str(Path(sys.executable).parent)  # Flower looks for its own programs there
-        path = os.pathsep.join([bin, os.environ.get("PATH", "")])
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        mine = {"FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
+        return only.environment(self.programs, os.environ) | mine
 
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
@@ -50,7 +59,7 @@ class Processes:
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
-                [_program(command[0]), *command[1:]],
+                [*_bound(), _program(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -75,19 +84,21 @@ class Processes:
 
     def superlink(self, *more: str) -> str:
         """Start one; its address, once it answers."""
-        self.port, keys = free_port(), self.folder / "keys"
-        address = f"{HOST}:{self.port}"
+        port, keys = str(free_port()), self.folder / "keys"
+        address = f"{HOST}:{port}"
         files = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
         tls = [str(keys / word) if not word.startswith("--") else word for word in files]
-        where = ("--host", HOST, "--port", str(self.port))
+        where = ("--host", HOST, "--port", port)
         self.start("superlink", "flower-superlink", *where, *tls, "--enable-supernode-auth", *more)
-        self._wait_for(address)
-        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        text += f'address = "{address}"\nroot-certificates = "{self.ca}"\n'
-        (self.home / "config.toml").write_text(text)
+        self.wait_for(address)
+        connection = {"address": address, "root-certificates": str(self.ca)}
+        (self.home / "config.toml").write_text(
+            tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
+        )
         return address
 
-    def _wait_for(self, address: str) -> None:
+    def wait_for(self, address: str) -> None:
+        """Until the SuperLink answers there."""
         context = ssl.create_default_context(cafile=str(self.ca))
         host, port = address.split(":")
         end = time.monotonic() + PATIENCE
@@ -107,11 +118,12 @@ class Processes:
         self.call(f"register-{name}", "flwr", "supernode", "register", str(make_node_key(key)), CONNECTION)
         return key
 
-    def supernode(self, name: str, address: str, key: Path, config: Mapping[str, str]) -> None:
-        words = " ".join(f"{key}='{value}'" for key, value in config.items())
+    def supernode(self, name: str, address: str, key: Path, config: Mapping[str, str | int]) -> None:
+        told = self.folder / f"{name}.toml"  # a file: no quote in a path can be in the way
+        told.write_text(tomli_w.dumps(config))
         trust = ("--root-certificates", str(self.ca), "--auth-supernode-private-key", str(key))
         where = ("--superlink", address, "--host", HOST, "--port", str(free_port()))
-        self.start(name, "flower-supernode", *where, *trust, "--node-config", words)
+        self.start(name, "flower-supernode", *where, *trust, "--node-config", str(told))
 
     def end(self, *names: str) -> None:
         """End some, and all they have started: asked first, then not."""
@@ -123,13 +135,19 @@ class Processes:
         for process in ending.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, end - time.monotonic()))
-        for pid in [pid for parent, children in family.items() for pid in (parent, *children)]:
-            _signal(pid, signal.SIGKILL)  # some are in sessions of their own
+        for parent, children in family.items():
+            for pid in {parent, *children, *descendants(parent)}:  # some are in sessions of their own, some are new
+                _signal(pid, signal.SIGKILL)
         for process in ending.values():
             process.wait()
 
     def end_all(self) -> None:
         self.end(*self.running)
+        end_all_of(self.home)
+
+    def fallen(self) -> str | None:
+        """The name of a process that has ended though nobody has ended it."""
+        return next((name for name, process in self.running.items() if process.poll() is not None), None)
 
 
 @contextlib.contextmanager
@@ -143,10 +161,8 @@ def processes(folder: Path) -> Iterator[Processes]:
 
 def descendants(pid: int) -> list[int]:
     """All that a process has started, and they in turn."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     children: dict[int, list[int]] = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
+    for child, parent in _parents():
         children.setdefault(parent, []).append(child)
     found, waiting = [], [pid]
     while waiting:
@@ -154,6 +170,40 @@ def descendants(pid: int) -> list[int]:
         found += new
         waiting += new
     return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Every process and its parent, from the kernel or else from `ps`; nothing where there is neither."""
+    if Path("/proc/self/stat").is_file():
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name is in brackets and may have anything in it; the state and the parent follow.
+                yield int(stat.parent.name), int(stat.read_text("utf-8", "replace").rpartition(")")[2].split()[1])
+        return
+    with contextlib.suppress(OSError):
+        table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
+        for line in table.splitlines():
+            child, parent = map(int, line.split())
+            yield child, parent
+
+
+def all_of(home: Path) -> list[int]:
+    """The processes of the federation with this FLWR_HOME, also those whose parents are gone; Linux only."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"FLWR_HOME={home}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def end_all_of(home: Path) -> None:
+    """End what is left of a federation, as one whose `fedssl flower up` was killed."""
+    end = time.monotonic() + GRACE
+    while (left := all_of(home)) and time.monotonic() < end:
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -167,6 +217,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _bound() -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid())] if sys.platform == "linux" else []
+
+
 def _program(name: str) -> str:
     beside = Path(sys.executable).parent / name
-    return str(beside) if beside.is_file() else name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise RunError(f"{name} is not there, neither beside {sys.executable} nor on the PATH")
+    return found

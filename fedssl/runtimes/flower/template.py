@@ -12,6 +12,7 @@ import tomli_w
 import fedssl
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
+from fedssl.runtimes.flower.switches import QUIET_TEXT
 
 SERVER = '''"""The server's half: see README.md."""
 
@@ -39,20 +40,24 @@ the run, how long it waits and how many clients it needs is in `pyproject.toml`,
 Every machine needs `pip install "fedssl[flower]=={version}"`, and these in the environment of every Flower process:
 
 ```
-export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+export {quiet}
 ```
 
 Try it on this machine, with Flower's simulation (`pip install "flwr[simulation]"`):
 
 ```
 flwr run . --stream --federation-config "num-supernodes={clients} client-resources-num-cpus=1"
+pkill -u "$USER" -f "flower-superlink --insecure --simulation"
 ```
 
-For real, with images on other people's machines, each has a SuperNode with TLS and a key of its own:
+The second line ends the SuperLink that Flower starts for this, without TLS, and leaves running.
+
+For real, with images on other people's machines, each has a SuperNode with TLS and a key of its own. Started like this,
+from a folder with this app in it, it runs this app and no other, whoever submits what:
 
 ```
-flower-supernode --superlink SERVER:PORT --root-certificates ca.crt --auth-supernode-private-key node.key \\
-    --node-config "client-id='NAME' data-dir='/path/to/images'"
+fedssl flower only {folder} flower-supernode --superlink SERVER:PORT --root-certificates ca.crt \\
+    --auth-supernode-private-key node.key --node-config "client-id='NAME' data-dir='/path/to/images'"
 ```
 
 All images that `[data]` finds under `data-dir` are then that client's. What it remembers between rounds is kept in
@@ -61,20 +66,23 @@ machines" goes through it step by step.
 """
 
 
-def write_app(
-    folder: Path, name: str, experiment: Experiment, config: Mapping[str, Any], clients: int | None = None
-) -> None:
+def write_app(folder: Path, name: str, experiment: Experiment, config: Mapping[str, Any]) -> None:
     """A ready Flower app in a new or empty folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already and not empty; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    count = clients or experiment.clients
     files = {
         "pyproject.toml": tomli_w.dumps(project(name, config)),
         "experiment.toml": experiment.to_toml(),
         "server_app.py": SERVER,
         "client_app.py": CLIENT,
-        "README.md": README.format(name=name, version=fedssl.__version__, clients=count or "NUMBER"),
+        "README.md": README.format(
+            name=name,
+            version=fedssl.__version__,
+            quiet=QUIET_TEXT,
+            clients=experiment.clients or "NUMBER",
+            folder=folder.name,
+        ),
     }
     for file, text in files.items():
         (folder / file).write_text(text, "utf-8")
@@ -99,14 +107,13 @@ def project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "name": slug,
             "version": "1.0.0",
             "description": "A fedssl experiment as a Flower app",
-            "license": "Apache-2.0",
             "dependencies": [f"fedssl[flower]=={fedssl.__version__}"],
         },
         "tool": {
             "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
             "flwr": {
                 "app": {
-                    "publisher": "fedssl",
+                    "publisher": "unpublished",  # Flower wants one, and asks no more
                     "components": {"serverapp": "server_app:app", "clientapp": "client_app:app"},
                     "config": {**usual, **config},
                 }
