@@ -135,6 +135,16 @@ class Nodes:
         app = client_app(experiment)
         return FakeGrid({10 + i: self.node(app, 10 + i, str(i), **config) for i in range(experiment.clients)})
 
+    def dealt(self, experiment: Experiment, count: int) -> FakeGrid:
+        """Clients dealt to fewer nodes, or more, than there are of them."""
+        app, place = (
+            client_app(experiment),
+            {"data-dir": str(self.root / "data"), "memory-dir": str(self.root / "memory")},
+        )
+        parts = [{**place, "partition-id": i, "num-partitions": count} for i in range(count)]
+        contexts = {10 + i: Context(1, 10 + i, part, RecordDict(), {}) for i, part in enumerate(parts)}
+        return FakeGrid({node: lambda message, at=at: app(message, at) for node, at in contexts.items()})
+
     def serve(self, experiment: Experiment, grid: FakeGrid, folder: str = "flower", **settings: Any) -> list[str]:
         """What the server has said."""
         said: list[str] = []

@@ -47,6 +47,16 @@ def test_flower_gives_the_bits_of_a_local_run(name: str, nodes: Nodes) -> None:
     assert mine == theirs
 
 
+@pytest.mark.parametrize("name", ["fedema", "fedca", "featarc"])
+def test_several_clients_may_live_on_one_node(name: str, nodes: Nodes) -> None:
+    """Five clients on two nodes, three on one and two on the other: each with its own images and its own memory."""
+    experiment = tiny(*CASES[name], clients=5)
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    nodes.serve(experiment, nodes.dealt(experiment, 2), data_dir=str(nodes.root / "data"))
+    assert _sites(nodes.root / "flower") == _sites(local.dir)
+    assert {path.name for path in (nodes.root / "memory").iterdir()} == set("01234")
+
+
 def test_a_clients_own_model_is_made_at_the_client(nodes: Nodes) -> None:
     """With the bits it has in a local run; the server has what clusters share."""
     experiment = tiny(*CASES["featarc"])

@@ -56,6 +56,12 @@ def test_two_nodes_with_one_name_are_not_both_taken(nodes: Nodes) -> None:
         nodes.serve(experiment, grid)
 
 
+def test_a_node_for_which_no_client_is_left_says_so(nodes: Nodes) -> None:
+    experiment = tiny("fedavg", "simclr", clients=1)
+    said = nodes.serve(experiment, nodes.dealt(experiment, 2))
+    assert "refused a node: more nodes than clients: none is left for node 1 of 2" in said
+
+
 def test_another_architecture_is_refused_before_training(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     grid = nodes.grid(experiment)
@@ -70,7 +76,7 @@ def test_another_version_is_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatc
     grid = nodes.grid(experiment)
     hello = Node.hello
     monkeypatch.setattr(
-        Node, "hello", lambda self: hello(self)._replace(version="0.0.9") if self.client == "1" else hello(self)
+        Node, "hello", lambda self: hello(self)._replace(version="0.0.9") if "1" in self.shards else hello(self)
     )
     with pytest.raises(RunError, match=r"it has fedssl 0\.0\.9, the server"):
         nodes.serve(experiment, grid)
@@ -114,7 +120,7 @@ def test_a_node_that_comes_back_as_somebody_else_is_not_asked_to_train(nodes: No
             if message.metadata.group_id == "0":
                 speak[0] = grid.nodes.pop(11)
             if message.metadata.group_id == "1":
-                grid.nodes[11] = edited(speak[0], words.HELLO, client="x")
+                grid.nodes[11] = edited(speak[0], words.HELLO, clients={"x": 16})
 
     speak = [grid.nodes[11]]
     grid.on_push = push
@@ -131,7 +137,7 @@ def test_a_key_that_was_registered_with_a_name_has_that_name(claims: str, reason
     grid = nodes.grid(experiment.with_changes({"clients": 3}))
     del grid.nodes[11]
     grid.names[12] = "2"
-    grid.nodes[12] = edited(grid.nodes[12], words.HELLO, client=claims)
+    grid.nodes[12] = edited(grid.nodes[12], words.HELLO, clients={claims: 16})
     if reason is None:
         nodes.serve(experiment, grid)
     else:
@@ -145,7 +151,7 @@ def test_a_name_that_a_key_was_registered_with_is_nobody_elses(nodes: Nodes) -> 
     grid.names[12] = "2"
     grid.nodes[9] = nodes.node(client_app(experiment), 9, "2")  # it is heard first
     said = nodes.serve(experiment, grid)
-    assert 'refused a node that calls itself "2": another node\'s key was registered with that name' in said
+    assert 'refused a node that calls itself "2": another node\'s key was registered with the name "2"' in said
     assert [m.metadata.dst_node_id for m in grid.sent if _trains(m)] == [10, 11, 12]
 
 

@@ -94,12 +94,13 @@ def test_no_reply_of_one_node_ends_the_run(changes: dict[str, Any], reason: str 
         ({"layout": [[["x"], [2], "weight"]]}, "its hello cannot be read (TypeError)"),
         ({"layout": [["x", 2, "weight"]]}, "its hello cannot be read (TypeError)"),
         ({"layout": [["\x1b[2J" * 999, [2], "weight"]]}, "its model is another: backbone"),
-        ({"client": ".."}, "'..' is no name for a client"),
-        ({"client": "a\nrefused"}, r"'a\nrefused' is no name for a client"),
-        ({"client": "x" * 10**6}, "a client's name has at most 200 letters"),
-        ({"client": "\N{GREEK SMALL LETTER ALPHA}" * 40}, "a client's name has at most 200 letters"),
-        ({"client": 7}, "7 is no name for a client"),
-        ({"images": HUGE}, "its hello makes no sense: 1000"),
+        ({"clients": {"..": 16}}, "'..' is no name for a client"),
+        ({"clients": {"a\nrefused": 16}}, r"'a\nrefused' is no name for a client"),
+        ({"clients": {"x" * 10**6: 16}}, "a client's name has at most 200 letters"),
+        ({"clients": {"\N{GREEK SMALL LETTER ALPHA}" * 40: 16}}, "a client's name has at most 200 letters"),
+        ({"clients": [7]}, "its hello cannot be read (AttributeError)"),
+        ({"clients": {}}, "its hello makes no sense: no client lives there"),
+        ({"clients": {"0": HUGE}}, "its hello makes no sense: 1000"),
         ({"version": "v" * 10**6}, "it has fedssl vvvv"),
         ({"error": "\x1b[2J" * 10**5}, r"refused a node: \x1b[2J"),
     ],
@@ -219,7 +220,7 @@ def test_no_task_leads_out_of_a_nodes_folder(changes: dict[str, Any], nodes: Nod
 
 
 def test_a_node_keeps_no_model_under_another_clients_name(nodes: Nodes) -> None:
-    place = Place("0", 0, nodes.root / "data", nodes.root / "memory", "dealt", "cpu")
+    place = Place("0", 0, 1, nodes.root / "data", nodes.root / "memory", "dealt", "cpu")
     node = Node(tiny("featarc", "simclr"), place)
     for work in (node.keep, node.train):
         with pytest.raises(ClientError, match='this node is client "0", not "1"'):

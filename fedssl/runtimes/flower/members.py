@@ -1,4 +1,4 @@
-"""Which node is which client: every node is asked who it is, before it is asked to train."""
+"""Which client lives on which node: every node is asked who it is, before it is asked to train."""
 
 from __future__ import annotations
 
@@ -73,10 +73,11 @@ class Members:
         if isinstance(hello, str):
             self._refuse(node, "a node", hello)
         elif (reason := self._fault(node, hello, named)) is not None:
-            self._refuse(node, f'a node that calls itself "{hello.client}"', reason)
+            self._refuse(node, f'a node that calls itself "{", ".join(hello.clients)}"', reason)
         else:
             self._refused.pop(node, None)
-            self.nodes[hello.client], self.hellos[hello.client] = node, hello
+            self.nodes |= dict.fromkeys(hello.clients, node)
+            self.hellos |= dict.fromkeys(hello.clients, hello)
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         before, reason = self._refused.get(node, (0.0, ""))[1], plain(reason)
@@ -85,13 +86,14 @@ class Members:
             self._say(f"refused {who}: {reason}")
 
     def _fault(self, node: int, hello: Hello, named: Mapping[int, str]) -> str | None:
-        """Why it is not the client it says it is, or cannot take part."""
-        if named[node] not in ("", hello.client):
+        """Why it does not have the clients it says it has, or cannot take part."""
+        if named[node] and set(hello.clients) != {named[node]}:
             return f'its key was registered with the name "{named[node]}"'
-        if hello.client in (name for other, name in named.items() if other != node):
-            return "another node's key was registered with that name"
-        if hello.client in self.nodes:
-            return f'another node with client-id "{hello.client}" is connected'
+        for client in hello.clients:
+            if client in (name for other, name in named.items() if other != node):
+                return f'another node\'s key was registered with the name "{client}"'
+            if client in self.nodes:
+                return f'another node with client-id "{client}" is connected'
         try:
             return self._fits(hello)
         except FedsslError as problem:

@@ -1,4 +1,4 @@
-"""One client on its own machine: its images, its model, and a turn at training when a message asks for it."""
+"""A client on its own machine: its images, its model, and a turn at training when a message asks for it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,14 @@ class Place(NamedTuple):
     """What a node's operator says of it: `--node-config "client-id='a' data-dir='/srv/images'"`.
 
     `own`: all images that the experiment's [data] finds under `data` are this client's. `dealt`: everybody's are there,
-    and this client's are those that the experiment's partition deals it; for trials on one machine.
+    and this client's are those that the experiment's partition deals it; for trials on one machine. There a node may
+    have `partition-id` and `num-partitions`, as in Flower's simulation, in place of a client-id: clients are dealt to
+    the nodes in turn, and a node with several trains them one after another.
     """
 
-    client: str | None  # None: the client with this `number` among those the partition makes
-    number: int
+    client: str | None  # None: of the clients that the partition makes, every `parts`-th from the `part`-th on
+    part: int
+    parts: int
     data: Path
     memory: Path
     images: Literal["own", "dealt"]
@@ -59,6 +62,7 @@ class Place(NamedTuple):
         return cls(
             None if simulated else str(node["client-id"]),
             int(node.get("partition-id", 0)),
+            int(node.get("num-partitions", 1)),
             Path(str(node.get("data-dir") or run.get("data-dir") or "data")).expanduser(),
             Path(str(node.get("memory-dir") or run.get("memory-dir") or state)).expanduser(),
             "own" if images == "own" else "dealt",
@@ -83,30 +87,28 @@ class Node:
         return assemble.read_data(self.experiment, self._place.data, None, say_on_stderr)
 
     @cached_property
-    def _mine(self) -> tuple[str, Dataset, torch.Tensor]:
-        """This client's name, the images as clients see them, and which of them are its own."""
+    def _mine(self) -> tuple[Dataset, dict[str, torch.Tensor]]:
+        """The images as clients see them, and which of them belong to each client that lives here."""
         e, place, data = self.experiment, self._place, self._data
         if place.images == "dealt":
             seen, owners = assemble.deal(e, data, lambda line: None)
-            client = place.client if place.client is not None else sorted(owners)[place.number]
-            if client not in owners:
-                raise ClientError(f'no images are dealt to client-id "{client}"; clients are {", ".join(owners)}')
-            return client, seen, owners[client]
+            here = sorted(owners)[place.part :: place.parts] if place.client is None else [place.client]
+            if not here:
+                raise ClientError(f"more nodes than clients: none is left for node {place.part} of {place.parts}")
+            if here[0] not in owners:
+                raise ClientError(f'no images are dealt to client-id "{here[0]}"; clients are {", ".join(owners)}')
+            return seen, {client: owners[client] for client in here}
         if e.algorithm.needs_public and isinstance(e.public, HeldOut):
             raise ClientError("[public] must name a data set that every node has: none can be held out of all here")
         if e.data.leave_out:
             raise ClientError("data.leave_out needs everybody's labels, and a node has its own images only")
         assert place.client is not None
-        return place.client, data, torch.arange(len(data.train))
-
-    @property
-    def client(self) -> str:
-        return self._mine[0]
+        return data, {place.client: torch.arange(len(data.train))}
 
     @cached_property
-    def shard(self) -> Shard:
-        client, seen, rows = self._mine
-        return assemble.shards(seen, {client: rows}, [self.device])[client]
+    def shards(self) -> dict[str, Shard]:
+        """Of the clients that live here."""
+        return assemble.shards(*self._mine, [self.device])
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -121,10 +123,10 @@ class Node:
         here = {} if public is None else {self.device: public.to(self.device)}
         return Work(e.algorithm, e.seed, assemble.pace(e), here, threading.Event())
 
-    @cached_property
-    def _fingerprint(self) -> str:
-        """Of how many images there are, and of some of them, evenly spread: all would take long, for each message."""
-        _, seen, rows = self._mine
+    def _fingerprint(self, client: str) -> str:
+        """Of how many images it has, and of some of them, evenly spread: all would take long, for each message."""
+        seen, owners = self._mine
+        rows = owners[client]
         some = rows[torch.linspace(0, len(rows) - 1, min(SOME, len(rows))).long()]
         digest = hashlib.sha256(json.dumps([len(rows), *seen.train.image]).encode())
         for part in seen.train.held.select(some).chunks(SOME):
@@ -133,12 +135,13 @@ class Node:
 
     def hello(self) -> Hello:
         layout = self.trainer.method.state.layout
-        return Hello(self.client, self.shard.images, self._data.train.image, layout, fedssl.__version__)
+        clients = {client: shard.images for client, shard in self.shards.items()}
+        return Hello(clients, self._data.train.image, layout, fedssl.__version__)
 
     def train(self, task: Task, message: Tree) -> Reply:
         """One attempt at a round. What it remembers is on the disk before the upload leaves."""
         memory, settings = self._memory(task), self.experiment.train
-        memory.agree(self._fingerprint)
+        memory.agree(self._fingerprint(task.client))
         torch.set_num_threads(settings.threads)
         with (
             numerics(self.device, settings.deterministic, settings.precision == "fp32"),
@@ -148,7 +151,7 @@ class Node:
                 self._work._replace(stop=stop),
                 task.client,
                 task.round,
-                self.shard,
+                self.shards[task.client],
                 self.trainer,
                 message,
                 memory.read,
@@ -157,20 +160,20 @@ class Node:
             )
 
     def _memory(self, task: Task) -> NodeMemory:
-        """What this client remembers, for a task that is for it and that somebody still waits for."""
-        if task.client != self.client:
-            raise ClientError(f'this node is client "{self.client}", not "{task.client}"')
+        """What a client of this node remembers, for a task that is for it and that somebody still waits for."""
+        if task.client not in self.shards:
+            raise ClientError(f'this node is client "{", ".join(self.shards)}", not "{task.client}"')
         if time.time() >= task.until:
             raise ClientError("the round's time was up before this client began; if that happens often, see its clock")
         return NodeMemory(self._place.memory, task)
 
     def keep(self, task: Task, message: Tree) -> Reply:
-        """Make the model of this client's own, and leave its backbone beside what the client remembers."""
+        """Make the model of a client's own, and leave its backbone beside what the client remembers."""
         from fedssl.finish import export
 
         memory = self._memory(task)
         state = self.experiment.algorithm.personal(message, memory.read())
         if state is None:
             raise ClientError("has no model of its own: it has not taken part in any round")
-        export(self.experiment, memory.folder, {self.client: state}, self._data.train.image, task.round, [])
-        return Reply(task.client, self.shard.images, {}, None, round=task.round)
+        export(self.experiment, memory.folder, {task.client: state}, self._data.train.image, task.round, [])
+        return Reply(task.client, self.shards[task.client].images, {}, None, round=task.round)

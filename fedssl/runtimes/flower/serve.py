@@ -125,8 +125,9 @@ class Serving:
         """Why a node cannot take part. Of which shape images are is settled when a run begins: as most have them."""
         if hello.version != fedssl.__version__:
             return f"it has fedssl {hello.version}, the server {fedssl.__version__}"
-        if self.roll.clients and hello.client not in self.roll.clients:
-            return f'"{hello.client}" was not there when the run began: {", ".join(self.roll.clients)} were'
+        strangers = [client for client in hello.clients if client not in self.roll.clients]
+        if self.roll.clients and strangers:
+            return f'"{strangers[0]}" was not there when the run began: {", ".join(self.roll.clients)} were'
         if self.roll.image not in (None, hello.image):
             return f"its images are {hello.image}, others' {self.roll.image}"
         difference = self.trainer(hello.image).method.state.layout.first_difference(hello.layout)
@@ -183,7 +184,7 @@ class Serving:
         joined = self.members.join(expected, known, enough, self.settings.join_timeout)
         if not known:
             hellos = self.members.hellos
-            having = [client for client in joined if hellos[client].images]
+            having = [client for client in joined if hellos[client].clients[client]]
             if not having:
                 raise ConfigError("no client has any images")
             self.experiment.topology.plan(having, 0, self.experiment.seed)  # for its refusals

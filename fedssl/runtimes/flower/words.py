@@ -47,8 +47,7 @@ class Task(NamedTuple):
 class Hello(NamedTuple):
     """What a node tells of itself before any training, and nothing of its images but how many and of which shape."""
 
-    client: str
-    images: int
+    clients: Mapping[str, int]  # those that live on the node, most often one, and how many images each has
     image: tuple[int, int, int]
     layout: Layout  # of the model it will train
     version: str  # of fedssl
@@ -120,7 +119,10 @@ def hello_in(records: RecordDict) -> Hello | str:
         image = _count(channels, MOST_CHANNELS, 1), _count(height, MOST_SIDE, 1), _count(width, MOST_SIDE, 1)
         layout = layout_of(found["layout"])
         hash(layout)  # a name or a shape that is a list has none
-        return Hello(name(found["client"]), _count(found["images"]), image, layout, str(found["version"]))
+        clients = {name(client): _count(images) for client, images in found["clients"].items()}
+        if not clients:
+            return "its hello makes no sense: no client lives there"
+        return Hello(clients, image, layout, str(found["version"]))
     except ValueError as problem:
         return f"its hello makes no sense: {problem}"
     except Exception as problem:  # a stranger may have written anything
