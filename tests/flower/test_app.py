@@ -90,6 +90,12 @@ def test_a_run_of_another_experiment_is_refused_before_anything_starts(cli: Cli,
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.toml"]
 
 
+def test_more_nodes_than_clients_are_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+    code, _, said = cli("flower", "up", "demo", "--clients", "6", "--dir", str(tmp_path / "run"))
+    assert (code, said) == (2, "fedssl: the experiment has 5 clients, too few for 6 SuperNodes\n")
+    assert not (tmp_path / "run").exists()
+
+
 def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     public = make_node_key(tmp_path / "node")
