@@ -18,7 +18,7 @@ from fedssl.runtimes.flower import client, client_app, words
 from fedssl.runtimes.flower.awaited import awaited
 from fedssl.runtimes.flower.memory import STALE, NodeMemory
 from fedssl.runtimes.flower.node import Node, Place
-from fedssl.runtimes.flower.words import Task, put_task, task_in
+from fedssl.runtimes.flower.words import Task, hello_in, put_hello, put_task, task_in
 from fedssl.train import Stopped
 
 HUGE = 10**400
@@ -99,7 +99,6 @@ def test_no_reply_of_one_node_ends_the_run(changes: dict[str, Any], reason: str 
         ({"clients": {"x" * 10**6: 16}}, "a client's name has at most 200 letters"),
         ({"clients": {"\N{GREEK SMALL LETTER ALPHA}" * 40: 16}}, "a client's name has at most 200 letters"),
         ({"clients": [7]}, "its hello cannot be read (AttributeError)"),
-        ({"clients": {}}, "its hello makes no sense: no client lives there"),
         ({"clients": {"0": HUGE}}, "its hello makes no sense: 1000"),
         ({"version": "v" * 10**6}, "it has fedssl vvvv"),
         ({"error": "\x1b[2J" * 10**5}, r"refused a node: \x1b[2J"),
@@ -118,6 +117,13 @@ def test_no_hello_of_one_node_keeps_the_others_from_beginning(
     [told] = [line for line in said if reason in line]
     assert len(told) < 450
     assert told.isprintable()
+
+
+def test_a_node_without_clients_is_none(nodes: Nodes) -> None:
+    place = Place("0", 0, 1, nodes.root / "data", nodes.root / "memory", "dealt", "cpu")
+    hello = Node(tiny("fedavg", "simclr"), place).hello()
+    assert hello_in(put_hello(hello)) == hello
+    assert hello_in(put_hello(hello._replace(clients={}))) == "its hello makes no sense: no client lives there"
 
 
 def test_whatever_the_server_makes_of_a_hello_is_a_refusal(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
