@@ -26,8 +26,9 @@ from fedssl.errors import RunError
 from fedssl.experiment import Experiment, load
 from fedssl.runtimes.flower import only
 from fedssl.runtimes.flower.keys import make_certificates, make_node_key
+from fedssl.runtimes.flower.kin import all_of, descendants, end_all_of
 from fedssl.runtimes.flower.node import Place
-from fedssl.runtimes.flower.processes import all_of, descendants, end_all_of, processes
+from fedssl.runtimes.flower.processes import processes
 from fedssl.runtimes.flower.serve import ServerSettings
 from fedssl.runtimes.flower.switches import QUIET, chatter
 from fedssl.runtimes.flower.up import _hearing, watch

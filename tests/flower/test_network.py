@@ -31,7 +31,8 @@ from fedssl.experiment import Experiment
 from fedssl.report.rounds import read_rounds
 from fedssl.runtimes.flower import only
 from fedssl.runtimes.flower.keys import make_certificates, make_node_key
-from fedssl.runtimes.flower.processes import CONNECTION, Processes, all_of, end_all_of, free_port, processes
+from fedssl.runtimes.flower.kin import all_of, end_all_of
+from fedssl.runtimes.flower.processes import CONNECTION, Processes, free_port, processes
 from fedssl.runtimes.flower.template import write_app
 from fedssl.runtimes.flower.up import gather, up
 from fedssl.store import Store

@@ -19,10 +19,10 @@ import tomli_w
 from fedssl.errors import RunError
 from fedssl.runtimes.flower import only
 from fedssl.runtimes.flower.keys import HOST, make_certificates, make_node_key
+from fedssl.runtimes.flower.kin import GRACE, descendants, end_all_of, send
 
 CONNECTION = "here"  # what the SuperLink is called in Flower's configuration
 PATIENCE = 60.0  # seconds for the SuperLink to come up; a busy machine takes its time
-GRACE = 5.0  # seconds to end in
 # Becomes a program that the kernel ends when this process has ended, also when it was killed; Linux only.
 BOUND = """import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -82,14 +82,14 @@ class Processes:
     def last_words(self, name: str, lines: int = 15) -> str:
         return "\n".join(self.log(name).read_text("utf-8", "replace").splitlines()[-lines:])
 
-    def superlink(self, *more: str) -> str:
+    def superlink(self) -> str:
         """Start one; its address, once it answers."""
         port, keys = str(free_port()), self.folder / "keys"
         address = f"{HOST}:{port}"
         files = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
         tls = [str(keys / word) if not word.startswith("--") else word for word in files]
         where = ("--host", HOST, "--port", port)
-        self.start("superlink", "flower-superlink", *where, *tls, "--enable-supernode-auth", *more)
+        self.start("superlink", "flower-superlink", *where, *tls, "--enable-supernode-auth")
         self.wait_for(address)
         connection = {"address": address, "root-certificates": str(self.ca)}
         (self.home / "config.toml").write_text(
@@ -130,14 +130,14 @@ class Processes:
         ending = {name: self.running.pop(name) for name in names if name in self.running}
         family = {process.pid: descendants(process.pid) for process in ending.values()}
         for process in ending.values():  # all are asked before the first is waited for
-            _signal(process.pid, signal.SIGTERM)
+            send(process.pid, signal.SIGTERM)
         end = time.monotonic() + GRACE
         for process in ending.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, end - time.monotonic()))
         for parent, children in family.items():
             for pid in {parent, *children, *descendants(parent)}:  # some are in sessions of their own, some are new
-                _signal(pid, signal.SIGKILL)
+                send(pid, signal.SIGKILL)
         for process in ending.values():
             process.wait()
 
@@ -157,58 +157,6 @@ def processes(folder: Path) -> Iterator[Processes]:
         yield started
     finally:
         started.end_all()
-
-
-def descendants(pid: int) -> list[int]:
-    """All that a process has started, and they in turn."""
-    children: dict[int, list[int]] = {}
-    for child, parent in _parents():
-        children.setdefault(parent, []).append(child)
-    found, waiting = [], [pid]
-    while waiting:
-        new = children.get(waiting.pop(), [])
-        found += new
-        waiting += new
-    return found
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    """Every process and its parent, from the kernel or else from `ps`; nothing where there is neither."""
-    if Path("/proc/self/stat").is_file():
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                # The name is in brackets and may have anything in it; the state and the parent follow.
-                yield int(stat.parent.name), int(stat.read_text("utf-8", "replace").rpartition(")")[2].split()[1])
-        return
-    with contextlib.suppress(OSError):
-        table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
-        for line in table.splitlines():
-            child, parent = map(int, line.split())
-            yield child, parent
-
-
-def all_of(home: Path) -> list[int]:
-    """The processes of the federation with this FLWR_HOME, also those whose parents are gone; Linux only."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"FLWR_HOME={home}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-    return [pid for pid in found if pid != os.getpid()]
-
-
-def end_all_of(home: Path) -> None:
-    """End what is left of a federation, as one whose `fedssl flower up` was killed."""
-    end = time.monotonic() + GRACE
-    while (left := all_of(home)) and time.monotonic() < end:
-        for pid in left:
-            _signal(pid, signal.SIGKILL)
-        time.sleep(0.05)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
 
 
 def free_port() -> int:

@@ -19,7 +19,8 @@ from fedssl.lock import locked
 from fedssl.loop import Interrupted
 from fedssl.report.progress import telling
 from fedssl.report.rounds import read_rounds
-from fedssl.runtimes.flower.processes import CONNECTION, Processes, end_all_of, processes
+from fedssl.runtimes.flower.kin import end_all_of
+from fedssl.runtimes.flower.processes import CONNECTION, Processes, processes
 from fedssl.runtimes.flower.template import write_app
 from fedssl.store import Store
 
