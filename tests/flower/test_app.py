@@ -112,6 +112,7 @@ def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
         ({"client-id": "a", "data-dir": "/d", "memory-dir": "/m"}, {"data-dir": "/r"}, ("a", "/d", "/m", "own")),
         ({"client-id": 7, "memory-dir": "/m"}, {"data-dir": ""}, ("7", "data", "/m", "own")),
         ({"partition-id": 1, "num-partitions": 2}, {"data-dir": "/r", "memory-dir": "/k"}, (None, "/r", "/k", "dealt")),
+        ({"client-id": "a", "memory-dir": "/m"}, {"data-dir": "/r", "memory-dir": "/k"}, ("a", "data", "/m", "own")),
     ],
 )
 def test_where_a_node_finds_things(node: dict[str, object], run: dict[str, object], expected: tuple[object]) -> None:

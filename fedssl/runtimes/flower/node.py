@@ -51,8 +51,10 @@ class Place(NamedTuple):
 
     @classmethod
     def read(cls, node: Mapping[str, Any], run: Mapping[str, Any]) -> Self:
-        """From a node's configuration; under Flower's simulation, which has none, from the run's."""
+        """From a node's configuration; under Flower's simulation, which has none, from the run's. Elsewhere whoever
+        starts a run has no say in where a node reads and writes."""
         simulated = "client-id" not in node and "partition-id" in node
+        spare = run if simulated else {}
         images = str(node.get("images", "dealt" if simulated else "own"))
         if not simulated and "client-id" not in node:
             raise ConfigError("a SuperNode must be told its client-id and data-dir with --node-config")
@@ -63,8 +65,8 @@ class Place(NamedTuple):
             None if simulated else str(node["client-id"]),
             int(node.get("partition-id", 0)),
             int(node.get("num-partitions", 1)),
-            Path(str(node.get("data-dir") or run.get("data-dir") or "data")).expanduser(),
-            Path(str(node.get("memory-dir") or run.get("memory-dir") or state)).expanduser(),
+            Path(str(node.get("data-dir") or spare.get("data-dir") or "data")).expanduser(),
+            Path(str(node.get("memory-dir") or spare.get("memory-dir") or state)).expanduser(),
             "own" if images == "own" else "dealt",
             str(node.get("device", "auto")),
         )
