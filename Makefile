@@ -12,8 +12,8 @@ setup: .venv/ready
 	$(PIP) --editable ".[dev]"
 	touch $@
 
-.venv/oracles: .venv/ready
-	$(PIP) --editable ".[dev,oracles]"
+.venv/all: .venv/ready
+	$(PIP) --editable ".[dev,oracles,simulation]"
 	touch $@
 
 demo: setup
@@ -22,7 +22,7 @@ demo: setup
 test: setup
 	$(BIN)/pytest
 
-test-all: setup .venv/oracles
+test-all: setup .venv/all
 	$(BIN)/pytest --all
 
 check: setup

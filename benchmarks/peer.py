@@ -44,7 +44,8 @@ from fedssl.experiment import Experiment
 from fedssl.federate import Round, federate
 from fedssl.memory import Memory
 from fedssl.numerics import numerics
-from fedssl.runtimes.local import LocalRuntime, Pace, Shard
+from fedssl.runtimes.attend import Pace, Shard
+from fedssl.runtimes.local import LocalRuntime
 from fedssl.train import resolve_mode
 from fedssl.tree import Mean
 from fedssl.views import Augment

@@ -40,7 +40,8 @@ from fedssl.federate import federate
 from fedssl.layout import PARAMETERS
 from fedssl.memory import Memory
 from fedssl.method import METHODS, Given
-from fedssl.runtimes.local import LocalRuntime, Pace, Shard
+from fedssl.runtimes.attend import Pace, Shard
+from fedssl.runtimes.local import LocalRuntime
 from fedssl.step import Objective
 from fedssl.topology import SERVER, Star
 from fedssl.train import Metrics, Task, Trainer, TrainSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedssl.method import Method, Normalisation
 from fedssl.pixels import place
 from fedssl.probes import balanced, how_many
 from fedssl.room import free_on_device
-from fedssl.runtimes.local import Shard
+from fedssl.runtimes.attend import Pace, Shard
 from fedssl.seeds import derive, generator
 from fedssl.train import Trainer
 
@@ -164,6 +164,12 @@ def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.dev
         return max(1, min(CLIENTS_PER_GPU, free_on_device(device) // needed))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // experiment.train.threads)
+
+
+def pace(experiment: Experiment) -> Callable[[int], Pace]:
+    """Where each round of an experiment stands in the run."""
+    rounds = experiment.rounds
+    return lambda round: Pace(experiment.train.rate(round, rounds), round / rounds, rounds)
 
 
 def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str], public: Tensor | None = None) -> Sites:

@@ -1,5 +1,5 @@
 """The command line: fedssl run, recipes, evaluate, analyse, partition, views, combinations, doctor; reproduce and sweep
-are in cli_tables.py, finetune in cli_finetune.py."""
+are in cli_tables.py, finetune in cli_finetune.py, flower in cli_flower.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from fedssl import cli_finetune, cli_tables
+from fedssl import cli_finetune, cli_flower, cli_tables
 from fedssl.errors import ConfigError, FedsslError
 
 app = typer.Typer(
@@ -135,6 +135,7 @@ def evaluate(
 app.command()(cli_tables.reproduce)
 app.command()(cli_tables.sweep)
 app.add_typer(cli_finetune.finetune, name="finetune")
+app.add_typer(cli_flower.flower, name="flower")
 
 
 @app.command()

@@ -18,7 +18,8 @@ from fedssl.experiment import Experiment
 from fedssl.federate import Sites, federate
 from fedssl.memory import Memory
 from fedssl.method import METHODS
-from fedssl.runtimes.local import LocalRuntime, Pace
+from fedssl.runtimes.attend import Pace
+from fedssl.runtimes.local import LocalRuntime
 from fedssl.topology import TOPOLOGIES
 from fedssl.tree import Mean, State
 

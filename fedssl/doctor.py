@@ -15,6 +15,7 @@ EXTRAS = {
     "viz": ("matplotlib", "scikit-learn"),
     "maps": ("umap-learn",),
     "vision": ("torchvision", "timm", "pycocotools"),
+    "flower": ("flwr", "cryptography"),
 }
 CLASH = (
     "torchvision's wheel is built for CUDA and cannot be imported beside this CPU build of torch "

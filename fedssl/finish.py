@@ -33,19 +33,22 @@ from fedssl.tree import State
 READ = 100  # models whose mistakes are kept
 
 
-def finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool) -> None:
+def finish(
+    folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool, alone: bool = False
+) -> None:
     """Export and measure a run whose last round is done; what is there already is not made again. Runs beside it train
-    on the same images, `public` ones included."""
+    on the same images, `public` ones included; `alone`: no others are trained, since the images are not all here."""
     with locked(folder):
-        _finish(folder, data, public, device, quiet)
+        _finish(folder, data, public, device, quiet, alone)
 
 
-def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool) -> None:
+def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool, alone: bool) -> None:
     experiment = Experiment.from_file(folder / "experiment.toml")
     snapshot = Store(folder).load(lambda line: None, check_rows=False)
     assert snapshot is not None
     tested = _hash(data.test)
-    if _finished(folder, experiment, snapshot.rounds, tested):
+    beside = [name for name in experiment.probe.beside if name == "random" or not alone]
+    if _finished(folder, experiment, snapshot.rounds, tested, beside):
         return
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     image = data.train.image
@@ -67,7 +70,7 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     }
     export(experiment, folder, models, image, snapshot.rounds, notes)
     if evaluation.possible:
-        scores = table(experiment, folder, data, public, device, evaluation, models, quiet)
+        scores = table(experiment, folder, data, public, device, evaluation, models, beside, quiet)
         results["table"] = {
             name: {probe: each.summary() for probe, each in row.items()} for name, row in scores.items()
         }
@@ -89,7 +92,7 @@ def _hash(images: Images | None) -> str | None:
     return digest.hexdigest()
 
 
-def _finished(folder: Path, experiment: Experiment, rounds: int, tested: str | None) -> bool:
+def _finished(folder: Path, experiment: Experiment, rounds: int, tested: str | None, beside: list[str]) -> bool:
     """Whether the results there are those of this experiment, probes and test images included."""
     path = folder / "results.json"
     if not path.is_file() or not list(folder.glob("backbone*.safetensors")):
@@ -97,7 +100,8 @@ def _finished(folder: Path, experiment: Experiment, rounds: int, tested: str | N
     found = json.loads(path.read_text("utf-8"))
     drawn = not experiment.probe.picture or (folder / "picture.png").is_file()
     same = {"experiment": experiment.hash(), "rounds": rounds, "test_images": tested}
-    return drawn and all(found.get(key) == value for key, value in same.items())
+    compared = not found.get("table") or set(beside) <= found["table"].keys()
+    return drawn and compared and all(found.get(key) == value for key, value in same.items())
 
 
 def table(
@@ -108,6 +112,7 @@ def table(
     device: torch.device,
     evaluation: Evaluation,
     models: Models,
+    beside: list[str],
     quiet: bool,
 ) -> dict[str, dict[str, Score]]:
     """Every probe for this run's models and for those it is to be seen beside."""
@@ -117,7 +122,7 @@ def table(
         return evaluation.measure(models, probes, apart)
 
     rows = {"this run": row(models, models.apart)}
-    for name in experiment.probe.beside:
+    for name in beside:
         if name == "random":
             rows[name] = row(first_models(experiment, data.train.image, device))
             continue

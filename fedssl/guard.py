@@ -19,6 +19,15 @@ from fedssl.tree import State, Tree, Value, nbytes
 NOTHING: Mapping[str, float] = MappingProxyType({})
 MOST_NOTES = 20
 MOST_IMAGES = 10**8  # no client holds as many; more is a lie that would decide the mean
+MOST_NUMBER = 1e38  # that a client may tell of itself: finite, and so is its product with a count
+MOST_TEXT = 200  # characters of a stranger's, in a log
+
+
+def plain(text: object, most: int = MOST_TEXT) -> str:
+    """What a stranger wrote, fit for a log and a terminal: short, on one line, and without control characters."""
+    words = str(text)
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words[:most])
+    return clean[:most] + ("…" if len(words) > most or len(clean) > most else "")
 
 
 class Reply(NamedTuple):
@@ -66,7 +75,7 @@ class Guard:
 
     def _hear(self, reply: Reply) -> Heard | None:
         if (stray := self.stray(reply)) is not None:
-            self.reports.append(Report(reply.client, stray))
+            self.reports.append(Report(reply.client, plain(stray)))
             return None
         self._awaited.remove(reply.client)
         report = self._judged(reply, self.sent.pop(reply.client, {}))
@@ -74,12 +83,12 @@ class Guard:
         return Heard(reply.client, 0, None) if report.dropped else Heard(reply.client, int(reply.images), reply.upload)
 
     def _judged(self, reply: Reply, message: Tree) -> Report:
-        reason, moved = reply.error or self.fault(reply), None
+        reason, moved = reply.error or fault(reply, self.wire), None
         if reason is None and reply.upload is not None:
             moved, reason = journey(message, reply.upload)
         if reason is not None or reply.upload is None:
             moved_on = reply.upload is not None
-            return Report(reply.client, reason or "no upload", None, nbytes(message), 0, None, moved_on)
+            return Report(reply.client, plain(reason or "no upload"), None, nbytes(message), 0, None, moved_on)
         up, notes = nbytes(reply.upload), legible(reply.notes)
         return Report(reply.client, None, reply.metrics, nbytes(message), up, moved, notes=notes)
 
@@ -89,15 +98,23 @@ class Guard:
             return f"answers round {reply.round + 1} in round {self.round + 1}"
         return None if reply.client in self._awaited else "was not asked, or has answered already"
 
-    def fault(self, reply: Reply) -> str | None:
-        """Why this upload must not count; None if it is what the wire says. Whether models are finite is seen later."""
-        images, upload = reply.images, reply.upload or {}
-        if isinstance(images, bool) or not isinstance(images, int) or not 0 < images <= MOST_IMAGES:
-            return f"claims {images!r} images"
-        if upload.keys() != self.wire.keys():
-            odd = sorted(upload.keys() ^ self.wire.keys())
-            return f'key "{odd[0]}" is {"not expected" if odd[0] in upload else "missing"}'
-        return next((f"{key}: {why}" for key, spec in self.wire.items() if (why := _fault(upload[key], spec))), None)
+
+def fault(reply: Reply, wire: Mapping[str, Spec]) -> str | None:
+    """Why this upload must not count; None if it is what the wire says. Whether models are finite is seen later."""
+    images, upload = reply.images, reply.upload or {}
+    if isinstance(images, bool) or not isinstance(images, int) or not 0 < images <= MOST_IMAGES:
+        return f"claims {images!r} images"
+    if upload.keys() != wire.keys():
+        odd = sorted(upload.keys() ^ wire.keys())
+        return f'key "{odd[0]}" is {"not expected" if odd[0] in upload else "missing"}'
+    return next((f"{key}: {why}" for key, spec in wire.items() if (why := _fault(upload[key], spec))), None)
+
+
+def unsound(reply: Reply, wire: Mapping[str, Spec]) -> str | None:
+    """All that the guard would drop this reply for, for whoever must know before the guard sees it."""
+    if reply.error is not None or reply.upload is None:
+        return reply.error or "no upload"
+    return fault(reply, wire) or journey({}, reply.upload)[1]
 
 
 def _fault(value: Value, spec: Spec) -> str | None:
@@ -121,8 +138,8 @@ def _fault(value: Value, spec: Spec) -> str | None:
 
 def legible(notes: Mapping[str, float]) -> dict[str, float]:
     """Those of a client's notes that a log can hold: a few finite numbers."""
-    numbers = {key: note for key, note in notes.items() if isinstance(note, int | float) and math.isfinite(note)}
-    return {key[:40]: numbers[key] for key in list(numbers)[:MOST_NOTES]}
+    numbers = {key: note for key, note in notes.items() if isinstance(note, int | float) and abs(note) <= MOST_NUMBER}
+    return {plain(key, 40): numbers[key] for key in list(numbers)[:MOST_NOTES]}
 
 
 def _rows_fault(state: State) -> str | None:

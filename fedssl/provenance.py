@@ -15,7 +15,18 @@ from pathlib import Path
 import fedssl
 
 UNKNOWN = "unknown"  # the code of figures made before digests were kept
-TELLING = ("analysis", "cli", "cli_finetune", "cli_tables", "combinations", "doctor", "recipes", "report", "tables")
+TELLING = (
+    "analysis",
+    "cli",
+    "cli_finetune",
+    "cli_flower",
+    "cli_tables",
+    "combinations",
+    "doctor",
+    "recipes",
+    "report",
+    "tables",
+)
 
 
 @cache

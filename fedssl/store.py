@@ -112,6 +112,10 @@ class Store:
     def _manifests(self) -> list[Path]:
         return sorted(self.checkpoints.glob("*.json"), key=lambda path: int(path.stem), reverse=True)
 
+    def oldest(self) -> int:
+        """The round that a run may have to go back to, should newer checkpoints prove damaged."""
+        return min((int(manifest.stem) for manifest in self._manifests()[:KEPT]), default=0)
+
     def _forget_old(self) -> None:
         manifests = self._manifests()
         for manifest in manifests[KEPT:]:

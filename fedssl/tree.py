@@ -8,7 +8,7 @@ treat normalisation layers or counters differently goes by role, never by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -154,8 +154,8 @@ def to_device(tree: Tree, device: torch.device | str) -> dict[str, Value]:
     return {key: v.to(device) if isinstance(v, State | Tensor) else v for key, v in tree.items()}
 
 
-def dumps(tree: Tree) -> bytes:
-    """A tree as safetensors bytes: tensors as they are, the rest as JSON in the header. No pickle.
+def describe(tree: Tree) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A tree taken apart: its tensors by name, as they are, and all the rest as values for JSON. See `restore`.
 
     A tensor's name begins with its key's number, so that no two keys can claim the same name.
     """
@@ -164,33 +164,52 @@ def dumps(tree: Tree) -> bytes:
     for i, (key, value) in enumerate(tree.items()):
         if isinstance(value, State):
             tensors[f"{i}:{key}/floats"], tensors[f"{i}:{key}/counts"] = value.floats, value.counts
-            rest[key] = {"layout": [[e.name, list(e.shape), e.role] for e in value.layout.entries]}
+            rest[key] = {"layout": list_entries(value.layout)}
         elif isinstance(value, Tensor):
             tensors[f"{i}:{key}"] = value
         else:
             rest[key] = value
+    return tensors, {"keys": list(tree), "rest": rest}
+
+
+def restore(tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> dict[str, Value]:
+    """The tree that `describe` took apart."""
+    keys, rest = described["keys"], described["rest"]
+    tree: dict[str, Value] = {}
+    for i, key in enumerate(keys):
+        value = rest.get(key)
+        if isinstance(value, dict):
+            layout = layout_of(value["layout"])
+            tree[key] = State(layout, tensors[f"{i}:{key}/floats"], tensors[f"{i}:{key}/counts"])
+        else:
+            tree[key] = rest[key] if key in rest else tensors[f"{i}:{key}"]
+    return tree
+
+
+def list_entries(layout: Layout) -> list[list[Any]]:
+    """A layout as values for JSON."""
+    return [[e.name, list(e.shape), e.role] for e in layout.entries]
+
+
+def layout_of(entries: Iterable[Sequence[Any]]) -> Layout:
+    return Layout(tuple(Entry(name, tuple(shape), role) for name, shape, role in entries))
+
+
+def dumps(tree: Tree) -> bytes:
+    """A tree as safetensors bytes: tensors as they are, the rest as JSON in the header. No pickle."""
+    tensors, described = describe(tree)
     seen: set[int] = set()  # the format has no way to say that two tensors lie in the same memory
     for name, tensor in tensors.items():
         memory = tensor.untyped_storage().data_ptr()
         tensors[name] = (tensor.detach().clone() if memory in seen else tensor.detach()).cpu().contiguous()
         seen.add(memory)
     # One entry of metadata: of several, safetensors writes the order at random, and equal trees get unequal bytes.
-    return bytes(_save(tensors, {"tree": json.dumps({"keys": list(tree), "rest": rest}, allow_nan=True)}))
+    return bytes(_save(tensors, {"tree": json.dumps(described, allow_nan=True)}))
 
 
 def loads(data: bytes) -> dict[str, Value]:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    described, tensors = json.loads(header["tree"]), _load(data)
-    keys, rest = described["keys"], described["rest"]
-    tree: dict[str, Value] = {}
-    for i, key in enumerate(keys):
-        value = rest.get(key)
-        if isinstance(value, dict):
-            layout = Layout(tuple(Entry(name, tuple(shape), role) for name, shape, role in value["layout"]))
-            tree[key] = State(layout, tensors[f"{i}:{key}/floats"], tensors[f"{i}:{key}/counts"])
-        else:
-            tree[key] = rest[key] if key in rest else tensors[f"{i}:{key}"]
-    return tree
+    return restore(_load(data), json.loads(header["tree"]))
 
 
 def model(tree: Tree, key: str) -> State:

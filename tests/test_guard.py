@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedssl.algorithm import Rows, Spec, Upload
 from fedssl.algorithms import FedAvg
-from fedssl.guard import Guard, Reply, journey
+from fedssl.guard import Guard, Reply, journey, legible, plain, unsound
 from fedssl.layout import Entry, Layout
 from fedssl.train import Metrics
 from fedssl.tree import Mean, State, Tree, model, nbytes
@@ -308,3 +308,32 @@ def test_what_passes_can_be_merged(name: str) -> None:
         model(merged, "model").floats,
         _mean([(r.client, r.images, r.upload) for r in _replies(bad) if r is not bad]).floats,
     )  # type: ignore[misc]
+
+
+def test_what_strangers_write_is_short_and_plain_in_reports() -> None:
+    """200 characters and one for what was left out; an escape sequence, a line break and U+202E are spelled out."""
+    assert plain("a\x1b[2J\n\u202eb") == "a\\x1b[2J\\n\\u202eb"
+    assert plain("ab", 2) == "ab"
+    assert plain("abc", 2) == "ab…"
+    assert plain("\nb", 2) == "\\n…"
+    for why in (fault({"\x1b[2J" * 9999: 1.0}), fault(SENT, images="\n" * 9999)):
+        assert why is not None
+        assert len(why) == 201
+        assert why.isprintable()
+    g = guard()
+    list(g([Reply("bad", 1, None, None, "no\n" * 9999), Reply("bad", 1, None, None, round=1)]))
+    assert all(report.dropped is not None and report.dropped.isprintable() for report in g.reports)
+
+
+def test_notes_too_large_for_a_float_are_left_out() -> None:
+    assert legible({"huge": 10**400, "nan": math.nan, "fine": 2, "a\nb": 0.5}) == {"fine": 2, "a\\nb": 0.5}
+
+
+def test_what_is_unsound_is_known_before_the_guard_sees_it() -> None:
+    broken = _with(sound(1), 0, math.nan)
+    wire: dict[str, Spec] = {"model": LAYOUT}
+    assert unsound(Reply("a", 1, {"model": sound(1)}, None), wire) is None
+    assert unsound(Reply("a", 0, {"model": sound(1)}, None), wire) == "claims 0 images"
+    assert unsound(Reply("a", 1, {"model": broken}, None), wire) == "model: is not finite"
+    assert unsound(Reply("a", 1, None, None), wire) == "no upload"
+    assert unsound(Reply("a", 1, None, None, "ill"), wire) == "ill"

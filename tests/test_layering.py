@@ -159,6 +159,8 @@ def _sees(name: str) -> set[str]:
 def test_a_module_sees_what_it_may() -> None:
     for name in NAMES:
         first, seen = name.split(".")[0], _sees(name)
+        if name.startswith("runtimes.flower"):  # the top of a program of its own, as cli is: it may see all but that
+            seen -= {*NAMES} - {"cli", "run"}
         refused = seen - MAY_SEE.get(first, seen) | seen & MUST_NOT_SEE.get(first, set())
         assert not refused, f"{name} must not import {sorted(refused)}"
 

@@ -172,7 +172,7 @@ def test_before_anybody_has_trained(go: Go, tmp_path: Path, monkeypatch: pytest.
     def stop(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedssl.drive.federate", stop)
+    monkeypatch.setattr("fedssl.loop.federate", stop)
     for name in ("fedbn", "perssfl"):
         with pytest.raises(Interrupted):
             go(name, name)

@@ -17,16 +17,16 @@ SOAK = """
 import json, os, sys
 from pathlib import Path
 import torch
-import fedssl, fedssl.drive
+import fedssl, fedssl.loop
 from benchmarks.scale import IMAGES, SIDE, experiment
 
-resident, append = {}, fedssl.drive.RoundsLog.append
+resident, append = {}, fedssl.loop.RoundsLog.append
 def noted(log, line):
     append(log, line)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     resident[line["round"]] = pages * os.sysconf("SC_PAGE_SIZE")
 
-fedssl.drive.RoundsLog.append = noted
+fedssl.loop.RoundsLog.append = noted
 changes = {"topology.participation": 0.025, "train.checkpoint_every": 0}
 images = torch.randint(256, (1000 * IMAGES, 3, SIDE, SIDE), dtype=torch.uint8)
 fedssl.run(experiment(1000, 100), sys.argv[1], "cpu", dataset=images, quiet=True, set=changes)

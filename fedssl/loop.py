@@ -1,0 +1,161 @@
+"""The rounds of a run inside its directory, whichever runtime carries the messages: log, measure, checkpoint, stop
+safely."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedssl.algorithm import Spec
+from fedssl.data.progress import Say
+from fedssl.errors import FedsslError, RunError
+from fedssl.evaluate import Evaluation
+from fedssl.experiment import Experiment
+from fedssl.federate import Round, Runtime, federate
+from fedssl.memory import Remembered
+from fedssl.models import models_of
+from fedssl.provenance import code
+from fedssl.report.progress import Progress, telling
+from fedssl.report.rounds import RoundsLog, read_rounds, record
+from fedssl.score import Score
+from fedssl.store import Snapshot, Store
+from fedssl.tree import Mean, to_device
+
+
+class Interrupted(FedsslError):  # noqa: N818 - a request, not an error
+    """Ctrl-C or a termination signal; the last finished round is saved."""
+
+    exit_code = 130
+
+
+class Carrier(NamedTuple):
+    """A runtime, and what a run needs of it besides."""
+
+    runtime: Runtime
+    remembered: Callable[[], Mapping[str, Remembered]]  # by clients at the end of a round, as far as it lies here
+    close: Callable[[], None]
+
+
+def found(folder: Path, store: Store, say: Say) -> Snapshot | None:
+    """Where a run directory stands; None if nothing has begun there. Refused if what is there does not fit together."""
+    snapshot = store.resume(say)
+    if snapshot is None and any(True for _ in read_rounds(folder / "rounds.jsonl")):
+        raise RunError(f"{folder} has finished rounds but no checkpoint to go on from; nothing was changed")
+    if snapshot is not None and not (folder / "experiment.toml").is_file():
+        raise RunError(f"{folder} has checkpoints but no experiment.toml that says of what; nothing was changed")
+    return snapshot
+
+
+def refuse_fruitless(folder: Path) -> None:
+    """A run in which no round had a sound upload has no model to show."""
+    if all(line["failed"] for line in read_rounds(folder / "rounds.jsonl")):
+        raise RunError(f"{folder}: no round had a sound upload, so nothing was learned; rounds.jsonl says why")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One process's turn at a run."""
+
+    experiment: Experiment
+    folder: Path
+    store: Store
+    evaluation: Evaluation
+    device: torch.device  # where sites are merged and models measured
+    clients: Sequence[str]  # those that have images, in order
+    checkpoint_every: float  # seconds, at least
+    say: Say
+
+    def begin(self, sites: Mapping[str, Any]) -> Snapshot:
+        """The state before the first round, saved at once: a run that has begun is never mistaken for a new one."""
+        snapshot = Snapshot(0, sites, {})
+        self.store.save(snapshot)
+        self.store.wait()
+        return snapshot
+
+    def run(
+        self,
+        last: Snapshot,
+        resumed: bool,
+        wire: Mapping[str, Spec],
+        carry: Callable[[Progress], Carrier],
+        title: str,
+        quiet: bool,
+    ) -> None:
+        """The rounds after `last`; `carry` makes the runtime, given whom to tell of clients that have finished."""
+        code()  # of now: files may be edited while this runs
+        if self.evaluation.note and self.experiment.probe.every:
+            self.say(self.evaluation.note)
+        if warning := self.experiment.algorithm.warning:
+            self.say(warning)
+        log = RoundsLog(self.folder / "rounds.jsonl", last.rounds)
+        if resumed:
+            self.say(f"going on after round {last.rounds} of {self.experiment.rounds}")
+        asked = self.experiment.topology.plan(self.clients, 0, self.experiment.seed).home
+        with telling(title, self.experiment.rounds, last.rounds, len(asked), quiet) as progress:
+            carrier = carry(progress)
+            saved, begun = time.monotonic(), time.perf_counter()
+            unsaved = False
+            try:
+                for round in self._rounds(carrier.runtime, wire, last):
+                    done = Snapshot(round.number + 1, round.sites, carrier.remembered())
+                    line = self._record(round, done, time.perf_counter() - begun)
+                    log.append(line)
+                    progress.round(line)
+                    last, unsaved = done, True
+                    if time.monotonic() - saved >= self.checkpoint_every and not self.store.busy:
+                        self.store.save(last)
+                        saved, unsaved = time.monotonic(), False
+                    begun = time.perf_counter()
+            except KeyboardInterrupt:
+                raise Interrupted(
+                    f"stopped after round {last.rounds} of {self.experiment.rounds}; the same command goes on"
+                ) from None
+            finally:
+                self._close(carrier, last if unsaved else None)
+
+    def _rounds(self, runtime: Runtime, wire: Mapping[str, Spec], last: Snapshot) -> Iterator[Round]:
+        e = self.experiment
+        sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
+        return federate(e.algorithm, e.topology, runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds)
+
+    def _record(self, round: Round, done: Snapshot, seconds: float) -> dict[str, Any]:
+        rounds, knn = self.experiment.rounds, self._knn(done)
+        accuracies = (None, None) if knn is None else (knn.mean, knn.common)
+        return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, *accuracies)
+
+    def _knn(self, done: Snapshot) -> Score | None:
+        every = self.experiment.probe.every
+        due = every and (done.rounds % every == 0 or done.rounds == self.experiment.rounds)
+        if not due or not self.evaluation.possible:
+            return None
+        models = models_of(self.experiment, done.sites, done.memory, self.device)
+        return self.evaluation.measure(models, ("knn",), models.apart)["knn"] if models else None
+
+    def _close(self, carrier: Carrier, unsaved: Snapshot | None) -> None:
+        """End what still goes on, then save what is finished; another Ctrl-C must not cut that short."""
+        with _signals_ignored():
+            carrier.close()
+            if unsaved is not None:
+                self.store.save(unsaved)
+            self.store.wait()
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

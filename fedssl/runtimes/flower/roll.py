@@ -1,0 +1,52 @@
+"""flower.json in a run directory: who takes part in a run on Flower, and how often its server has begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+from uuid import uuid4
+
+from fedssl.errors import RunError
+from fedssl.store import write_atomic
+
+NOBODY: Mapping[str, int] = MappingProxyType({})
+
+
+class Roll(NamedTuple):
+    """The server's every start is an attempt at the run, from the round it could go on with."""
+
+    run: str
+    starts: tuple[int, ...]
+    clients: tuple[str, ...]  # with images, in order; none: nobody has joined yet
+    image: tuple[int, int, int] | None
+    kept: Mapping[str, int] = NOBODY  # clients that have a model of their own, and after how many rounds it was made
+
+    @classmethod
+    def of(cls, folder: Path, begins: int | None) -> Roll:
+        """With one more start, at round `begins`; None: nothing has been saved yet.
+
+        Refused where rounds are saved and no roll is: clients would be taken for new ones, and what they remember lost.
+        """
+        path = folder / "flower.json"
+        if not path.is_file():
+            if begins is not None:
+                raise RunError(
+                    f"{folder} has checkpoints but no flower.json: the run was not begun on Flower, or the file is "
+                    "lost, and nobody knows what its clients remember. Nothing was changed; choose another run-dir"
+                )
+            return cls(uuid4().hex, (0,), (), None)
+        try:
+            values = json.loads(path.read_text("utf-8"))
+            image = None if values["image"] is None else tuple(values["image"])
+            clients, starts = tuple(values["clients"]), (*values["starts"], begins or 0)
+            return cls(values["run"], starts, clients, image, values["kept"])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise RunError(f"{path} is damaged ({problem}); nothing was changed") from problem
+
+    def write(self, folder: Path) -> Roll:
+        values = {**self._asdict(), "kept": dict(self.kept)}
+        write_atomic(folder / "flower.json", (json.dumps(values) + "\n").encode())
+        return self

@@ -1,0 +1,116 @@
+"""Trees through Flower's records and bytes, to the bit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedssl.layout import Entry, Layout
+from fedssl.runtimes.flower.codec import Encoder, decode, encode
+from fedssl.tree import State, dumps
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64),
+]
+
+
+def _through_bytes(records: RecordDict) -> RecordDict:
+    """As Flower sends it: every object to bytes and back."""
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    contents = {key: value.deflate() for key, value in get_all_nested_objects(records).items()}
+    return inflate_object_from_contents(records.object_id, contents)
+
+
+@st.composite
+def _tensors(draw: Any) -> torch.Tensor:
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    width = torch.empty(0, dtype=dtype).element_size()
+    count = int(torch.Size(shape).numel())
+    raw = torch.tensor(list(draw(st.binary(min_size=count * width, max_size=count * width))), dtype=torch.uint8)
+    if dtype == torch.bool:
+        return (raw % 2).bool().view(shape)
+    return raw.view(dtype).view(shape)
+
+
+def _model(draws: list[int]) -> State:
+    layout = Layout.of([Entry("backbone.a", (2, 3), "weight"), Entry("backbone.n", (), "counter")])
+    return State(layout, torch.tensor(draws[:6]).float() / 7, torch.tensor([2**62 + draws[6]]))
+
+
+values = st.one_of(
+    _tensors(),
+    st.lists(st.integers(-1000, 1000), min_size=7, max_size=7).map(_model),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.booleans(),
+    st.text(),
+)
+
+
+@given(st.dictionaries(st.text(), values, max_size=5))
+def test_a_tree_comes_back_to_the_bit(tree: Any) -> None:
+    back = decode(_through_bytes(encode(tree)))
+    assert list(back) == list(tree)
+    for key, value in tree.items():
+        if isinstance(value, torch.Tensor):
+            assert back[key].dtype == value.dtype
+            assert back[key].shape == value.shape
+        else:
+            assert type(back[key]) is type(value)
+    plain = {k: v for k, v in tree.items() if not (isinstance(v, torch.Tensor) and v.dtype == torch.complex64)}
+    assert dumps({k: back[k] for k in plain}) == dumps(plain)
+
+
+def test_by_hand() -> None:
+    """bfloat16 1.0 is 0x3f80 = 16256; a counter above 2^53 is not rounded; 0-d and empty keep their shapes."""
+    tree = {"b": torch.tensor(1.0, dtype=torch.bfloat16), "n": torch.tensor(2**53 + 1), "e": torch.empty(0, 3)}
+    records = encode(tree)
+    assert records["arrays"]["0:b"].numpy().item() == 16256
+    back = decode(_through_bytes(records))
+    assert (back["b"].dtype, back["b"].shape, back["b"].item()) == (torch.bfloat16, (), 1.0)
+    assert back["n"].item() == 2**53 + 1
+    assert back["e"].shape == (0, 3)
+    back["e"].add_(1)  # what comes out may be written to
+    back["n"].add_(1)
+
+
+def test_a_transposed_tensor_is_sent_as_it_looks() -> None:
+    tensor = torch.arange(6.0).view(2, 3).T
+    assert torch.equal(decode(encode({"t": tensor}))["t"], tensor)
+
+
+def test_a_tensor_sent_again_is_encoded_once() -> None:
+    shared, encoder = torch.ones(3), Encoder()
+    first, second = encoder({"a": shared, "first": 0}), encoder({"a": shared, "first": 1})
+    assert first["arrays"]["0:a"] is second["arrays"]["0:a"]
+    assert first["arrays"].object_id == second["arrays"].object_id
+    encoder({"a": torch.zeros(1)})
+    assert encoder({"a": shared})["arrays"]["0:a"] is not first["arrays"]["0:a"]  # no more than one tree is held
+
+
+@pytest.mark.parametrize("change", ["json", "missing", "foreign", "names", "none"])
+def test_what_is_no_tree_is_refused(change: str) -> None:
+    records = encode({"b": torch.tensor(1.0, dtype=torch.bfloat16)})
+    described = json.loads(records["tree"]["json"])
+    if change == "json":
+        records["tree"] = ConfigRecord({"json": "{"})
+    elif change == "missing":
+        del records["arrays"]
+    elif change == "foreign":
+        records["tree"] = ConfigRecord({"json": json.dumps({**described, "foreign": {"0:b": "object"}})})
+    elif change == "names":
+        records["tree"] = ConfigRecord({"json": json.dumps({**described, "keys": [["b"]]})})
+    else:
+        records = RecordDict()
+    with pytest.raises(ValueError, match="no tree can be read"):
+        decode(records)

@@ -1,0 +1,101 @@
+"""The same bits by way of Flower's objects as in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, Nodes, tiny
+from PIL import Image
+from safetensors.numpy import load_file
+
+import fedssl
+from fedssl.report.rounds import read_rounds
+from fedssl.runtimes.flower import client_app
+from fedssl.store import Store
+from fedssl.tree import dumps
+
+CASES = {
+    "fedavg": ("fedavg", "simclr", "", ""),
+    "fedu": ("fedu", "byol", "", ""),
+    "fedema": ("fedema", "byol", "", ""),
+    "fedca": ("fedca", "simclr", "dictionary = 12\naligned = 4", ""),
+    "ccl": ("ccl", "mocov2", "neighbours = 3\ncandidates = 8", "queue = 16"),
+    "featarc": ("featarc", "simclr", "", ""),
+}
+
+
+def _sites(folder: Any) -> dict[str, bytes]:
+    snapshot = Store(folder).load(lambda line: None)
+    assert snapshot is not None
+    return {site: dumps(tree) for site, tree in snapshot.sites.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flower_gives_the_bits_of_a_local_run(name: str, nodes: Nodes) -> None:
+    experiment = tiny(*CASES[name])
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    nodes.serve(experiment, nodes.grid(experiment), data_dir=str(nodes.root / "data"))
+    assert _sites(nodes.root / "flower") == _sites(local.dir)
+    mine, theirs = (list(read_rounds(nodes.root / f / "rounds.jsonl")) for f in ("flower", "local"))
+    for line in (*mine, *theirs):
+        del line["seconds"], line["images_per_s"]
+        for client in line["clients"]:
+            assert client["dropped"] is None
+            del client["images_per_s"]
+    assert mine == theirs
+
+
+@pytest.mark.parametrize("name", ["fedema", "fedca", "featarc"])
+def test_several_clients_may_live_on_one_node(name: str, nodes: Nodes) -> None:
+    """Five clients on two nodes, three on one and two on the other: each with its own images and its own memory."""
+    experiment = tiny(*CASES[name], clients=5)
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    nodes.serve(experiment, nodes.dealt(experiment, 2), data_dir=str(nodes.root / "data"))
+    assert _sites(nodes.root / "flower") == _sites(local.dir)
+    assert {path.name for path in (nodes.root / "memory").iterdir()} == set("01234")
+
+
+def test_a_clients_own_model_is_made_at_the_client(nodes: Nodes) -> None:
+    """With the bits it has in a local run; the server has what clusters share."""
+    experiment = tiny(*CASES["featarc"])
+    local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
+    said = nodes.serve(experiment, nodes.grid(experiment))
+    assert sum("has its own model" in line for line in said) == 3
+    for client in "012":
+        [own] = (nodes.root / "memory" / client).glob("*/backbone.safetensors")
+        theirs = load_file(local.dir / f"backbone-{client}.safetensors")
+        mine = load_file(own)
+        assert mine.keys() == theirs.keys()
+        assert all(mine[key].tobytes() == theirs[key].tobytes() for key in mine)
+    assert not (nodes.root / "flower/backbone-0.safetensors").exists()
+
+
+def test_images_on_machines_of_their_own(nodes: Nodes) -> None:
+    """Each client has its folder, and nothing but that: as one folder of clients, on one machine."""
+    random = np.random.default_rng(1)
+    for client, count in {"north": 10, "south": 17}.items():
+        for place in (nodes.root / "together/scans" / client, nodes.root / client / "scans"):
+            place.mkdir(parents=True)
+        for i in range(count):
+            image = Image.fromarray(random.integers(0, 255, (12, 12, 3), dtype=np.uint8))
+            for place in (nodes.root / "together/scans" / client, nodes.root / client / "scans"):
+                image.save(place / f"{i:03}.png")
+    folder = {"data.name": "folder", "data.path": "scans", "data.size": 12, "data.cache": "off"}
+    together = tiny("fedu", "byol", clients=2).with_changes(
+        {**folder, "data.layout": "clients", "partition.name": "natural"}
+    )
+    apart = tiny("fedu", "byol", clients=2).with_changes({**folder, "data.layout": "flat"})
+    local = fedssl.run(together, nodes.root / "local", "cpu", nodes.root / "together", quiet=True)
+    app = client_app(apart)
+    config = {"images": "own"}
+    grid = FakeGrid(
+        {
+            7: nodes.node(app, 7, "south", **config, **{"data-dir": str(nodes.root / "south")}),
+            8: nodes.node(app, 8, "north", **config, **{"data-dir": str(nodes.root / "north")}),
+        }
+    )
+    nodes.serve(apart, grid)
+    assert _sites(nodes.root / "flower") == _sites(local.dir)
+    assert not [data for data in grid.wire.values() if b"scans" in data or b".png" in data]
