@@ -43,6 +43,16 @@ every = 0
 linear = false
 """
 
+# Algorithm, method, settings of each: those whose bits are the same wherever they run.
+CASES = {
+    "fedavg": ("fedavg", "simclr", "", ""),
+    "fedu": ("fedu", "byol", "", ""),
+    "fedema": ("fedema", "byol", "", ""),
+    "fedca": ("fedca", "simclr", "dictionary = 12\naligned = 4", ""),
+    "ccl": ("ccl", "mocov2", "neighbours = 3\ncandidates = 8", "queue = 16"),
+    "featarc": ("featarc", "simclr", "", ""),
+}
+
 
 class FakeGrid:
     """Nodes as functions. A message is answered when somebody looks for the answer.

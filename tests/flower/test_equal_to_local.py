@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, Nodes, tiny
+from fake_grid import CASES, FakeGrid, Nodes, tiny
 from PIL import Image
 from safetensors.numpy import load_file
 
@@ -15,15 +15,6 @@ from fedssl.report.rounds import read_rounds
 from fedssl.runtimes.flower import client_app
 from fedssl.store import Store
 from fedssl.tree import dumps
-
-CASES = {
-    "fedavg": ("fedavg", "simclr", "", ""),
-    "fedu": ("fedu", "byol", "", ""),
-    "fedema": ("fedema", "byol", "", ""),
-    "fedca": ("fedca", "simclr", "dictionary = 12\naligned = 4", ""),
-    "ccl": ("ccl", "mocov2", "neighbours = 3\ncandidates = 8", "queue = 16"),
-    "featarc": ("featarc", "simclr", "", ""),
-}
 
 
 def _sites(folder: Any) -> dict[str, bytes]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from fake_grid import Nodes, tiny
+from fake_grid import CASES, Nodes, tiny
 
 import fedssl
 from benchmarks.flower import measure
@@ -114,12 +114,12 @@ def test_the_bits_of_a_local_run_and_nothing_left_behind(algorithm: str, method:
     assert fedssl.Run(nodes.root / "run").results["table"] == local.results["table"]
 
 
-@pytest.mark.parametrize(("algorithm", "method"), [("fedu", "byol"), ("featarc", "simclr")])
+@pytest.mark.parametrize("name", CASES)
 def test_flowers_simulation_gives_these_bits_too(
-    algorithm: str, method: str, nodes: Nodes, started: Processes, monkeypatch: pytest.MonkeyPatch
+    name: str, nodes: Nodes, started: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
-    experiment = tiny(algorithm, method, clients=2)
+    experiment = tiny(*CASES[name], clients=2)
     local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
     monkeypatch.setenv("XDG_STATE_HOME", str(nodes.root / "state"))
     config = {"run-dir": str(nodes.root / "run"), "data-dir": str(nodes.root / "data"), "device": "cpu"}
