@@ -49,7 +49,7 @@ GROUPS: dict[str, dict[str, Case]] = {
     "cifar10": {
         "fedema": Case("fedema-cifar10-noniid"),
         "fedbyol": Case("fedbyol-cifar10-noniid"),
-        "fedu": Case("fedu-cifar10-noniid"),
+        "fedu": Case("fedu-cifar10-noniid", {"probe.protocol": "fedema"}),  # as FedEMA's Table 3 measures it
     },
     "fashion-mnist": {
         "ccl-iid": Case("ccl-fmnist-iid-short", BRIEFLY),

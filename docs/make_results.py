@@ -7,12 +7,17 @@ table and a picture of their kNN accuracy. Benchmarks' JSON files are tables by 
 from __future__ import annotations
 
 import json
+import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedssl.analysis import scores
+from fedssl.changes import merge_changes, parse_assignment
+from fedssl.experiment import Experiment, plain_values
+from fedssl.reproduce.plan import PROBED
+from fedssl.tables import Cell, tables
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
@@ -24,11 +29,14 @@ This page is made from the files in `results/` by `python docs/make_results.py`.
 them came about, and what it does and does not show.
 """
 GROUPS = {
+    "cifar10": "FedEMA's setting on CIFAR-10, five clients with two classes each, with the whole budget: "
+    "`python -m benchmarks.papers cifar10`.",
     "cifar10-short": "Algorithms side by side on CIFAR-10, five clients with two classes each, a fifth of the papers' "
     "budget: `python -m benchmarks.papers cifar10-short`.",
     "fedbyol-cifar10-short": "FedBYOL in the same setting, by an earlier version: two seeds, and first weights as "
     "torchvision draws them.",
 }
+EARLIER = ("fedbyol-cifar10-short",)  # other code: not shown beside published figures
 
 
 class Run(NamedTuple):
@@ -85,7 +93,8 @@ class Run(NamedTuple):
 def groups() -> Iterator[tuple[str, list[Run]]]:
     """Folders of finished runs, those described first and in that order."""
     found = {path.parent.parent for path in RESULTS.glob("*/*/results.json")}
-    for folder in sorted(found, key=lambda folder: (folder.name not in GROUPS, folder.name)):
+    order = {name: i for i, name in enumerate(GROUPS)}
+    for folder in sorted(found, key=lambda folder: (order.get(folder.name, len(order)), folder.name)):
         yield folder.name, [Run.read(path.parent) for path in sorted(folder.glob("*/results.json"))]
 
 
@@ -121,6 +130,64 @@ def draw(name: str, runs: list[Run]) -> None:
     PICTURES.mkdir(exist_ok=True)
     figure.savefig(PICTURES / f"{name}.png", dpi=110, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def published() -> Iterator[str]:
+    """Runs that are a cell of a published table, with the paper's budget or with one local epoch a round. A figure that
+    several tables of a paper have is shown once."""
+    runs: dict[str, list[Run]] = {}
+    for name, some in groups():
+        for run in some if name not in EARLIER else ():
+            runs.setdefault(identity(Experiment.from_dict(dict(run.experiment))), []).append(run)
+    rows: dict[tuple[str, str, float, str], list[Cell]] = {}
+    for each in tables().values():
+        for cell in each.cells:
+            for suffix in ("", "-short") if cell.probe == "linear" and cell.value is not None else ():
+                key = identity(_of(cell, suffix))
+                if key in runs:
+                    rows.setdefault((key, each.paper, cell.value or 0.0, suffix), []).append(cell)
+    yield "## Beside what was published\n"
+    yield (
+        "The runs above that are cells of `fedssl reproduce`'s tables, linear accuracy. Where a run is shorter than "
+        "the paper's, the published figure says where longer training leads, and no difference is given.\n"
+    )
+    yield table(
+        ("", "", "", "length", "seeds", "published", "measured", "difference"),
+        (_beside(paper, cells, runs[key], suffix) for (key, paper, _, suffix), cells in rows.items()),
+    )
+
+
+def identity(experiment: Experiment) -> str:
+    """The same for runs that differ by their seed, by what a device decides, by what is measured on the way, or by
+    whether a data set's file is named (cifar10.npz) or the data set."""
+    said = experiment.to_dict()
+    said["data"]["name"] = Path(said["data"].pop("path", said["data"]["name"])).stem
+    said |= {"seed": None, "probe": {key: said["probe"][key] for key in PROBED}}
+    said["train"] |= {"precision": None, "checkpoint_every": None}
+    return json.dumps(said, sort_keys=True)
+
+
+def _of(cell: Cell, suffix: str) -> Experiment:
+    probe = {f"probe.{key.removeprefix('probe.')}": value for key, value in map(parse_assignment, cell.settings)}
+    changes = probe | dict(map(parse_assignment, cell.set))
+    return Experiment.from_dict(merge_changes(plain_values(cell.recipe + suffix), changes))
+
+
+def _beside(paper: str, cells: Sequence[Cell], runs: Sequence[Run], suffix: str) -> list[str]:
+    figures = [run.accuracies["linear"] for run in runs]
+    mean, spread = statistics.mean(figures), f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
+    said = max(cells, key=lambda cell: len(cell.published or ""))  # one of them may have its deviation
+    epochs = _of(said, "").train.epochs
+    return [
+        f"{paper}, {', '.join(dict.fromkeys(cell.place for cell in cells))}",
+        said.row,
+        said.column,
+        runs[0].settings["length"] + (f" (there {epochs})" if suffix else ""),
+        str(len(runs)),
+        said.published or "",
+        f"{mean:.2f}{spread}",
+        "" if suffix else f"{mean - (said.value or 0):+.2f}",
+    ]
 
 
 def label_free() -> Iterator[str]:
@@ -222,7 +289,7 @@ def _json(path: Path) -> Any:
 
 
 def page() -> str:
-    sections = [*(group(name, runs) for name, runs in groups()), label_free(), learning(), demo(), speed()]
+    sections = [*(group(name, runs) for name, runs in groups()), published(), label_free(), learning(), demo(), speed()]
     return "\n".join([INTRODUCTION, *("\n".join(section) for section in sections)])
 
 

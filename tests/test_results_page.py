@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from fedssl.changes import merge_changes
+from fedssl.experiment import Experiment, plain_values
+
 SCRIPT = Path(__file__).parents[1] / "docs" / "make_results.py"
 
 
@@ -79,3 +82,27 @@ def test_scores_of_all_runs_whatever_folder_they_are_in(script: dict[str, Any], 
     )
     assert "Over the runs above, 3 runs in all" in text
     assert "alignment is in 0" in text
+
+
+def test_runs_stand_beside_what_was_published(script: dict[str, Any], tmp_path: Path) -> None:
+    """Two seeds of FedEMA's default run, one of them in bf16 and with another file name for the same images; a shorter
+    run has no difference, and one with another rate is no cell of any table."""
+    plain = {"seed": 0}
+    named = {"seed": 1, "train.precision": "bf16", "probe.every": 5, "data": {"name": "npz", "path": "cifar10.npz"}}
+    for folder, recipe, changes, linear in (
+        ("g/a", "fedema-cifar10-noniid", plain, 83.0),
+        ("g/b", "fedema-cifar10-noniid", named, 85.0),
+        ("g/short", "fedema-cifar10-noniid-short", plain, 70.0),
+        ("g/other", "fedema-cifar10-noniid", {"train.lr": 0.1}, 10.0),
+        ("fedbyol-cifar10-short/a", "fedbyol-cifar10-noniid-short", plain, 10.0),
+    ):
+        write(tmp_path / folder)
+        experiment = Experiment.from_dict(merge_changes(plain_values(recipe), changes))
+        (tmp_path / folder / "experiment.toml").write_text(experiment.to_toml())
+        results = {"environment": {"device": "cuda: H200"}, "table": {"this run": {"linear": {"mean": linear}}}}
+        (tmp_path / folder / "results.json").write_text(json.dumps(results))
+    text = "\n".join(script["published"]())
+    row = "| FedEMA, Table 3, Table 5, Table 10 | FedEMA (autoscaler, τ = 0.7) | CIFAR-10, non-IID |"
+    assert f"{row} 100 rounds × 5 epochs | 2 | 83.34±0.39 | 84.00 ± 1.41 | +0.66 |" in text
+    assert f"{row} 100 rounds × 1 epoch (there 5) | 1 | 83.34±0.39 | 70.00 |  |" in text
+    assert " 10.00 |" not in text
