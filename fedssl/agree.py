@@ -43,9 +43,16 @@ def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) 
     return wanted
 
 
-def agree_on_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor], public: Tensor | None = None) -> None:
-    """Refuse to go on with other images, private or public, or the same ones dealt otherwise, than a run began with."""
-    digest = hashlib.sha256()
+def agree_on_images(
+    experiment: Experiment, folder: Path, data: Dataset, owners: Mapping[str, Tensor], public: Tensor | None = None
+) -> None:
+    """Refuse to go on with other images, private or public, or the same ones dealt otherwise, than a run began with; or
+    with other first weights or labels, where it has begun with some."""
+    digest, method = hashlib.sha256(), experiment.method
+    if method.init is not None and method.init.is_file():
+        digest.update(hashlib.sha256(method.init.read_bytes()).digest())
+    if method.method.learns_from_labels and data.train.labelled:
+        digest.update(data.train.labels.to(torch.int64).numpy().data)
     if public is not None:
         digest.update(json.dumps(list(public.shape)).encode())
         digest.update(public.numpy().data)
@@ -55,5 +62,8 @@ def agree_on_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor], p
             digest.update(part.numpy().data)
     path, found = folder / "images.sha256", digest.hexdigest()
     if path.is_file() and path.read_text("utf-8").strip() != found:
-        raise ConfigError(f"{folder} holds a run on other images, or on these dealt otherwise. Choose another --dir")
+        others = "on other images, or on these dealt otherwise"
+        others += ", or with other labels" if method.method.learns_from_labels else ""
+        others += ", or from other first weights" if method.init is not None else ""
+        raise ConfigError(f"{folder} holds a run {others}. Choose another --dir")
     write_atomic(path, f"{found}\n".encode())

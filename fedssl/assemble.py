@@ -24,10 +24,13 @@ from fedssl.probes import balanced, how_many
 from fedssl.room import free_on_device
 from fedssl.runtimes.attend import Pace, Shard
 from fedssl.seeds import derive, generator
+from fedssl.topology import MEAN, SERVER
 from fedssl.train import Trainer
 
 CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
 BYTES_PER_PIXEL = 12_000  # of a batch's views, for a training step's activations; a ResNet-50 takes as many
+HOME = "home"  # who an algorithm makes its first state at
+RESERVED = {SERVER, MEAN, HOME}  # names that no client may have
 
 
 def resolve_device(name: str) -> torch.device:
@@ -75,6 +78,8 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict
     nobodys = torch.cat([public_rows(experiment, data), left_out(experiment, data)])
     parts = {client: index[~torch.isin(index, nobodys)] for client, index in parts.items()}
     owners = dict(experiment.topology.owners(parts))
+    if taken := RESERVED & owners.keys():
+        raise ConfigError(f'a client is called "{min(taken)}", as something of fedssl\'s own is; give it another name')
     empty = [client for client, index in owners.items() if not len(index)]
     if len(empty) == len(owners):
         raise DataError("no client has any images")
@@ -138,7 +143,7 @@ def build_method(experiment: Experiment, image: tuple[int, int, int], device: to
     """The method for images of (C, H, W), its weights drawn from the run's seed or read from `method.init`."""
     channels, height, _ = image
     with torch.random.fork_rng(devices=[]):  # modules draw their weights from torch's default generator
-        torch.manual_seed(derive(experiment.seed, "weights"))
+        torch.default_generator.manual_seed(derive(experiment.seed, "weights"))
         backbone = build_backbone(experiment, channels)
         if experiment.method.init is not None:
             nets.load_backbone(backbone, experiment.method.init)
@@ -175,7 +180,7 @@ def pace(experiment: Experiment) -> Callable[[int], Pace]:
 def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str], public: Tensor | None = None) -> Sites:
     """Every site's first state, from one common initialisation; `public` images are on the trainer's device."""
     nobody = trainer.method.state.floats.new_empty(0, dtype=torch.uint8)
-    home = Client("home", nobody, None, {}, trainer, experiment.seed, 0, rounds=experiment.rounds, public=public)
+    home = Client(HOME, nobody, None, {}, trainer, experiment.seed, 0, rounds=experiment.rounds, public=public)
     try:
         with _threads(experiment.train.threads):  # as many as a client has: an algorithm may train here
             first = experiment.algorithm.init(home)

@@ -56,7 +56,7 @@ def drive(
         store = Store(folder)
         snapshot = found(folder, store, say)
         seen, owners = assemble.deal(experiment, data, say)
-        agree_on_images(folder, seen, owners, public)
+        agree_on_images(experiment, folder, seen, owners, public)
         write_atomic(folder / "experiment.toml", experiment.to_toml().encode())
         if snapshot is None or snapshot.rounds < experiment.rounds:
             evaluation = Evaluation(experiment, data, device)

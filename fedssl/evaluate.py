@@ -13,7 +13,7 @@ from torch import Tensor
 from fedssl import nets
 from fedssl.assemble import build_backbone, build_method, left_out, normalisation
 from fedssl.data import Dataset, Images
-from fedssl.errors import ConfigError
+from fedssl.errors import ConfigError, DataError
 from fedssl.experiment import Experiment
 from fedssl.numerics import float32
 from fedssl.pixels import Rows
@@ -77,13 +77,15 @@ class Evaluation:
         self.experiment, self.data, self.device, self._seen = experiment, data, device, seen
         self._channels = data.train.image[0]
         self._normalisation = normalisation(experiment, self._channels)
+        if data.test is not None and len(data.test) and data.test.image[0] != self._channels:
+            raise DataError(f"test images have {data.test.image[0]} channels, training images {self._channels}")
         self.note = HALVED if self.possible and not data.train.labelled else None
 
     @property
     def possible(self) -> bool:
         """Whether there are labelled test images to measure with, and some to learn from."""
         test = self.data.test
-        return test is not None and test.labelled and (self.data.train.labelled or len(test) > 1)
+        return test is not None and test.labelled and len(test) > (0 if self.data.train.labelled else 1)
 
     def sets(self) -> tuple[Images, Images]:
         """Labelled images that probes learn from, and those they are measured on."""

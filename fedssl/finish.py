@@ -8,7 +8,6 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 from torch import Tensor
@@ -46,9 +45,9 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     experiment = Experiment.from_file(folder / "experiment.toml")
     snapshot = Store(folder).load(lambda line: None, check_rows=False)
     assert snapshot is not None
-    tested = _hash(data.test)
+    measured = {"test_images": _hash(data.test), "labels": _labels(data)}
     beside = [name for name in experiment.probe.beside if name == "random" or not alone]
-    if _finished(folder, experiment, snapshot.rounds, tested, beside):
+    if _finished(folder, experiment, snapshot.rounds, measured, beside):
         return
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     image = data.train.image
@@ -63,13 +62,14 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     results: dict[str, Any] = {
         "experiment": experiment.hash(),
         "rounds": snapshot.rounds,
-        "test_images": tested,
+        **measured,
+        "models": len(models),
         "environment": environment(device) | {"code": ", ".join(codes)},
         "notes": notes,
         "table": {},
     }
     export(experiment, folder, models, image, snapshot.rounds, notes)
-    if evaluation.possible:
+    if evaluation.possible and models:
         scores = table(experiment, folder, data, public, device, evaluation, models, beside, quiet)
         results["table"] = {
             name: {probe: each.summary() for probe, each in row.items()} for name, row in scores.items()
@@ -92,14 +92,28 @@ def _hash(images: Images | None) -> str | None:
     return digest.hexdigest()
 
 
-def _finished(folder: Path, experiment: Experiment, rounds: int, tested: str | None, beside: list[str]) -> bool:
-    """Whether the results there are those of this experiment, probes and test images included."""
+def _labels(data: Dataset) -> str:
+    """Of all that probes learn from and are measured by."""
+    digest = hashlib.sha256()
+    for images in (data.train, data.test):
+        if images is not None and images.labelled:
+            digest.update(images.labels.to(torch.int64).numpy().data)
+        digest.update(b"|")
+    return digest.hexdigest()
+
+
+def _finished(
+    folder: Path, experiment: Experiment, rounds: int, measured: Mapping[str, str | None], beside: list[str]
+) -> bool:
+    """Whether the results there are those of this experiment, probes, test images and labels included."""
     path = folder / "results.json"
-    if not path.is_file() or not list(folder.glob("backbone*.safetensors")):
+    if not path.is_file():
         return False
     found = json.loads(path.read_text("utf-8"))
+    if len(list(folder.glob("backbone*.safetensors"))) < found.get("models", 1):
+        return False
     drawn = not experiment.probe.picture or (folder / "picture.png").is_file()
-    same = {"experiment": experiment.hash(), "rounds": rounds, "test_images": tested}
+    same = {"experiment": experiment.hash(), "rounds": rounds, **measured}
     compared = not found.get("table") or set(beside) <= found["table"].keys()
     return drawn and compared and all(found.get(key) == value for key, value in same.items())
 
@@ -168,8 +182,10 @@ def draw(
 
 
 def first_models(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> dict[str, State]:
-    """The model before the first round: what an untrained backbone is worth."""
-    return {"random": assemble.build_method(experiment, image, device).state}
+    """The model before the first round, from the first weights the seed gives: what an untrained backbone is worth."""
+    method = experiment.method.model_copy(update={"init": None})
+    untrained = experiment.model_copy(update={"method": method})
+    return {"random": assemble.build_method(untrained, image, device).state}
 
 
 def export(
@@ -197,7 +213,7 @@ def export(
         "input": "pixels / 255, then (x - mean) / std where mean is given; eval mode",
     }
     for name, state in models.items():
-        file = "backbone.safetensors" if len(models) == 1 else f"backbone-{quote(name, safe='')}.safetensors"
+        file = "backbone.safetensors" if len(models) == 1 else nets.backbone_file(name)
         tensors = state.pick(("backbone",)).without_prefix("backbone").tensors()
         nets.save_backbone(tensors, folder / file, header | {"model": name})
 

@@ -56,7 +56,8 @@ def found(folder: Path, store: Store, say: Say) -> Snapshot | None:
 
 def refuse_fruitless(folder: Path) -> None:
     """A run in which no round had a sound upload has no model to show."""
-    if all(line["failed"] for line in read_rounds(folder / "rounds.jsonl")):
+    failed = [line["failed"] for line in read_rounds(folder / "rounds.jsonl")]
+    if failed and all(failed):
         raise RunError(f"{folder}: no round had a sound upload, so nothing was learned; rounds.jsonl says why")
 
 
@@ -102,15 +103,21 @@ class Loop:
         with telling(title, self.experiment.rounds, last.rounds, len(asked), quiet) as progress:
             carrier = carry(progress)
             saved, begun = time.monotonic(), time.perf_counter()
-            unsaved = False
+            unsaved, every = False, self.checkpoint_every
             try:
                 for round in self._rounds(carrier.runtime, wire, last):
                     done = Snapshot(round.number + 1, round.sites, carrier.remembered())
-                    line = self._record(round, done, time.perf_counter() - begun)
+                    try:
+                        knn = self._knn(done)
+                    except Exception:  # a probe that fails takes no round with it
+                        log.append(self._line(round, None, time.perf_counter() - begun))
+                        last, unsaved = done, True
+                        raise
+                    line = self._line(round, knn, time.perf_counter() - begun)
                     log.append(line)
                     progress.round(line)
                     last, unsaved = done, True
-                    if time.monotonic() - saved >= self.checkpoint_every and not self.store.busy:
+                    if time.monotonic() - saved >= every and not (every and self.store.busy):  # 0: in every round
                         self.store.save(last)
                         saved, unsaved = time.monotonic(), False
                     begun = time.perf_counter()
@@ -126,9 +133,8 @@ class Loop:
         sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
         return federate(e.algorithm, e.topology, runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds)
 
-    def _record(self, round: Round, done: Snapshot, seconds: float) -> dict[str, Any]:
-        rounds, knn = self.experiment.rounds, self._knn(done)
-        accuracies = (None, None) if knn is None else (knn.mean, knn.common)
+    def _line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:
+        rounds, accuracies = self.experiment.rounds, (None, None) if knn is None else (knn.mean, knn.common)
         return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, *accuracies)
 
     def _knn(self, done: Snapshot) -> Score | None:

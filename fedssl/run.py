@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -83,7 +84,8 @@ class Run:
             raise ConfigError(f'this run has no model "{model}"; known: {", ".join(models)}')
         state = models[model or next(iter(models))]
         first = next(e for e in state.layout.entries if e.part == "backbone" and len(e.shape) == 4)
-        return backbone_of(state, assemble.build_backbone(self.experiment, first.shape[1]))
+        with torch.random.fork_rng(devices=[]):  # a new backbone draws weights, here only to be overwritten
+            return backbone_of(state, assemble.build_backbone(self.experiment, first.shape[1]))
 
     def evaluate(self, probe: str = "linear", on: On | None = None, **settings: Any) -> Score:
         """A probe's accuracy in percent for every model; settings as under [probe], e.g. labels=100. `on` names other

@@ -61,7 +61,7 @@ class State:
             to[mine : mine + length].copy_(source[theirs : theirs + length], non_blocking=True)
 
     def overwritten(self, other: State) -> State:
-        """A copy with every entry that `other` has taken from it."""
+        """This with every entry that `other` has taken from it: a copy, or `other` itself where it has them all."""
         if self.layout == other.layout:
             return other
         copy = self.clone()

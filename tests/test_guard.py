@@ -337,3 +337,9 @@ def test_what_is_unsound_is_known_before_the_guard_sees_it() -> None:
     assert unsound(Reply("a", 1, {"model": broken}, None), wire) == "model: is not finite"
     assert unsound(Reply("a", 1, None, None), wire) == "no upload"
     assert unsound(Reply("a", 1, None, None, "ill"), wire) == "ill"
+
+
+def test_a_way_too_long_for_float32_is_not_told() -> None:
+    """1e25 squared is more than a float32 holds; the log has no word for infinity."""
+    far = State(LAYOUT, model(SENT, "model").floats + 1e25, torch.tensor([0]))
+    assert journey(SENT, {"model": far}) == (None, None)

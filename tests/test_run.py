@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import fedssl
-from fedssl import assemble
+from fedssl import assemble, nets
 from fedssl.data import Dataset, Images, from_python
-from fedssl.errors import ConfigError
+from fedssl.errors import ConfigError, DataError
+from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
+from fedssl.finetune.start import find
+from fedssl.finish import finish, first_models
 from fedssl.provenance import code
+from fedssl.store import Snapshot, Store
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -489,3 +494,155 @@ def test_a_prolonged_run_says_so(small: Experiment, labelled: Dataset, tmp_path:
     assert longer.results["notes"] == [note]
     with safe_open(longer.dir / "backbone.safetensors", "pt") as file:
         assert (file.metadata()["notes"], file.metadata()["rounds"]) == (note, "4")
+
+
+# -- what a run is the result of --
+
+
+def test_test_images_of_another_kind_are_refused_before_training(small: Experiment, tmp_path: Path) -> None:
+    x, y = torch.randint(256, (24, 3, 12, 12), dtype=torch.uint8), torch.arange(24) % 3
+    with pytest.raises(DataError, match="test images have 1 channels, training images 3"):
+        fedssl.run(small, tmp_path / "run", "cpu", dataset=from_python((x, y), (x[:, :1], y)), quiet=True)
+    assert not (tmp_path / "run" / "rounds.jsonl").exists()
+
+
+def test_no_test_images_are_nothing_to_measure_with(small: Experiment, tmp_path: Path) -> None:
+    x, y = torch.randint(256, (24, 3, 12, 12), dtype=torch.uint8), torch.arange(24) % 3
+    run = fedssl.run(small, tmp_path / "run", "cpu", dataset=from_python((x, y), (x[:0], y[:0])), quiet=True)
+    assert [line["knn"] for line in run.rounds] == [None, None]
+    assert run.results["table"] == {}
+    assert (run.dir / "backbone.safetensors").is_file()
+
+
+def test_a_probe_that_fails_takes_no_round_with_it(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "measure", fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
+    kept = Store(tmp_path).load(print)
+    assert kept is not None
+    assert kept.rounds == 1
+    run = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
+    assert [line["round"] for line in run.rounds] == [1, 2]
+    assert run.rounds[0]["knn"] is None
+    assert run.rounds[1]["knn"] is not None
+
+
+def test_other_labels_are_measured_again(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    first = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results
+    assert labelled.test is not None
+    others = Images(labelled.test.held, (labelled.test.labels + 1) % 3, labelled.test.classes)
+    again = fedssl.run(small, tmp_path, "cpu", dataset=Dataset(labelled.train, others), quiet=True).results
+    assert first["labels"] != again["labels"]
+    assert first["table"] != again["table"]
+
+
+def test_a_method_that_learns_from_labels_goes_on_with_the_same_ones(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    others = Dataset(Images(labelled.train.held, (labelled.train.labels + 1) % 3, labelled.train.classes), None)
+    experiment = small.with_changes({"method": {"name": "supervised", "backbone": "cnn", "classes": 3}})
+    fedssl.run(experiment, tmp_path / "supervised", "cpu", dataset=labelled, quiet=True)
+    with pytest.raises(ConfigError, match="or with other labels"):
+        fedssl.run(experiment, tmp_path / "supervised", "cpu", dataset=others, quiet=True)
+    fedssl.run(small, tmp_path / "byol", "cpu", dataset=labelled, quiet=True)
+    fedssl.run(small, tmp_path / "byol", "cpu", dataset=others, quiet=True)  # labels are nothing to it
+
+
+def test_first_weights_are_part_of_a_run_and_random_ones_are_not_they(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    trained = fedssl.run(small, tmp_path / "first", "cpu", dataset=labelled, quiet=True)
+    file = tmp_path / "init.safetensors"
+    file.write_bytes((trained.dir / "backbone.safetensors").read_bytes())
+    again = small.with_changes({"method.init": str(file)})
+    fedssl.run(again, tmp_path / "second", "cpu", dataset=labelled, quiet=True)
+    untrained, started = (
+        assemble.build_method(e, labelled.train.image, torch.device("cpu")).state.pick(("backbone",)).floats
+        for e in (small, again)
+    )
+    random = first_models(again, labelled.train.image, torch.device("cpu"))["random"].pick(("backbone",)).floats
+    assert torch.equal(random, untrained)
+    assert not torch.equal(random, started)
+    nets.save_backbone({n: t + 1 for n, t in load_file(file).items()}, file, {})
+    with pytest.raises(ConfigError, match="or from other first weights"):
+        fedssl.run(again, tmp_path / "second", "cpu", dataset=labelled, quiet=True)
+
+
+@pytest.mark.parametrize("name", ["server", "home", "mean"])
+def test_clients_have_names_of_their_own(name: str, small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    listed = small.with_changes({"partition": {"name": "natural"}, "clients": 0})
+    owned = Dataset(labelled.train, labelled.test, {"a": torch.arange(6), name: torch.arange(6, 12)})
+    with pytest.raises(ConfigError, match=f'a client is called "{name}"'):
+        fedssl.run(listed, tmp_path, "cpu", dataset=owned, quiet=True)
+
+
+def test_a_long_name_is_no_reason_to_lose_a_model(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    """41 Cyrillic letters: 82 bytes, and 246 characters of percent-encoding."""
+    long = "ж" * 41
+    listed = small.with_changes({"partition": {"name": "natural"}, "clients": 0, "topology": "isolated"})
+    owned = Dataset(labelled.train, labelled.test, {"a": torch.arange(9), long: torch.arange(9, 18)})
+    run = fedssl.run(listed, tmp_path, "cpu", dataset=owned, quiet=True)
+    (file,) = (f for f in run.dir.glob("backbone-%D0*.safetensors"))
+    with safe_open(file, "pt") as weights:
+        assert weights.metadata()["model"] == long
+    assert find(run.dir, long) == file
+
+
+def test_building_a_model_leaves_the_callers_random_numbers_alone(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("every GPU was seeded"))
+    run = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
+    before = torch.get_rng_state()
+    run.backbone()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_without_its_log_is_not_taken_for_a_fruitless_one(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
+    (tmp_path / "rounds.jsonl").unlink()
+    assert fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results["rounds"] == 2
+
+
+def test_a_run_whose_models_are_all_elsewhere_is_finished(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a server: of FedBN each client has a model of its own, and what clients remember is not here."""
+    experiment = small.with_changes({"algorithm": {"name": "fedbn"}})
+    fedssl.run(experiment, tmp_path, "cpu", dataset=labelled, quiet=True)
+    for file in (*tmp_path.glob("backbone*"), tmp_path / "results.json"):
+        file.unlink()
+    snapshot = Store(tmp_path).load(print)
+    assert snapshot is not None
+    store = Store(tmp_path)
+    store.save(snapshot._replace(memory={}))
+    store.wait()
+    device = torch.device("cpu")
+    finish(tmp_path, labelled, None, device, quiet=True, alone=True)
+    assert json.loads((tmp_path / "results.json").read_text())["table"] == {}
+    monkeypatch.setattr("fedssl.finish.export", lambda *_: pytest.fail("not finished"))
+    finish(tmp_path, labelled, None, device, quiet=True, alone=True)
+
+
+def test_every_round_is_saved_if_asked_for(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the disk is."""
+    saved, save = [], Store._save
+
+    def slowly(self: Store, snapshot: Snapshot) -> None:
+        time.sleep(0.3)
+        saved.append(snapshot.rounds)
+        save(self, snapshot)
+
+    monkeypatch.setattr(Store, "_save", slowly)
+    fedssl.run(small.with_changes({"rounds": 4, "probe.every": 0}), tmp_path, "cpu", dataset=labelled, quiet=True)
+    assert saved == [0, 1, 2, 3, 4]

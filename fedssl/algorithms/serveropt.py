@@ -49,11 +49,12 @@ class ServerOptimized(FedAvg, ABC):
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         merged = super().merge({key: site[key] for key in SENT if key in site}, uploads, mean)
-        row = parameters(model(merged, "model"))
+        moved = model(merged, "model").clone()  # a mean may be somebody's upload
+        row = parameters(moved)
         delta = row - parameters(model(site, "model"))
         move, state = self.step(delta, site)
         row += move - delta  # w + move, by way of the mean: exactly the mean if the move is Δ
-        return {**merged, **state}
+        return {**merged, "model": moved, **state}
 
 
 @ALGORITHMS.register("fedavgm")

@@ -66,7 +66,7 @@ def build(start: Start, settings: DetectionSettings, classes: int) -> nn.Module:
     shorter, longest = sizes(settings, start.stem)
     weights = start.untrained(settings.seed).weights if settings.start == "random" else start.weights
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(settings.seed, "detector"))
+        torch.default_generator.manual_seed(derive(settings.seed, "detector"))
         body = _body(start, settings, weights)
         channels = [_outputs(getattr(body, f"layer{i}")) for i in range(1, 5)]
         levels = {f"layer{i + 1}": str(i) for i in range(4)}

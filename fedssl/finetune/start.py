@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,7 +34,7 @@ class Start(NamedTuple):
     def untrained(self, seed: int) -> Start:
         """The same backbone with weights that were drawn, as a run draws its first."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(seed, "untrained backbone"))
+            torch.default_generator.manual_seed(derive(seed, "untrained backbone"))
             fresh = nets.build(self.backbone, self.channels, self.stem)
         return self._replace(weights=fresh.state_dict())
 
@@ -45,7 +45,7 @@ def find(place: Path, model: str | None = None) -> Path:
         return place
     if not place.is_dir():
         raise ConfigError(f"there is no run directory or backbone file {place}")
-    if model is not None and (named := place / f"backbone-{quote(model, safe='')}.safetensors").is_file():
+    if model is not None and (named := place / nets.backbone_file(model)).is_file():
         return named
     found = sorted(place.glob("backbone*.safetensors"))
     if model is None and len(found) == 1:

@@ -6,7 +6,7 @@ from fedssl.nets.heads import expander, linear, mlp
 from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
 from fedssl.nets.resnet import ResNet, ResNet18, ResNet34, ResNet50
 from fedssl.nets.vit import ViT, ViTMini, ViTTiny
-from fedssl.nets.weights import load_backbone, save_backbone
+from fedssl.nets.weights import backbone_file, load_backbone, save_backbone
 
 __all__ = [
     "BACKBONES",
@@ -23,6 +23,7 @@ __all__ = [
     "ViT",
     "ViTMini",
     "ViTTiny",
+    "backbone_file",
     "build",
     "expander",
     "linear",

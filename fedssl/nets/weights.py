@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -48,6 +50,13 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
         return weight.float().sum(1, keepdim=True)
     repeats = -(-channels // inputs)
     return weight.float().repeat(1, repeats, 1, 1)[:, :channels] * (inputs / channels)
+
+
+def backbone_file(model: str) -> str:
+    """What the file of one of several models is called: as the model is, as far as a file's name can be that long."""
+    name = quote(model, safe="")
+    short = name if len(name) <= 200 else f"{name[:180]}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+    return f"backbone-{short}.safetensors"
 
 
 def save_backbone(state_dict: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:

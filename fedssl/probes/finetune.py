@@ -47,7 +47,7 @@ def fine_tune(
 
 def _head(features: int, classes: int, how: Protocol, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # layers draw their weights from torch's default generator
-        torch.manual_seed(derive(seed, "fine-tuned head"))
+        torch.default_generator.manual_seed(derive(seed, "fine-tuned head"))
         if how.head == "linear":
             return nn.Linear(features, classes)
         return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, classes))
