@@ -16,7 +16,7 @@ from fedssl.data.cache import cached, default_place
 from fedssl.data.decoders import decode_all
 from fedssl.data.fetch import find_path
 from fedssl.data.images import SOURCES, Dataset, Images, Source
-from fedssl.data.progress import Say
+from fedssl.data.progress import Say, unnamed
 from fedssl.data.walk import index_files, shown, subfolders
 from fedssl.errors import DataError
 from fedssl.pixels import Rows
@@ -148,5 +148,6 @@ def _refuse_too_many_bad(names: list[str], bad: dict[int, str], by_client: bool,
             example = next((why, names[place]) for place, why in bad.items() if whose(names[place]) == who)
             raise DataError(
                 f"{who}: {count} of {files[who]} files cannot be read as images, more than "
-                f"bad_share = {limit:g} allows; the first is {shown(example[1])} ({example[0]})"
+                f"bad_share = {limit:g} allows; the first: {example[0]}{unnamed()}",
+                f"the first is {shown(example[1])}",
             )

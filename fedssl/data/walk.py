@@ -35,7 +35,7 @@ def index_files(folder: Path, top: Path, levels: int, say: Say) -> tuple[list[st
 
 def _walk(folder: Path, below: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Everything that is neither hidden nor a folder, each with its name relative to the folder."""
-    for entry in _entries(folder / below):
+    for entry in _entries(folder, below):
         name = os.path.join(below, entry.name)
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(folder, name)
@@ -43,12 +43,13 @@ def _walk(folder: Path, below: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
             yield name, entry
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _entries(folder: Path, below: str = "") -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(folder / below) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as failure:
-        raise DataError(f"{shown(str(folder))} cannot be listed ({failure.strerror})") from None
+        where, detail = ("a folder in ", f"it is {shown(below)}") if below else ("", "")
+        raise DataError(f"{where}{shown(str(folder))} cannot be listed ({failure.strerror})", detail) from None
 
 
 def _why_not(entry: os.DirEntry[str], inside: str) -> str | None:

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from fedssl.data import Folder
+from fedssl.data import Folder, images
 from fedssl.data.walk import shown
 from fedssl.errors import DataError
 
@@ -116,8 +116,43 @@ def test_ten_bad_files_in_a_thousand_are_skipped_counted_and_listed(thousand):
 
 
 def test_more_bad_files_than_allowed_are_an_error(thousand):
-    with pytest.raises(DataError, match=r"10 of 1000 files .* bad_share = 0.009 .* bad0.png \(empty file\)"):
+    with pytest.raises(DataError, match=r"10 of 1000 files .* bad_share = 0.009 .* the first: empty file") as raised:
         load(thousand, bad_share=0.009)
+    assert "bad0" not in str(raised.value)  # which may go into a log or a table
+    assert raised.value.detail == "the first is bad0.png"
+
+
+def test_files_left_out_are_named_on_a_terminal_and_counted_elsewhere(thousand, monkeypatch):
+    """A standard error that is no terminal may be kept; of ten names all are shown, of LISTED = 8 so many."""
+    said = []
+    Folder(path=".", size=2, channels=1, layout="flat").load(thousand, said.append)
+    assert said[-1].splitlines() == [
+        "left out 10 files (files are named on a terminal only):",
+        "  empty file: 3",
+        "  not an image: 5",
+        "  truncated or damaged: 2",
+    ]
+    monkeypatch.setattr(images, "on_a_terminal", lambda: True)
+    monkeypatch.setattr(images, "LISTED", 8)
+    Folder(path=".", size=2, channels=1, layout="flat").load(thousand, said.append)
+    lines = said[-1].splitlines()[1:]
+    assert (lines[0], lines[-2:]) == ("  empty file: bad0.png", ["  truncated or damaged: bad7.png", "  and 2 more"])
+
+
+def test_a_folder_that_cannot_be_listed_is_not_named_in_the_sentence(tmp_path, monkeypatch):
+    put(tmp_path, "a/jones/1.png", 1)
+    scan = os.scandir
+
+    def refuse(path):
+        if os.fspath(path).endswith("jones"):
+            raise PermissionError(13, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"^a folder in \S+ cannot be listed \(Permission denied\)$") as raised:
+        load(tmp_path, "clients")
+    assert "jones" not in str(raised.value)
+    assert raised.value.detail == "it is a/jones"
 
 
 def test_the_share_of_bad_files_counts_by_client(tmp_path):
