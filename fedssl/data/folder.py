@@ -54,8 +54,11 @@ class Folder(Source):
         train, test = _halves(top)
         if self.test is not None:
             test = find_path(self.test, root)
-            if test.resolve().is_relative_to(train.resolve()):
-                raise DataError(f"the test images in {test} would also be training images, of {train}")
+            places = train.resolve(), test.resolve()
+            if places[0].is_relative_to(places[1]) or places[1].is_relative_to(places[0]):
+                raise DataError(
+                    f"one of {train} and {test} lies in the other: test images would also be training images"
+                )
         read = self._part(train, top, self.layout, say)
         if test is None:
             return Dataset(read.images(read.classes), None, read.owners(), tuple(read.skipped))
@@ -69,8 +72,9 @@ class Folder(Source):
     def _part(self, folder: Path, top: Path, layout: str, say: Say) -> _Part:
         if not folder.is_dir():
             raise DataError(f"there is no folder {folder}")
-        groups = subfolders(folder) if layout.startswith("clients") else []
-        names, skipped = index_files(folder, top, _LEVELS[layout], say)
+        by_client = layout.startswith("clients")
+        groups = subfolders(folder) if by_client else []
+        names, skipped = index_files(folder, _LEVELS[layout], by_client, say)
         pixels, bad = self._decoded(folder, names, say)
         lines = skipped + [(reason, names[place]) for place, reason in bad.items()]
         _refuse_too_many_bad(names, bad, bool(groups), self.bad_share, folder)

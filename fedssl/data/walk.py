@@ -1,4 +1,4 @@
-"""Which files lie in a folder, without ever leaving it through a link."""
+"""Which files lie in a folder, without ever leaving it, or a client's folder in it, through a link."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(folder) if entry.is_dir(follow_symlinks=False))
 
 
-def index_files(folder: Path, top: Path, levels: int, say: Say) -> tuple[list[str], list[tuple[str, str]]]:
-    """Sorted names of the files at least `levels` folders deep, and (reason, name) of what is left out."""
+def index_files(folder: Path, levels: int, apart: bool, say: Say) -> tuple[list[str], list[tuple[str, str]]]:
+    """Sorted names of the files at least `levels` folders deep, and (reason, name) of what is left out.
+
+    No link leads from training to test images and, with `apart`, from one folder in `folder` to another: an image
+    belongs to one client.
+    """
     names: list[str] = []
     skipped: list[tuple[str, str]] = []
-    inside = os.path.join(os.path.realpath(top), "")
+    root = os.path.realpath(folder)
     with meter(f"listing files in {folder}", None, say) as advance:
         for name, entry in _walk(folder, ""):
             advance(1)
-            reason = _why_not(entry, inside)
+            first, deeper, _ = name.partition(os.sep)
+            reason = _why_not(entry, os.path.join(root, first if apart and deeper else "", ""))
             if reason is None and name.count(os.sep) < levels:
                 reason = "outside the layout's folders"
             if reason is None:

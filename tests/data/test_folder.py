@@ -89,8 +89,9 @@ def test_test_images_elsewhere(tmp_path):
     assert data.test.labels.tolist() == [0, 1]
     assert data.test.classes == ("x", "y")
     assert not data.train.labelled
-    with pytest.raises(DataError, match="would also be training images"):
-        Folder(path=".", size=1, layout="clients", test="there").load(tmp_path)
+    for path, test in ((".", "there"), ("there/x", "there"), ("there", "there")):
+        with pytest.raises(DataError, match="would also be training images"):
+            Folder(path=path, size=1, layout="flat", test=test).load(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +202,20 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path):
         "symbolic link out of the folder: up",
         "symbolic link to a folder: circle",
     ]
+
+
+def test_links_lead_neither_to_test_images_nor_to_another_client(tmp_path):
+    for k, name in enumerate(("train/a/x/0.png", "train/ab/x/1.png", "test/x/2.png")):
+        put(tmp_path, name, k)
+    (tmp_path / "train/a/x/own.png").symlink_to("0.png")
+    (tmp_path / "train/a/x/test.png").symlink_to("../../../test/x/2.png")
+    (tmp_path / "train/a/x/theirs.png").symlink_to("../../ab/x/1.png")
+    (tmp_path / "test/x/train.png").symlink_to("../../train/a/x/0.png")
+    data = load(tmp_path, "clients-classes")
+    assert (greys(data.train), greys(data.test)) == ([0, 0, 1], [2])
+    links = ["train/a/x/test.png", "train/a/x/theirs.png", "test/x/train.png"]
+    assert data.skipped == tuple(f"symbolic link out of the folder: {name}" for name in links)
+    assert greys(load(tmp_path / "train", "classes").train) == [0, 0, 1, 1]  # between classes, which share everything
 
 
 def test_odd_names(tmp_path):
