@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -75,6 +76,9 @@ class Folder(Source):
         by_client = layout.startswith("clients")
         groups = subfolders(folder) if by_client else []
         names, skipped = index_files(folder, _LEVELS[layout], by_client, say)
+        _refuse_alike(groups, "client", folder)
+        if layout.endswith("classes"):
+            _refuse_alike({name.split(os.sep)[_LEVELS[layout] - 1] for name in names}, "class", folder)
         pixels, bad = self._decoded(folder, names, say)
         lines = skipped + [(reason, names[place]) for place, reason in bad.items()]
         _refuse_too_many_bad(names, bad, bool(groups), self.bad_share, folder)
@@ -137,6 +141,15 @@ def _halves(top: Path) -> tuple[Path, Path | None]:
     if "train" not in names or not names <= {"train", "test", "val"}:
         return top, None
     return top / "train", next((top / name for name in ("test", "val") if name in names), None)
+
+
+def _refuse_alike(folders: Iterable[str], what: str, folder: Path) -> None:
+    """Folders whose names differ, but not once their odd bytes are escaped, would be taken for one."""
+    name, count = max(Counter(map(shown, folders)).items(), key=lambda item: item[1], default=("", 0))
+    if count > 1:
+        raise DataError(
+            f'{count} folders in {folder} would be {what} "{name}", as their odd bytes are shown: rename one'
+        )
 
 
 def _refuse_too_many_bad(names: list[str], bad: dict[int, str], by_client: bool, limit: float, folder: Path) -> None:

@@ -231,6 +231,17 @@ def test_odd_names(tmp_path):
     assert shown("plain ü.png") == "plain ü.png"
 
 
+@pytest.mark.parametrize(("layout", "what"), [("clients", "client"), ("classes", "class")])
+def test_two_folders_are_not_taken_for_one(tmp_path, layout, what):
+    r"""The byte 0xff, which is no UTF-8, is shown as \xff; another folder is called that."""
+    put(tmp_path, "\\xff/1.png", 1)
+    put(tmp_path, os.fsdecode(b"\xff/2.png"), 2)
+    put(tmp_path, "c/3.png", 3)
+    with pytest.raises(DataError, match=rf'2 folders in \S+ would be {what} "\\xff"'):
+        load(tmp_path, layout)
+    assert len(load(tmp_path, "flat").train) == 3
+
+
 def test_files_outside_the_layout_are_listed(tmp_path):
     put(tmp_path, "a/x/1.png", 1)
     put(tmp_path, "a/2.png", 2)
