@@ -145,7 +145,7 @@ class FlowerRuntime:
         return self._told(reply)
 
     def _miscounted(self, reply: Reply) -> str | None:
-        """A client's weight in the mean is its number of images, settled before anybody trains: no upload changes it."""
+        """A client's weight in the mean is its number of images, settled before anybody trains."""
         said = self._images[reply.client]
         return None if reply.images == said else f"claims {reply.images} images, and said that it has {said}"
 
