@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from fedssl import cli_finetune, cli_flower, cli_tables
-from fedssl.errors import ConfigError, FedsslError
+from fedssl.errors import ConfigError, DataError, FedsslError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -268,6 +268,8 @@ def main() -> None:
         app()
     except FedsslError as problem:
         print(f"fedssl: {problem}", file=sys.stderr)
+        if isinstance(problem, DataError) and problem.detail and sys.stderr.isatty():
+            print(f"  {problem.detail}", file=sys.stderr)
         sys.exit(problem.exit_code)
     except OSError as problem:
         print(f"fedssl: {problem}", file=sys.stderr)

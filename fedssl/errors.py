@@ -14,9 +14,17 @@ class ConfigError(FedsslError):
 
 
 class DataError(FedsslError):
-    """Images are missing, unreadable or not what the experiment says."""
+    """Images are missing, unreadable or not what the experiment says.
+
+    The sentence is fit for any log and report. Names of private files are not in it but in the `detail`, which is for
+    their owner: the command line shows it on a terminal, and nobody writes it anywhere.
+    """
 
     exit_code = 3
+
+    def __init__(self, sentence: str, detail: str = "") -> None:
+        super().__init__(sentence)
+        self.detail = detail
 
 
 class RunError(FedsslError):

@@ -29,7 +29,7 @@ MAY_SEE = {
     "optim": {"kernels"},
     "pixels": {"room"},
     "views": {"errors", "settings"},
-    "nets": {"errors", "kernels", "settings"},
+    "nets": {"errors", "extents", "kernels", "settings"},
     "batch": set(),
     "method": {"batch", "kernels", "layout", "tree", "resident", "settings", "views", "seeds", "errors"},
     "methods": {"errors", "method", "nets", "views", "settings"},

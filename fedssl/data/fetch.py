@@ -14,6 +14,7 @@ from typing import IO, NamedTuple
 
 from fedssl.data.progress import Say, meter
 from fedssl.errors import DataError
+from fedssl.extents import sync_folder
 
 _BLOCK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte, not for the whole file
@@ -101,13 +102,3 @@ def _answer(url: str) -> http.client.HTTPResponse:
         failure.close()  # it is an open connection, too
         raise
     return answer
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut; systems that cannot open folders do without."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,7 +17,7 @@ from fedssl.data.cache import cached, default_place
 from fedssl.data.decoders import decode_all
 from fedssl.data.fetch import find_path
 from fedssl.data.images import SOURCES, Dataset, Images, Source
-from fedssl.data.progress import Say
+from fedssl.data.progress import Say, unnamed
 from fedssl.data.walk import index_files, shown, subfolders
 from fedssl.errors import DataError
 from fedssl.pixels import Rows
@@ -54,8 +55,11 @@ class Folder(Source):
         train, test = _halves(top)
         if self.test is not None:
             test = find_path(self.test, root)
-            if test.resolve().is_relative_to(train.resolve()):
-                raise DataError(f"the test images in {test} would also be training images, of {train}")
+            places = train.resolve(), test.resolve()
+            if places[0].is_relative_to(places[1]) or places[1].is_relative_to(places[0]):
+                raise DataError(
+                    f"one of {train} and {test} lies in the other: test images would also be training images"
+                )
         read = self._part(train, top, self.layout, say)
         if test is None:
             return Dataset(read.images(read.classes), None, read.owners(), tuple(read.skipped))
@@ -69,8 +73,12 @@ class Folder(Source):
     def _part(self, folder: Path, top: Path, layout: str, say: Say) -> _Part:
         if not folder.is_dir():
             raise DataError(f"there is no folder {folder}")
-        groups = subfolders(folder) if layout.startswith("clients") else []
-        names, skipped = index_files(folder, top, _LEVELS[layout], say)
+        by_client = layout.startswith("clients")
+        groups = subfolders(folder) if by_client else []
+        names, skipped = index_files(folder, _LEVELS[layout], by_client, say)
+        _refuse_alike(groups, "client", folder)
+        if layout.endswith("classes"):
+            _refuse_alike({name.split(os.sep)[_LEVELS[layout] - 1] for name in names}, "class", folder)
         pixels, bad = self._decoded(folder, names, say)
         lines = skipped + [(reason, names[place]) for place, reason in bad.items()]
         _refuse_too_many_bad(names, bad, bool(groups), self.bad_share, folder)
@@ -135,6 +143,15 @@ def _halves(top: Path) -> tuple[Path, Path | None]:
     return top / "train", next((top / name for name in ("test", "val") if name in names), None)
 
 
+def _refuse_alike(folders: Iterable[str], what: str, folder: Path) -> None:
+    """Folders whose names differ, but not once their odd bytes are escaped, would be taken for one."""
+    name, count = max(Counter(map(shown, folders)).items(), key=lambda item: item[1], default=("", 0))
+    if count > 1:
+        raise DataError(
+            f'{count} folders in {folder} would be {what} "{name}", as their odd bytes are shown: rename one'
+        )
+
+
 def _refuse_too_many_bad(names: list[str], bad: dict[int, str], by_client: bool, limit: float, folder: Path) -> None:
     """A client with too many bad files fails; without clients, the whole folder does."""
 
@@ -148,5 +165,6 @@ def _refuse_too_many_bad(names: list[str], bad: dict[int, str], by_client: bool,
             example = next((why, names[place]) for place, why in bad.items() if whose(names[place]) == who)
             raise DataError(
                 f"{who}: {count} of {files[who]} files cannot be read as images, more than "
-                f"bad_share = {limit:g} allows; the first is {shown(example[1])} ({example[0]})"
+                f"bad_share = {limit:g} allows; the first: {example[0]}{unnamed()}",
+                f"the first is {shown(example[1])}",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedssl.data.progress import Say, say_on_stderr
+from fedssl.data.progress import Say, on_a_terminal, say_on_stderr, unnamed
 from fedssl.errors import DataError
 from fedssl.pixels import Rows
 from fedssl.settings import Registry, Settings
@@ -126,12 +127,11 @@ class Source(Settings, ABC):
         """All images found under `root`; `say` gets one-line messages on the way."""
 
     def load(self, root: Path, say: Say = say_on_stderr) -> Dataset:
-        """`read`, then `set_aside`; files that were left out are named."""
+        """`read`, then `set_aside`; files that were left out are named on a terminal, and counted elsewhere."""
         data = self.read(root, say)
         if data.skipped:
-            more = f"\n  and {len(data.skipped) - LISTED} more" if len(data.skipped) > LISTED else ""
             files = "1 file" if len(data.skipped) == 1 else f"{len(data.skipped)} files"
-            say(f"left out {files}:\n  " + "\n  ".join(data.skipped[:LISTED]) + more)
+            say(f"left out {files}{unnamed()}:\n  " + "\n  ".join(_listed(data.skipped)))
         return self.set_aside(data)
 
     def set_aside(self, data: Dataset) -> Dataset:
@@ -151,6 +151,15 @@ class Source(Settings, ABC):
         held, kept = order[: self.holdout].sort().values, order[self.holdout :].sort().values
         owners = None if data.owners is None else _renumber(data.owners, kept, count)
         return data._replace(train=data.train.select(kept), test=data.train.select(held), owners=owners)
+
+
+def _listed(skipped: tuple[str, ...]) -> list[str]:
+    """Up to so many files by name, where names may be shown; else how many there are for each reason."""
+    if not on_a_terminal():
+        reasons = Counter(line.partition(": ")[0] for line in skipped)
+        return [f"{reason}: {count}" for reason, count in sorted(reasons.items())]
+    more = len(skipped) - LISTED
+    return [*skipped[:LISTED], *([f"and {more} more"] if more > 0 else [])]
 
 
 def _renumber(owners: Mapping[str, Tensor], kept: Tensor, count: int) -> dict[str, Tensor]:

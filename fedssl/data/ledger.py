@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedssl.data.fetch import sync_folder
+from fedssl.extents import sync_folder
 
 
 class Stamp(NamedTuple):

@@ -17,10 +17,20 @@ def say_on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def on_a_terminal() -> bool:
+    """Whether somebody watches. If not, what is said may be kept as a log, where names of private files must not be."""
+    return sys.stderr.isatty()
+
+
+def unnamed() -> str:
+    """What to add where files would be named if it were not for that."""
+    return "" if on_a_terminal() else " (files are named on a terminal only)"
+
+
 @contextmanager
 def meter(what: str, total: int | None, say: Say, *, size: bool = False) -> Iterator[Advance]:
     """Yield `advance(n)`, to be called as work gets done; `total` None: nobody knows; `size`: bytes."""
-    if not sys.stderr.isatty():
+    if not on_a_terminal():
         yield _lines(what, total, say)
         return
     from rich import progress  # slow to import, and of no use without a terminal

@@ -1,4 +1,4 @@
-"""Which files lie in a folder, without ever leaving it through a link."""
+"""Which files lie in a folder, without ever leaving it, or a client's folder in it, through a link."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(folder) if entry.is_dir(follow_symlinks=False))
 
 
-def index_files(folder: Path, top: Path, levels: int, say: Say) -> tuple[list[str], list[tuple[str, str]]]:
-    """Sorted names of the files at least `levels` folders deep, and (reason, name) of what is left out."""
+def index_files(folder: Path, levels: int, apart: bool, say: Say) -> tuple[list[str], list[tuple[str, str]]]:
+    """Sorted names of the files at least `levels` folders deep, and (reason, name) of what is left out.
+
+    No link leads from training to test images and, with `apart`, from one folder in `folder` to another: an image
+    belongs to one client.
+    """
     names: list[str] = []
     skipped: list[tuple[str, str]] = []
-    inside = os.path.join(os.path.realpath(top), "")
+    root = os.path.realpath(folder)
     with meter(f"listing files in {folder}", None, say) as advance:
         for name, entry in _walk(folder, ""):
             advance(1)
-            reason = _why_not(entry, inside)
+            first, deeper, _ = name.partition(os.sep)
+            reason = _why_not(entry, os.path.join(root, first if apart and deeper else "", ""))
             if reason is None and name.count(os.sep) < levels:
                 reason = "outside the layout's folders"
             if reason is None:
@@ -35,7 +40,7 @@ def index_files(folder: Path, top: Path, levels: int, say: Say) -> tuple[list[st
 
 def _walk(folder: Path, below: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Everything that is neither hidden nor a folder, each with its name relative to the folder."""
-    for entry in _entries(folder / below):
+    for entry in _entries(folder, below):
         name = os.path.join(below, entry.name)
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(folder, name)
@@ -43,12 +48,13 @@ def _walk(folder: Path, below: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
             yield name, entry
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _entries(folder: Path, below: str = "") -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(folder / below) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as failure:
-        raise DataError(f"{shown(str(folder))} cannot be listed ({failure.strerror})") from None
+        where, detail = ("a folder in ", f"it is {shown(below)}") if below else ("", "")
+        raise DataError(f"{where}{shown(str(folder))} cannot be listed ({failure.strerror})", detail) from None
 
 
 def _why_not(entry: os.DirEntry[str], inside: str) -> str | None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedssl.errors import ConfigError
+from fedssl.extents import sync_folder
 
 _PREFIXES = ("module.", "backbone.", "encoder.")
 _CLASSIFIERS = ("fc.", "head.")
@@ -70,6 +71,7 @@ def save_backbone(state_dict: Mapping[str, Tensor], path: Path | str, metadata: 
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+    sync_folder(path.parent)
 
 
 def _in_order(data: bytes) -> bytes:

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from fedssl.data import Folder
+from fedssl.data import Folder, images
 from fedssl.data.walk import shown
 from fedssl.errors import DataError
 
@@ -89,8 +89,9 @@ def test_test_images_elsewhere(tmp_path):
     assert data.test.labels.tolist() == [0, 1]
     assert data.test.classes == ("x", "y")
     assert not data.train.labelled
-    with pytest.raises(DataError, match="would also be training images"):
-        Folder(path=".", size=1, layout="clients", test="there").load(tmp_path)
+    for path, test in ((".", "there"), ("there/x", "there"), ("there", "there")):
+        with pytest.raises(DataError, match="would also be training images"):
+            Folder(path=path, size=1, layout="flat", test=test).load(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +117,43 @@ def test_ten_bad_files_in_a_thousand_are_skipped_counted_and_listed(thousand):
 
 
 def test_more_bad_files_than_allowed_are_an_error(thousand):
-    with pytest.raises(DataError, match=r"10 of 1000 files .* bad_share = 0.009 .* bad0.png \(empty file\)"):
+    with pytest.raises(DataError, match=r"10 of 1000 files .* bad_share = 0.009 .* the first: empty file") as raised:
         load(thousand, bad_share=0.009)
+    assert "bad0" not in str(raised.value)  # which may go into a log or a table
+    assert raised.value.detail == "the first is bad0.png"
+
+
+def test_files_left_out_are_named_on_a_terminal_and_counted_elsewhere(thousand, monkeypatch):
+    """A standard error that is no terminal may be kept; of ten names all are shown, of LISTED = 8 so many."""
+    said = []
+    Folder(path=".", size=2, channels=1, layout="flat").load(thousand, said.append)
+    assert said[-1].splitlines() == [
+        "left out 10 files (files are named on a terminal only):",
+        "  empty file: 3",
+        "  not an image: 5",
+        "  truncated or damaged: 2",
+    ]
+    monkeypatch.setattr(images, "on_a_terminal", lambda: True)
+    monkeypatch.setattr(images, "LISTED", 8)
+    Folder(path=".", size=2, channels=1, layout="flat").load(thousand, said.append)
+    lines = said[-1].splitlines()[1:]
+    assert (lines[0], lines[-2:]) == ("  empty file: bad0.png", ["  truncated or damaged: bad7.png", "  and 2 more"])
+
+
+def test_a_folder_that_cannot_be_listed_is_not_named_in_the_sentence(tmp_path, monkeypatch):
+    put(tmp_path, "a/jones/1.png", 1)
+    scan = os.scandir
+
+    def refuse(path):
+        if os.fspath(path).endswith("jones"):
+            raise PermissionError(13, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"^a folder in \S+ cannot be listed \(Permission denied\)$") as raised:
+        load(tmp_path, "clients")
+    assert "jones" not in str(raised.value)
+    assert raised.value.detail == "it is a/jones"
 
 
 def test_the_share_of_bad_files_counts_by_client(tmp_path):
@@ -168,6 +204,20 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path):
     ]
 
 
+def test_links_lead_neither_to_test_images_nor_to_another_client(tmp_path):
+    for k, name in enumerate(("train/a/x/0.png", "train/ab/x/1.png", "test/x/2.png")):
+        put(tmp_path, name, k)
+    (tmp_path / "train/a/x/own.png").symlink_to("0.png")
+    (tmp_path / "train/a/x/test.png").symlink_to("../../../test/x/2.png")
+    (tmp_path / "train/a/x/theirs.png").symlink_to("../../ab/x/1.png")
+    (tmp_path / "test/x/train.png").symlink_to("../../train/a/x/0.png")
+    data = load(tmp_path, "clients-classes")
+    assert (greys(data.train), greys(data.test)) == ([0, 0, 1], [2])
+    links = ["train/a/x/test.png", "train/a/x/theirs.png", "test/x/train.png"]
+    assert data.skipped == tuple(f"symbolic link out of the folder: {name}" for name in links)
+    assert greys(load(tmp_path / "train", "classes").train) == [0, 0, 1, 1]  # between classes, which share everything
+
+
 def test_odd_names(tmp_path):
     for k, name in enumerate(("a b/ü 'q'.png", "a b/-rf.png", "new\nline/x.png", ".hidden/1.png", "a b/.x.png")):
         put(tmp_path, name, k)
@@ -179,6 +229,17 @@ def test_odd_names(tmp_path):
     assert list(data.owners) == ["a b", "new\\nline"]
     assert data.skipped == ("not an image: a b/\\xff.png",)
     assert shown("plain ü.png") == "plain ü.png"
+
+
+@pytest.mark.parametrize(("layout", "what"), [("clients", "client"), ("classes", "class")])
+def test_two_folders_are_not_taken_for_one(tmp_path, layout, what):
+    r"""The byte 0xff, which is no UTF-8, is shown as \xff; another folder is called that."""
+    put(tmp_path, "\\xff/1.png", 1)
+    put(tmp_path, os.fsdecode(b"\xff/2.png"), 2)
+    put(tmp_path, "c/3.png", 3)
+    with pytest.raises(DataError, match=rf'2 folders in \S+ would be {what} "\\xff"'):
+        load(tmp_path, layout)
+    assert len(load(tmp_path, "flat").train) == 3
 
 
 def test_files_outside_the_layout_are_listed(tmp_path):

@@ -143,7 +143,10 @@ def test_a_folder_of_files_of_any_kind(tmp_path: Path) -> None:
     taken = public.take(Images(noise(2, 1, 4, 4)), tmp_path, stream(), said.append)
     assert taken.shape == (3, 1, 4, 4)
     assert taken[:, 0, 0, 0].tolist() == [0, 50, 100]
-    assert said[-2:] == ["left out 1 file:\n  not an image: 3.png", "public images: all 3 there are, not 3,200"]
+    assert said[-2:] == [
+        "left out 1 file (files are named on a terminal only):\n  not an image: 1",
+        "public images: all 3 there are, not 3,200",
+    ]
 
 
 def test_one_image_is_too_few(tmp_path: Path) -> None:

@@ -267,6 +267,7 @@ def test_an_answer_in_time_does_not_expire_before_its_turn(nodes: Nodes) -> None
         ({"run": "other"}, "answers run 'other'"),
         ({"images": -5}, "claims -5 images"),
         ({"images": "many"}, "claims 'many' images"),
+        ({"images": 10**8}, "claims 100000000 images, and said that it has 16"),
         ({"error": "x" * 9999}, "x" * 200 + "…"),
         ({"error": "no electricity"}, "no electricity"),
     ],
@@ -281,6 +282,24 @@ def test_a_reply_to_something_else_is_dropped(changes: dict[str, Any], reason: s
     assert last["1"] is not None
     assert last["1"].startswith(reason)
     assert len(last["1"]) <= 201
+
+
+def test_a_client_that_comes_back_has_as_many_images_as_before(nodes: Nodes) -> None:
+    """Gone in the second round, it joins again with another number, and stands by it in what it sends."""
+    experiment = tiny("fedavg", "simclr", rounds=4)
+    grid = nodes.grid(experiment)
+    liar = edited(nodes.node(client_app(experiment), 21, "1"), "query.hello", clients={"1": 10**7})
+
+    def push(message: Message) -> None:
+        if _trains(message) and message.metadata.dst_node_id == 12:
+            if message.metadata.group_id == "0":
+                grid.nodes.pop(11, None)
+            if message.metadata.group_id == "1":
+                grid.nodes[21] = edited(liar, "train", images=10**7)
+
+    grid.on_push = push
+    nodes.serve(experiment, grid)
+    assert [line["1"] for line in _dropped(nodes)][2:] == ["claims 10000000 images, and said that it has 16"] * 2
 
 
 def test_a_second_answer_is_not_heard(nodes: Nodes) -> None:

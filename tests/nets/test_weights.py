@@ -56,6 +56,15 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == before
 
 
+def test_a_new_name_is_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is synced, and after the file has its name: a power cut may else take the file with it."""
+    synced: list[tuple[Path, bool]] = []
+    path = tmp_path / "backbone.safetensors"
+    monkeypatch.setattr("fedssl.nets.weights.sync_folder", lambda folder: synced.append((folder, path.is_file())))
+    save_backbone({"a": torch.ones(1)}, path, {})
+    assert synced == [(tmp_path, True)]
+
+
 def test_weights_laid_out_for_an_accelerator_are_saved(tmp_path: Path) -> None:
     row = torch.randn(24)
     permuted = row.view(2, 2, 2, 3).permute(0, 3, 1, 2)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import socket
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,6 +62,42 @@ def test_nothing_of_the_images_is_left_in_a_run_directory(photos: Path, tmp_path
         assert CANARY not in path.name
         assert CANARY.encode() not in data, path
         assert not any(row in data for row in rows), path
+
+
+def _experiment(folder: Path, share: float) -> Path:
+    changed = {"rounds": 1, "data.bad_share": share, "data.cache": "off", "probe.linear": False, "probe.beside": []}
+    experiment = fedssl.Experiment.from_dict(EXPERIMENT).with_changes(changed)
+    (folder / "sweep.toml").write_text(experiment.to_toml())
+    return folder / "sweep.toml"
+
+
+def test_a_person_at_a_terminal_is_told_which_file_it_is(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    command = ("partition", str(_experiment(tmp_path, 0.01)), "--data-dir", str(photos))
+    code, _, said = cli(*command)
+    assert (code, CANARY in said) == (3, False)
+    assert "files are named on a terminal only" in said
+    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    assert cli(*command)[0] == 3
+    assert f"  the first is a/cat/{CANARY}-broken.png\n" in screen.getvalue()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.01])
+def test_no_file_of_a_sweep_names_an_image(
+    share: float, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its trainings' words go into logs, and why one failed into the table. A broken file is left out of the first
+    sweep and ends the second one's training."""
+    file, out = _experiment(tmp_path, share), tmp_path / "out"
+    with contextlib.suppress(fedssl.FedsslError):  # not all trainings went well
+        fedssl.sweep(str(file), seeds=1, probes=["knn"], dir=out, device="cpu", data_dir=photos)
+    files = [path for path in out.rglob("*") if path.is_file()]
+    told = "left out 1 file" if share == 0.5 else "1 of 11 files cannot be read as images"
+    assert any(told in path.read_text("utf-8", "replace") for path in files if path.name == "log.txt")
+    assert not [path for path in files if CANARY.encode() in path.read_bytes()]
+    assert CANARY not in "".join(capfd.readouterr())
 
 
 def test_a_local_run_opens_no_socket(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

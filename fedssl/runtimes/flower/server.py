@@ -53,6 +53,7 @@ class FlowerRuntime:
         self.clients = list(clients)
         self._grid, self._members, self._task, self._wire = grid, members, task, wire
         self._timeout, self._quorum, self._device, self._on_client = timeout, quorum, device, on_client
+        self._images: dict[str, int] = {}  # that a client said it has, when it was first asked for something
 
     def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
         least = math.ceil(self._quorum * len(home))
@@ -115,6 +116,7 @@ class FlowerRuntime:
             node = self._members.nodes.get(client)
             sent: str | None = None
             if node is not None:
+                self._images.setdefault(client, self._members.hellos[client].clients[client])
                 content = put_task(encode(tree), task)
                 # Flower throws away what comes later. An answer in time may have to wait for its turn to be merged.
                 letter = Message(content, node, kind, ttl=2 * self._timeout + 600, group_id=str(round))
@@ -137,10 +139,15 @@ class FlowerRuntime:
             reply = reply_in(answer.content, asked.task)
             if reply.error is None:
                 reply = reply._replace(upload=to_device(decode(answer.content), self._device))
-                reply = reply._replace(error=unsound(reply, asked.wire))
+                reply = reply._replace(error=unsound(reply, asked.wire) or self._miscounted(reply))
         except Exception as problem:  # a stranger may have written anything
             reply = Reply(asked.task.client, 0, None, None, str(problem) or type(problem).__name__)
         return self._told(reply)
+
+    def _miscounted(self, reply: Reply) -> str | None:
+        """A client's weight in the mean is its number of images, settled before anybody trains."""
+        said = self._images[reply.client]
+        return None if reply.images == said else f"claims {reply.images} images, and said that it has {said}"
 
     def _await(self, asked: Asked, end: float) -> Reply:
         """Looks at least once, also when time is up."""

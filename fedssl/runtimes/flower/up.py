@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from fedssl import assemble
@@ -131,17 +132,18 @@ def watch(
     say: Say,
 ) -> None:
     """Tell of nodes that join and of rounds as they are finished, until all are, the job is over, or a process is."""
-    log = folder / "rounds.jsonl"
-    done = sum(1 for _ in read_rounds(log))
+    rounds = following(folder / "rounds.jsonl")
+    done = sum(1 for _ in rounds())
     hear = _hearing(started.log("run"), say)
     with telling(title, experiment.rounds, done, experiment.clients or 1, quiet) as progress:
         told = done
         while True:
             over = job.poll() is not None
             hear()
-            for line in list(read_rounds(log))[told:]:
-                progress.round(line)
-                told += 1
+            for line in map(json.loads, rounds()):
+                if line["round"] > told:
+                    progress.round(line)
+                    told = line["round"]
             if over:
                 break
             if (name := started.fallen()) and job.poll() is None:
@@ -157,21 +159,37 @@ def _done(folder: Path, rounds: int) -> bool:
 
 def _hearing(log: Path, say: Say) -> Callable[[], None]:
     """Each call passes on what the server has said of joining since the last: else nobody knew what is waited for."""
-    read = 0
+    lines = following(log)
 
     def hear() -> None:
+        for line in lines():
+            text = line.decode("utf-8", "replace").strip()
+            if found := OURS.search(text):
+                say(f"the server says: {text[found.start() :]}")
+
+    return hear
+
+
+def following(log: Path) -> Callable[[], Iterator[bytes]]:
+    """Each call gives the whole lines written since the last. A server that goes on takes rounds after its checkpoint
+    off their log: where no line ends any more at the place read up to, all of it is read again."""
+    read = 0
+
+    def more() -> Iterator[bytes]:
         nonlocal read
+        if not log.exists():
+            return
         with log.open("rb") as file:
-            file.seek(read)
+            file.seek(max(0, read - 1))
+            if read and file.read(1) != b"\n":
+                read = file.seek(0)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 read += len(line)
-                text = line.decode("utf-8", "replace").strip()
-                if found := OURS.search(text):
-                    say(f"the server says: {text[found.start() :]}")
+                yield line
 
-    return hear
+    return more
 
 
 def _trouble(started: Processes, name: str) -> str:
