@@ -75,7 +75,7 @@ class Folder(Source):
             raise DataError(f"there is no folder {folder}")
         by_client = layout.startswith("clients")
         groups = subfolders(folder) if by_client else []
-        names, skipped = index_files(folder, _LEVELS[layout], by_client, say)
+        names, skipped = index_files(folder, top, _LEVELS[layout], by_client, say)
         _refuse_alike(groups, "client", folder)
         if layout.endswith("classes"):
             _refuse_alike({name.split(os.sep)[_LEVELS[layout] - 1] for name in names}, "class", folder)

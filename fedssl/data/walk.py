@@ -1,4 +1,4 @@
-"""Which files lie in a folder, without ever leaving it, or a client's folder in it, through a link."""
+"""Which files lie in a folder, without ever reaching, through a link, what is not its own."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(folder) if entry.is_dir(follow_symlinks=False))
 
 
-def index_files(folder: Path, levels: int, apart: bool, say: Say) -> tuple[list[str], list[tuple[str, str]]]:
+def index_files(folder: Path, top: Path, levels: int, apart: bool, say: Say) -> tuple[list[str], list[tuple[str, str]]]:
     """Sorted names of the files at least `levels` folders deep, and (reason, name) of what is left out.
 
-    No link leads from training to test images and, with `apart`, from one folder in `folder` to another: an image
-    belongs to one client.
+    No link leads out of `folder`, from training to test images, or, with `apart`, from one folder in it to another: an
+    image belongs to one client. It may lead into what is hidden in `top`, where nobody looks for images: tools that
+    keep versions of large files have them there.
     """
     names: list[str] = []
     skipped: list[tuple[str, str]] = []
-    root = os.path.realpath(folder)
+    root, whole = os.path.realpath(folder), os.path.join(os.path.realpath(top), "")
     with meter(f"listing files in {folder}", None, say) as advance:
         for name, entry in _walk(folder, ""):
             advance(1)
             first, deeper, _ = name.partition(os.sep)
-            reason = _why_not(entry, os.path.join(root, first if apart and deeper else "", ""))
+            reason = _why_not(entry, os.path.join(root, first if apart and deeper else "", ""), whole)
             if reason is None and name.count(os.sep) < levels:
                 reason = "outside the layout's folders"
             if reason is None:
@@ -57,11 +58,12 @@ def _entries(folder: Path, below: str = "") -> list[os.DirEntry[str]]:
         raise DataError(f"{where}{shown(str(folder))} cannot be listed ({failure.strerror})", detail) from None
 
 
-def _why_not(entry: os.DirEntry[str], inside: str) -> str | None:
+def _why_not(entry: os.DirEntry[str], inside: str, top: str) -> str | None:
     """Why a file must not be read, if so."""
     if entry.is_symlink():
         target = os.path.realpath(entry.path)
-        if not os.path.join(target, "").startswith(inside):
+        hidden = target.startswith(top) and f"{os.sep}." in target[len(top) - 1 :]
+        if not hidden and not os.path.join(target, "").startswith(inside):
             return "symbolic link out of the folder"
         if os.path.isdir(target):  # could lead in circles, and count images twice
             return "symbolic link to a folder"

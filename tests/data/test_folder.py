@@ -204,6 +204,17 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path):
     ]
 
 
+def test_links_into_what_is_hidden_are_followed(tmp_path):
+    """As tools that keep versions of large files leave a folder."""
+    put(tmp_path, "train/a/0.png", 0)
+    put(tmp_path, "test/a/1.png", 1)
+    (tmp_path / ".git/annex").mkdir(parents=True)
+    (tmp_path / "train/a/0.png").rename(tmp_path / ".git/annex/key")
+    (tmp_path / "train/a/0.png").symlink_to("../../.git/annex/key")
+    data = load(tmp_path, "classes")
+    assert (greys(data.train), data.skipped) == ([0], ())
+
+
 def test_links_lead_neither_to_test_images_nor_to_another_client(tmp_path):
     for k, name in enumerate(("train/a/x/0.png", "train/ab/x/1.png", "test/x/2.png")):
         put(tmp_path, name, k)

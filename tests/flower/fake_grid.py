@@ -51,6 +51,7 @@ CASES = {
     "fedca": ("fedca", "simclr", "dictionary = 12\naligned = 4", ""),
     "ccl": ("ccl", "mocov2", "neighbours = 3\ncandidates = 8", "queue = 16"),
     "featarc": ("featarc", "simclr", "", ""),
+    "fedbn": ("fedbn", "simclr", "", ""),
 }
 
 
