@@ -55,7 +55,7 @@ MAY_SEE = {
     "client": {"errors", "method", "pixels", "seeds", "step", "train", "tree"},
     "algorithm": {"client", "layout", "method", "settings", "tree"},
     "algorithms": {"algorithm", "client", "errors", "layout", "method", "seeds", "settings", "train", "tree"},
-    "topology": {"algorithm", "errors", "seeds", "settings", "tree"},
+    "topology": {"seeds", "settings"},
     "graphs": {"errors", "seeds", "topology"},
     "guard": {"algorithm", "layout", "rows", "train", "tree"},
     "delivery": {"algorithm", "topology"},
