@@ -160,11 +160,16 @@ def published() -> Iterator[str]:
 def identity(experiment: Experiment) -> str:
     """The same for runs that differ by their seed, by what a device decides, by what is measured on the way, or by
     whether a data set's file is named (cifar10.npz) or the data set."""
-    said = experiment.to_dict()
-    said["data"]["name"] = Path(said["data"].pop("path", said["data"]["name"])).stem
+    said = _named(experiment.to_dict())
     said |= {"seed": None, "probe": {key: said["probe"][key] for key in PROBED}}
     said["train"] |= {"precision": None, "checkpoint_every": None}
     return json.dumps(said, sort_keys=True)
+
+
+def _named(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """With the data set's name in place of its file's: here cifar10.npz has the images of cifar10."""
+    data = dict(experiment["data"])
+    return {**experiment, "data": data | {"name": Path(data.pop("path", data["name"])).stem}}
 
 
 def _of(cell: Cell, suffix: str) -> Experiment:
@@ -193,7 +198,7 @@ def _beside(paper: str, cells: Sequence[Cell], runs: Sequence[Run], suffix: str)
 def label_free() -> Iterator[str]:
     """Of all runs there are: whether what needs no labels tells which is better."""
     runs = {f"{name}/{run.name}": run for name, some in groups() for run in some}
-    rows = [scores.row(name, run.experiment, run.rounds, run.accuracies) for name, run in runs.items()]
+    rows = [scores.row(name, _named(run.experiment), run.rounds, run.accuracies) for name, run in runs.items()]
     known = {score: sum(score in each["scores"] for each in rows) for score in scores.SCORES}
     yield "## Scores without labels\n"
     yield (

@@ -1,4 +1,5 @@
-"""Which kernels CUDA's libraries may choose while a run goes on: process-wide settings, put back afterwards."""
+"""Which kernels CUDA's libraries may choose while a run goes on, and how many threads torch has: process-wide settings,
+put back afterwards. Only CUBLAS_WORKSPACE_CONFIG stays: cuBLAS reads it once."""
 
 from __future__ import annotations
 
@@ -48,3 +49,14 @@ def float32() -> Iterator[None]:
     finally:
         cudnn.allow_tf32 = convolutions
         torch.set_float32_matmul_precision(products)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """As many for torch on a CPU as a client trains with: their number changes bits."""
+    found = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(found)

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -110,7 +111,8 @@ class Store:
         self._forget_old()
 
     def _manifests(self) -> list[Path]:
-        return sorted(self.checkpoints.glob("*.json"), key=lambda path: int(path.stem), reverse=True)
+        numbered = (path for path in self.checkpoints.glob("*.json") if path.stem.isdecimal())
+        return sorted(numbered, key=lambda path: int(path.stem), reverse=True)
 
     def oldest(self) -> int:
         """The round that a run may have to go back to, should newer checkpoints prove damaged."""
@@ -186,13 +188,21 @@ class Store:
 
 
 def write_atomic(path: Path, data: bytes) -> str:
-    """Write under a temporary name, sync, rename; returns the SHA-256. Nobody ever sees half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Write under a temporary name, sync, rename; returns the SHA-256. Nobody ever sees half a file.
+
+    The name is this call's own, so that several may write the same file at once: the last one's is what stays. It is a
+    hidden one, since a kill leaves it behind.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(4)}.{path.name}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
     return hashlib.sha256(data).hexdigest()
 

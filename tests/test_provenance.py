@@ -18,8 +18,10 @@ def package(tmp_path: Path) -> Path:
     """A small one."""
     (tmp_path / "probes").mkdir()
     (tmp_path / "report").mkdir()
+    (tmp_path / "analysis").mkdir()
     (tmp_path / "probes/knn.py").write_text('"""Neighbours."""\n\ndef k():\n    """How many."""\n    return 200  # k\n')
     (tmp_path / "report/table.py").write_text("WIDTH = 80\n")
+    (tmp_path / "report/rounds.py").write_text("SCALE = 1\n")
     (tmp_path / "cli.py").write_text("x = 1\n")
     return tmp_path
 
@@ -36,6 +38,8 @@ def package(tmp_path: Path) -> Path:
         ("probes/knn.py", 'def k():\n    "How many."\n    "Not a docstring."\n    return 200\n', True),
         ("probes/more.py", "", True),
         ("report/table.py", "WIDTH = 100\n", False),
+        ("report/rounds.py", "SCALE = 2\n", True),  # writes the log that tables read divergences off
+        ("analysis/new.py", "x = 1\n", False),
         ("cli.py", "x = 2\n", False),
         ("probes/cli.py", "x = 2\n", True),  # a part of that name, but not that part
     ],

@@ -216,13 +216,6 @@ def test_the_summary_of_a_recipe() -> None:
     assert "two kinds of clothing" in recipes()["demo"].about
 
 
-def test_a_recipe_as_a_file() -> None:
-    recipe = recipes()["fedema-cifar10-noniid-tau0.5"]
-    first, second, *_ = recipe.to_toml().splitlines()
-    assert (first, second) == (f"# {recipe.about}", "# FedEMA, Figure 10")
-    assert Experiment.from_toml(recipe.to_toml()) == load(recipe.name)
-
-
 def test_recipes_are_found_without_reading_an_experiment() -> None:
     """Data only: importing the list brings neither the experiment's settings nor the files of any recipe."""
     code = f"""

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +112,25 @@ def test_the_last_two_are_kept_and_nothing_else(tmp_path: Path) -> None:
 def test_leftovers_of_a_kill_are_cleared_away(tmp_path: Path) -> None:
     store = Store(tmp_path)
     save(store, snapshot(1, c=0))
-    left = ["checkpoints/00002.safetensors", "checkpoints/00002.json.tmp", "checkpoints/00003.safetensors.tmp"]
+    left = [
+        f"checkpoints/{name}"
+        for name in ("00002.safetensors", "00002.json.tmp", ".ab12.00002.json.tmp", ".ab12.00003.safetensors.tmp")
+    ]
     for name in left:
         (tmp_path / name).write_bytes(b"half")
     assert same(Store(tmp_path).load(quiet), snapshot(1, c=0))
     save(store, snapshot(4, c=3))
     assert not set(left) & set(files(tmp_path))
     assert same(Store(tmp_path).load(quiet), snapshot(4, c=3))
+
+
+def test_a_file_without_a_number_is_no_checkpoint(tmp_path: Path) -> None:
+    save(Store(tmp_path), snapshot(1, c=0))
+    for name in ("notes.json", "2nd.json"):
+        (tmp_path / "checkpoints" / name).write_text("{}")
+    assert same(Store(tmp_path).load(quiet), snapshot(1, c=0))
+    save(Store(tmp_path), snapshot(2, c=0), snapshot(3, c=0))
+    assert (tmp_path / "checkpoints/notes.json").exists()
 
 
 @pytest.fixture
@@ -395,8 +408,22 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(OSError, match="No space"):
             write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_several_may_write_one_file_at_once(tmp_path: Path) -> None:
+    """Four at a time: none is in another's way, and whoever reads finds one of their files whole."""
+    path, wholes = tmp_path / "x", [bytes([i]) * 50_000 for i in range(4)]
+    write_atomic(path, wholes[0])
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write_atomic, path, whole) for whole in wholes * 25]
+        while not all(writer.done() for writer in writers):
+            assert path.read_bytes() in wholes
+    for writer, whole in zip(writers, wholes * 25, strict=True):
+        assert writer.result() == hashlib.sha256(whole).hexdigest()
     assert list(tmp_path.iterdir()) == [path]
 
 

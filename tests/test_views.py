@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedssl.errors import ConfigError
 from fedssl.report.sheet import draw_sheet
 from fedssl.settings import validate
-from fedssl.views import Augment, Parameters, ViewGroup, apply, columns, draw, make_views, parameters
+from fedssl.views import COLUMNS, Augment, Parameters, ViewGroup, apply, draw, make_views, parameters
 
 PLAIN = Augment(flip=0, jitter=(0, 0, 0, 0), jitter_p=0, gray=0)
 FULL = Augment(jitter=(0.8, 0.8, 0.8, 0.5), blur=0.5, gray=0.3)
@@ -305,7 +305,7 @@ def test_orders_are_uniform_permutations() -> None:
 
 def test_equal_uniforms_still_give_a_permutation_and_extremes_stay_inside() -> None:
     for value in (0.0, 0.5, 1 - 2**-24):
-        p = parameters(Augment(), torch.full((3, columns(Augment())), value), 33, 47)
+        p = parameters(Augment(), torch.full((3, COLUMNS), value), 33, 47)
         assert p.turn.sort(dim=1).values.tolist() == [[0, 1, 2, 3]] * 3
         assert (p.top >= 0).all()
         assert (p.top + p.height <= 33).all()
@@ -315,7 +315,7 @@ def test_equal_uniforms_still_give_a_permutation_and_extremes_stay_inside() -> N
 @pytest.mark.parametrize("probability", [0.0, 1.0])
 def test_probabilities_of_zero_and_one_are_certain(probability: float) -> None:
     augment = Augment(flip=probability, jitter_p=probability, gray=probability, blur=probability)
-    uniforms = torch.tensor([[0.0], [1 - 2**-24]]).expand(2, columns(augment))
+    uniforms = torch.tensor([[0.0], [1 - 2**-24]]).expand(2, COLUMNS)
     p = parameters(augment, uniforms, 8, 8)
     assert all((flag == bool(probability)).all() for flag in (p.flip, p.jitter, p.gray, p.blur))
 
@@ -324,7 +324,7 @@ def test_draw_is_the_generators_alone() -> None:
     state = torch.random.get_rng_state()
     assert torch.equal(draw(FULL, 9, seeded(5), "cpu"), draw(FULL, 9, seeded(5), "cpu"))
     assert torch.equal(torch.random.get_rng_state(), state)
-    buffer = torch.empty(9, columns(FULL))
+    buffer = torch.empty(9, COLUMNS)
     assert torch.equal(draw(FULL, 9, seeded(5), "cpu"), buffer.uniform_(generator=seeded(5)))
 
 
@@ -388,7 +388,7 @@ def test_no_operator_waits_draws_or_reads_python_numbers_onto_the_device() -> No
 def test_shapes_are_known_without_values(channels: int) -> None:
     with FakeTensorMode():
         images = torch.empty(6, channels, 20, 24, dtype=torch.uint8)
-        views = make_views(ViewGroup(2, 16, FULL), images, torch.empty(12, columns(FULL)))
+        views = make_views(ViewGroup(2, 16, FULL), images, torch.empty(12, COLUMNS))
     assert views.shape == (2, 6, channels, 16, 16)
 
 

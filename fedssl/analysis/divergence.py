@@ -1,8 +1,9 @@
 """How clients fare round by round: what the rounds log says of each, drawn over rounds, several runs side by side.
 
-`divergence` is the L2 distance between the model a client received and the one it returned, over parameters, in every
-algorithm. What an algorithm notes besides comes under its own name: FedEMA's μ, λ and `drift`, FedU's `own_predictor`.
-A note that is called like a key of the log has `noted` before it: FedEMA's own divergence is `noted divergence`.
+`divergence` is the L2 distance between the model a client received and the one it returned, over parameters; there is
+none where it received several (FeatARC). What an algorithm notes besides comes under its own name: FedEMA's μ, λ and
+`drift`, FedU's `own_predictor`. A note that is called like a key of the log has `noted` before it: FedEMA's own
+divergence is `noted divergence`.
 """
 
 from __future__ import annotations

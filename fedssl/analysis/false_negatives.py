@@ -30,8 +30,6 @@ from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
 from fedssl.run import Run
 
-WAYS = ("local", "with remote", "remote only")
-
 
 def ratios(counts: Tensor, local: int, remote: int) -> dict[str, Tensor]:
     """Each client's mean ratio (clients,), for each way of choosing negatives.

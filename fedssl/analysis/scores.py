@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import PositiveInt
@@ -30,7 +31,10 @@ SCORES = {  # and how each is to be read
     "alignment": "alignment (least where all collapses)",
     "uniformity": "uniformity (less is better)",
 }
-ACCURACIES = ("linear", "knn")
+ACCURACIES = {  # and the settings under [probe] that they are measured with: only equal ones are compared
+    "linear": ("labels", "protocol", "epochs", "lr", "batch", "penalty", "solver"),
+    "knn": ("k", "temperature"),
+}
 WORDS = {"linear": "linear", "knn": "kNN"}
 LAST = 10  # rounds that a run's score is the mean of
 LIMITS = (
@@ -52,7 +56,7 @@ def row(
     held_out = f", {data['holdout']} held out" if data.get("holdout") else ""
     return {
         "run": name,
-        "setting": f"{Path(data.get('path') or data['name']).stem}{held_out}, {method['backbone']}, "
+        "setting": f"{data.get('path') or data['name']}{held_out}, {method['backbone']}, "
         f"batches of {experiment['train']['batch']}",
         "method": method["name"],
         "scores": _scores([*rounds][-last:]),
@@ -92,13 +96,28 @@ def _has(row: Mapping[str, Any], score: str, accuracy: str) -> bool:
     return score in row["scores"] and accuracy in row["accuracies"]
 
 
-def accuracies_of(run: Run) -> dict[str, float]:
-    """Of a run's final table; the linear probe's, where a table's cell has measured that, from there."""
+How = tuple[Any, ...]  # the values of an accuracy's settings, in their order
+
+
+def measured(run: Run) -> dict[str, dict[How, float]]:
+    """A run's final accuracies by how they were measured: those of its table, and linear ones of cells of a table."""
+    probe = run.experiment.to_dict()["probe"]
     table = run.results.get("table", {}).get("this run", {})
-    found = {key: table[key]["mean"] for key in ACCURACIES if key in table}
-    cells = [json.loads(file.read_text("utf-8")) for file in run.dir.glob("measures/linear-*.json")]
-    mine = [cell for cell in cells if cell["experiment"] == run.experiment.hash() and cell.get("on") is None]
-    return {"linear": mine[0]["value"]} | found if len(mine) == 1 else found
+    usual = {key: tuple(probe.get(setting) for setting in settings) for key, settings in ACCURACIES.items()}
+    found = {key: {usual[key]: table[key]["mean"]} if key in table else {} for key in ACCURACIES}
+    for file in sorted(run.dir.glob("measures/linear-*.json")):
+        cell = json.loads(file.read_text("utf-8"))
+        if cell["experiment"] == run.experiment.hash() and cell.get("on") is None:
+            how = tuple((probe | cell["settings"]).get(setting) for setting in ACCURACIES["linear"])
+            found["linear"].setdefault(how, cell["value"])
+    return found
+
+
+def comparable(runs: Sequence[Mapping[str, Mapping[How, float]]]) -> tuple[list[dict[str, float]], dict[str, How]]:
+    """Of each run the accuracies measured in the way that most of them have, and that way."""
+    counts = {key: Counter(how for each in runs for how in each[key]) for key in ACCURACIES}
+    ways = {key: count.most_common(1)[0][0] for key, count in counts.items() if count}
+    return [{key: each[key][way] for key, way in ways.items() if way in each[key]} for each in runs], ways
 
 
 @ANALYSES.register("scores")
@@ -106,15 +125,18 @@ class Scores(Analysis):
     last: PositiveInt = LAST  # rounds whose mean a run's score is
 
     def measure(self, runs: Sequence[Run], say: Say) -> Found:
-        rows = []
-        for name, run in zip(run_names(runs), runs, strict=True):
-            rows.append(row(name, run.experiment.to_dict(), run.rounds, accuracies_of(run), self.last))
-            if not rows[-1]["accuracies"]:
+        rows, every = [], [measured(run) for run in runs]
+        accuracies, ways = comparable(every)
+        for name, run, known, own in zip(run_names(runs), runs, every, accuracies, strict=True):
+            rows.append(row(name, run.experiment.to_dict(), run.rounds, own, self.last))
+            for key in (key for key in ways if known[key] and key not in own):
+                say(f"{name} does not count for {WORDS[key]}: it was measured otherwise than with {_way(ways, key)}")
+            if not any(known.values()):
                 say(f"{name} has no final accuracy, and does not count: it is not finished, or had no labels")
         found = list(correlations(rows))
         if not found:
             raise ConfigError("no run has both a score and a final accuracy: finish some, with labelled test images")
-        return {"runs": rows, "correlations": found}
+        return {"runs": rows, "correlations": found, "measured": {key: _way(ways, key) for key in ways}}
 
     def draw(self, found: Found) -> Any:
         """A row for each setting and accuracy, a column for each score, a point for each run."""
@@ -128,12 +150,21 @@ class Scores(Analysis):
                 rows = [r for r in found["runs"] if r["setting"] == setting and _has(r, score, accuracy)]
                 _points(each, rows, methods, score, accuracy)
                 each.set_title(_said(whole.get((setting, accuracy, score))), fontsize=9)
-            across[0].set_ylabel(f"{WORDS[accuracy]} accuracy (%)\n{setting}")
+            across[0].set_ylabel(f"{WORDS[accuracy]} accuracy (%)\n{textwrap.fill(setting, 30)}", fontsize=9)
         axes[0, 0].legend(frameon=False, fontsize=8)
         return drawn
 
     def summary(self, found: Found) -> Summary:
-        return Summary("scores without labels, and accuracy", COLUMNS, list(lines(found["correlations"])), [LIMITS])
+        how = [f"{WORDS[key]} accuracy is with {way}" for key, way in found["measured"].items()]
+        return Summary(
+            "scores without labels, and accuracy", COLUMNS, list(lines(found["correlations"])), [LIMITS, *how]
+        )
+
+
+def _way(ways: Mapping[str, How], key: str) -> str:
+    """In words: "labels = 0.01, protocol = fedema"; what is not set is not said."""
+    pairs = zip(ACCURACIES[key], ways[key], strict=True)
+    return ", ".join(f"{setting} = {value}" for setting, value in pairs if value is not None)
 
 
 COLUMNS = ("runs of", "score", "accuracy", "n", "ρ", "by chance")

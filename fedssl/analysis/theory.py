@@ -113,7 +113,7 @@ class Theory(Analysis):
             f"mean over {self.seeds} draws of the data, ± half the range",
             f"the global supervised problem had no solution in {no} of {len(found['draws'])} draws; "
             "what is given for it is with slack",
-            *(f"{what} falls as d^{slope:.2f}" for what, slope in found["slopes"].items()),
+            *(f"{what} falls as d^{slope:.2f}" for what, slope in found["slopes"].items() if slope is not None),
         ]
         return Summary("representability of e_1 … e_K", columns, rows, notes)
 
@@ -125,8 +125,9 @@ def _split(one: Any) -> tuple[float, float, float]:
     return float(local.diagonal().mean()), float(local[others].mean()), float(np.mean(one["global"]))
 
 
-def _slopes(draws: Sequence[Any]) -> dict[str, float]:
-    """Exponents p of d^p, by least squares over all draws: what the paper bounds."""
+def _slopes(draws: Sequence[Any]) -> dict[str, float | None]:
+    """Exponents p of d^p, by least squares over all draws: what the paper bounds. None where a draw has 0, as where m
+    features span all of a small d."""
     wanted = {
         "SSL: 1 − span of other directions (paper: at most −0.8)": ("ssl", "span", 1),
         "SSL: 1 − span of the own direction (paper: no claim)": ("ssl", "span", 0),
@@ -136,11 +137,13 @@ def _slopes(draws: Sequence[Any]) -> dict[str, float]:
     if len({each["d"] for each in draws}) < 2:
         return {}
     x = [math.log(each["d"]) for each in draws]
-    found = {}
+    found: dict[str, float | None] = {}
     for what, (learner, measure, place) in wanted.items():
         values = [_split(each[learner][measure])[place] for each in draws]
-        y = [math.log(1 - value if measure == "span" else value) for value in values]
-        found[what] = float(f"{statistics.linear_regression(x, y).slope:.3g}")
+        values = [1 - value if measure == "span" else value for value in values]
+        known = min(values) > 0
+        slope = statistics.linear_regression(x, [math.log(v) for v in values]).slope if known else None
+        found[what] = None if slope is None else float(f"{slope:.3g}")
     return found
 
 

@@ -64,7 +64,7 @@ def largest_margin(data: Labelled, classes: int, slack: float = 0.0) -> Separato
     """
     a = np.zeros((len(data.x), classes))
     for dtype in (np.float32, np.float64):
-        a = _climb(a, Dual(data, slack, dtype), slack)
+        a = _climb(a, Dual(data, slack, dtype))
     end = Dual(data, slack, np.float64)
     end(alike(a, data.y).ravel())
     return Separator(end.w, end.gap, end.refuted)
@@ -80,7 +80,7 @@ def alike(a: Rows, y: NDArray[np.int64]) -> Rows:
     return even
 
 
-def _climb(a: Rows, dual: Dual, slack: float) -> Rows:
+def _climb(a: Rows, dual: Dual) -> Rows:
     """Dual variables (n, classes) from which the rest of the way is ENOUGH or less, if the precision allows it."""
     from scipy.optimize import minimize
 

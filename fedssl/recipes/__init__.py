@@ -13,8 +13,6 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
-import tomli_w
-
 from fedssl.recipes.grid import expand, matching
 from fedssl.recipes.layers import Layers, Table, merged, notes
 
@@ -51,10 +49,6 @@ class Recipe:
     def source(self) -> str:
         """Where it is published: "FedU, Tables 1 and 2; FedEMA, Table 5"."""
         return "; ".join(f"{paper}, {', '.join(_joined(p))}" for paper, p in _cited()[self.name].items() if p)
-
-    def to_toml(self) -> str:
-        """The recipe as a file of its own."""
-        return "".join(f"# {line}\n" for line in (self.about, self.source) if line) + tomli_w.dumps(self.values)
 
 
 @cache

@@ -1,7 +1,7 @@
 """The process that trains and measures, one after the other, what it is told.
 
-It reads one line of JSON for each training from standard input and answers with one line when it is done: null, or the
-sentence that says what went wrong for each measurement. What it finds it leaves in the training's folder, with a log.
+It reads one line of JSON for each training from standard input and answers with one line when it is done: an object
+with a sentence for each measurement that went wrong. What it finds it leaves in the training's folder, with a log.
 When nobody is left to tell it anything, because the process that began it has been killed, it ends at once.
 """
 

@@ -6,7 +6,7 @@ on float images.
 """
 
 from fedssl.views.augment import Augment, ViewGroup
-from fedssl.views.draws import Parameters, columns, draw, parameters
+from fedssl.views.draws import COLUMNS, Parameters, draw, parameters
 from fedssl.views.pipeline import apply, make_views
 
-__all__ = ["Augment", "Parameters", "ViewGroup", "apply", "columns", "draw", "make_views", "parameters"]
+__all__ = ["COLUMNS", "Augment", "Parameters", "ViewGroup", "apply", "draw", "make_views", "parameters"]

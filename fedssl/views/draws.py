@@ -12,7 +12,9 @@ from fedssl.views.augment import Augment
 
 TRIES = 10  # RandomResizedCrop gives up after as many
 # One image's uniforms: areas, ratios, position, flip, jitter, its order, its factors, gray, blur, sigma.
+# The same for all settings, so that switching one operation off leaves the draws of the others alone.
 WIDTHS = (TRIES, TRIES, 2, 1, 1, 4, 4, 1, 1, 1)
+COLUMNS = sum(WIDTHS)  # uniforms that one view of one image takes
 
 
 class Parameters(NamedTuple):
@@ -31,22 +33,14 @@ class Parameters(NamedTuple):
     sigma: Tensor  # (n,) float32
 
 
-def columns(augment: Augment) -> int:
-    """How many uniforms one view of one image takes.
-
-    The same for all settings, so that switching one operation off leaves the draws of the others alone.
-    """
-    return sum(WIDTHS)
-
-
 def draw(augment: Augment, n: int, generator: torch.Generator, device: torch.device | str) -> Tensor:
-    """Uniforms (n, columns) in [0, 1), drawn where the generator lives: the only randomness of n views."""
-    uniforms = torch.rand(n, columns(augment), generator=generator, device=generator.device)
+    """Uniforms (n, COLUMNS) in [0, 1), drawn where the generator lives: the only randomness of n views."""
+    uniforms = torch.rand(n, COLUMNS, generator=generator, device=generator.device)
     return uniforms.to(device, non_blocking=True)
 
 
 def parameters(augment: Augment, uniforms: Tensor, height: int, width: int) -> Parameters:
-    """Uniforms (n, columns) to the parameters of n views of images of this height and width."""
+    """Uniforms (n, COLUMNS) to the parameters of n views of images of this height and width."""
     area, ratio, position, *rest = torch.split(uniforms, list(WIDTHS), dim=1)
     flip, jitter, order, factors, gray, blur, sigma = rest
     return Parameters(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedssl.views.augment import Augment, ViewGroup
 from fedssl.views.colour import grayscale, jitter
-from fedssl.views.draws import Parameters, columns, parameters
+from fedssl.views.draws import COLUMNS, Parameters, parameters
 from fedssl.views.resample import blur_matrix, crop_matrix, sandwich
 
 
@@ -50,11 +50,11 @@ def apply(
 def make_views(
     group: ViewGroup, images: Tensor, uniforms: Tensor, mean: Tensor | None = None, std: Tensor | None = None
 ) -> Tensor:
-    """Views (V, B, C, size, size) of uint8 images (B, C, H, W); uniforms (V * B, columns), view by view."""
-    if uniforms.shape != (group.count * len(images), columns(group.augment)):
+    """Views (V, B, C, size, size) of uint8 images (B, C, H, W); uniforms (V * B, COLUMNS), view by view."""
+    if uniforms.shape != (group.count * len(images), COLUMNS):
         raise ValueError(
             f"{group.count} views of {len(images)} images take "
-            f"{(group.count * len(images), columns(group.augment))} uniforms, got {tuple(uniforms.shape)}"
+            f"{(group.count * len(images), COLUMNS)} uniforms, got {tuple(uniforms.shape)}"
         )
     p = parameters(group.augment, uniforms, *images.shape[2:])
     views = apply(images.repeat(group.count, 1, 1, 1), p, group.augment, group.size, mean, std)

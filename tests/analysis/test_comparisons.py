@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +19,13 @@ from fedssl.analysis.angles import angles, pairwise
 from fedssl.analysis.local import local_models
 from fedssl.analysis.maps import principal, same_class_nearby
 from fedssl.analysis.weights import common, distances
-from fedssl.data import from_python
+from fedssl.data import Dataset, from_python
 from fedssl.errors import ConfigError
 from fedssl.layout import Entry, Layout
+from fedssl.runtimes import local as runtime
+from fedssl.runtimes.attend import attend
 from fedssl.store import Store
-from fedssl.tree import State
+from fedssl.tree import State, model
 
 Go = Callable[..., fedssl.Run]
 Make = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
@@ -159,11 +161,68 @@ def test_local_models_are_those_of_the_next_round(go: Go, algorithm: str) -> Non
         assert way == pytest.approx(client["divergence"], rel=1e-4)
 
 
-@pytest.mark.parametrize("algorithm", ["fedbn", "perssfl", "featarc"])
-def test_local_models_of_algorithms_that_personalise(go: Go, algorithm: str) -> None:
-    found = local_models(go(**{"algorithm.name": algorithm}), quiet)
+@pytest.fixture
+def uploads(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], State]:
+    """The models that clients of runs send from here on, by round and client."""
+    sent: dict[tuple[int, str], State] = {}
+
+    def attended(work: Any, client: str, round: int, *rest: Any) -> Any:
+        reply = attend(work, client, round, *rest)
+        if reply.upload is not None:
+            sent[round, client] = model(reply.upload, "model").clone()
+        return reply
+
+    monkeypatch.setattr(runtime, "attend", attended)
+    return sent
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """What a caller may have, beside runs whose clients have one."""
+    found = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(found)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedbn", "perssfl", "featarc"])
+def test_local_models_are_the_next_rounds_uploads(
+    go: Go, algorithm: str, uploads: dict[tuple[int, str], State]
+) -> None:
+    """Bit by bit, whoever trains another model of his own beside it, and however many threads the caller has."""
+    changes = {"algorithm.name": algorithm}
+    run = go(rounds=1, **changes)
+    torch.set_num_threads(2)
+    found = local_models(run, quiet)
+    assert torch.get_num_threads() == 2
+    go(rounds=2, **changes)
     assert list(found) == ["0", "1", "2"]
-    assert all(state.floats.isfinite().all() for state in found.values())
+    for client, state in found.items():
+        sent = uploads[1, client]
+        assert torch.equal(state.restricted(sent.layout).floats, sent.floats)
+        assert state.floats.isfinite().all()
+        assert {"backbone", "projector"} <= {*state.layout.parts}
+
+
+def test_norm_layers_that_stay_are_those_that_were_trained(go: Go) -> None:
+    """FedBN's are no part of the upload: they are what the client remembers after the next round."""
+    changes = {"algorithm.name": "fedbn"}
+    found = local_models(go(rounds=1, **changes), quiet)
+    later = Store(go(rounds=2, **changes).dir).load(quiet)
+    assert later is not None
+    for client, state in found.items():
+        norms = model(later.memory[client].tree, "norms")
+        assert torch.equal(state.restricted(norms.layout).floats, norms.floats)
+
+
+def test_a_client_that_cannot_train_has_no_local_model(go: Go, labelled: Dataset) -> None:
+    """One image is no batch: the others' models are compared."""
+    owners = {"a": torch.arange(24), "b": torch.arange(24, 47), "c": torch.tensor([47])}
+    run = go("run", labelled._replace(owners=owners), clients=0, **{"partition.name": "natural"})
+    told: list[str] = []
+    assert list(local_models(run, told.append)) == ["a", "b"]
+    assert [line for line in told if line.startswith("client c has no local model: ")]
 
 
 def test_the_mean_of_local_models_is_the_next_global_model(go: Go) -> None:

@@ -12,7 +12,7 @@ import pytest
 import fedssl
 from fedssl.analysis import analyse
 from fedssl.analysis.ranks import by_chance, ranks, spearman
-from fedssl.analysis.scores import accuracies_of, correlations, lines, row
+from fedssl.analysis.scores import correlations, lines, measured, row
 from fedssl.errors import ConfigError
 
 Go = Callable[..., fedssl.Run]
@@ -75,7 +75,7 @@ def test_a_run_by_hand() -> None:
         "accuracies": {"knn": 50.0},
     }
     other = experiment(data={"name": "npz", "path": "there/cifar10.npz", "holdout": 500})
-    assert row("b", other, rounds, {})["setting"] == "cifar10, 500 held out, resnet18, batches of 128"
+    assert row("b", other, rounds, {})["setting"] == "there/cifar10.npz, 500 held out, resnet18, batches of 128"
 
 
 def some(method: str, rank: float, knn: float, **more: Any) -> dict[str, Any]:
@@ -111,23 +111,44 @@ def test_runs_are_read_and_drawn(go: Go) -> None:
     assert done.png.read_bytes()[:4] == b"\x89PNG"
 
 
+def cell(run: fedssl.Run, name: str, **more: Any) -> None:
+    """A table's measurement of a run."""
+    (run.dir / "measures").mkdir(exist_ok=True)
+    said = {"experiment": run.experiment.hash(), "settings": {}, "on": None, "value": 61.0} | more
+    (run.dir / "measures" / f"linear-{name}.json").write_text(json.dumps(said))
+
+
 def test_a_cell_of_a_table_brings_its_linear_probe(go: Go) -> None:
-    """One measurement of this very experiment on its own images; two of them would leave it open which."""
+    """Measurements of this very experiment on its own images, told apart by the probe's settings."""
     run = go()
-    knn = {"knn": run.results["table"]["this run"]["knn"]["mean"]}
-    (run.dir / "measures").mkdir()
+    knn = {(5, 0.1): run.results["table"]["this run"]["knn"]["mean"]}
+    cell(run, "a", experiment="0" * 64)
+    cell(run, "b", on="stl10")
+    assert measured(run) == {"linear": {}, "knn": knn}
+    cell(run, "c")
+    cell(run, "d", settings={"labels": 0.01}, value=12.5)
+    usual = (0, "fedema", 5, None, None, 0.0, "protocol")
+    assert measured(run) == {"linear": {usual: 61.0, (0.01, *usual[1:]): 12.5}, "knn": knn}
 
-    def cell(name: str, **more: Any) -> None:
-        said = {"experiment": run.experiment.hash(), "on": None, "value": 61.0} | more
-        (run.dir / "measures" / f"linear-{name}.json").write_text(json.dumps(said))
 
-    cell("a", experiment="0" * 64)
-    cell("b", on="stl10")
-    assert accuracies_of(run) == knn
-    cell("c")
-    assert accuracies_of(run) == {"linear": 61.0} | knn
-    cell("d", value=62.0)
-    assert accuracies_of(run) == knn
+def test_accuracies_measured_otherwise_are_not_compared(go: Go) -> None:
+    """Two runs have a linear probe with few labels, one of them also the usual one, and a third has another
+    paper's, so that it counts for kNN alone. A fourth has another k."""
+    runs = [go(f"r{i}", seed=i) for i in range(3)]
+    cell(runs[0], "a", settings={"labels": 0.01}, value=11.5)
+    cell(runs[1], "a", settings={})
+    cell(runs[1], "b", settings={"labels": 0.01}, value=12.5)
+    cell(runs[2], "a", settings={"protocol": "ccl"})
+    told: list[str] = []
+    done = analyse("scores", [*runs, go("r3", seed=3, **{"probe.k": 3})], say=told.append)
+    assert [each["accuracies"].get("linear") for each in done.found["runs"]] == [11.5, 12.5, None, None]
+    assert ["knn" in each["accuracies"] for each in done.found["runs"]] == [True, True, True, False]
+    assert done.found["measured"]["linear"].startswith("labels = 0.01, protocol = fedema")
+    assert [line.partition(":")[0] for line in told] == [
+        "r2 does not count for linear",
+        "r3 does not count for kNN",
+    ]
+    assert "labels = 0.01" in str(done.summary.notes)
 
 
 def test_nothing_to_compare(go: Go) -> None:

@@ -218,3 +218,15 @@ def test_exponents_are_fitted_over_all_draws(tmp_path: object) -> None:
     )
     values = [np.mean(e["ssl"]["span"]["global"]) for e in found["draws"] if e["d"] == 30]
     assert (row["mean"], row["least"], row["most"]) == pytest.approx((np.mean(values), min(values), max(values)))
+
+
+def test_no_slope_where_nothing_is_left_to_fall() -> None:
+    """Six features span all four dimensions: 1 − span is 0 there and has no logarithm."""
+    theory = Theory(d=(4, 8), seeds=1)
+    found = theory.measure([], lambda line: None)
+    slopes = {what.partition(" (")[0]: slope for what, slope in found["slopes"].items()}
+    assert slopes["SSL: 1 − global span"] is None
+    assert slopes["SL: correlation with other directions"] is not None
+    assert len([note for note in theory.summary(found).notes if "falls as" in note]) == sum(
+        slope is not None for slope in slopes.values()
+    )
