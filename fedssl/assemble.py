@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from fedssl.errors import ClientError, ConfigError, DataError, RunError
 from fedssl.experiment import Experiment
 from fedssl.federate import Sites
 from fedssl.method import Method, Normalisation
+from fedssl.numerics import threads
 from fedssl.pixels import place
 from fedssl.probes import balanced, how_many
 from fedssl.room import free_on_device
@@ -182,7 +182,7 @@ def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str], pu
     nobody = trainer.method.state.floats.new_empty(0, dtype=torch.uint8)
     home = Client(HOME, nobody, None, {}, trainer, experiment.seed, 0, rounds=experiment.rounds, public=public)
     try:
-        with _threads(experiment.train.threads):  # as many as a client has: an algorithm may train here
+        with threads(experiment.train.threads):  # as many as a client has: an algorithm may train here
             first = experiment.algorithm.init(home)
     except ClientError as problem:
         raise RunError(f"before the first round, on public images: {problem}") from problem
@@ -191,13 +191,3 @@ def first_sites(experiment: Experiment, trainer: Trainer, clients: list[str], pu
         site: experiment.algorithm.enrol(first, {site: numbers[site]} if site in numbers else numbers)
         for site in experiment.topology.sites(clients)
     }
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    found = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(found)
