@@ -30,7 +30,6 @@ from fedssl.train import Trainer
 CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
 BYTES_PER_PIXEL = 12_000  # of a batch's views, for a training step's activations; a ResNet-50 takes as many
 HOME = "home"  # who an algorithm makes its first state at
-RESERVED = {SERVER, MEAN, HOME}  # names that no client may have
 
 
 def resolve_device(name: str) -> torch.device:
@@ -78,7 +77,8 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict
     nobodys = torch.cat([public_rows(experiment, data), left_out(experiment, data)])
     parts = {client: index[~torch.isin(index, nobodys)] for client, index in parts.items()}
     owners = dict(experiment.topology.owners(parts))
-    if taken := RESERVED & owners.keys():
+    own = {SERVER, HOME, MEAN} if experiment.topology.consensus else {SERVER, HOME}
+    if taken := own & owners.keys():
         raise ConfigError(f'a client is called "{min(taken)}", as something of fedssl\'s own is; give it another name')
     empty = [client for client, index in owners.items() if not len(index)]
     if len(empty) == len(owners):

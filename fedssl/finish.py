@@ -92,8 +92,10 @@ def _hash(images: Images | None) -> str | None:
     return digest.hexdigest()
 
 
-def _labels(data: Dataset) -> str:
-    """Of all that probes learn from and are measured by."""
+def _labels(data: Dataset) -> str | None:
+    """A hash of all that probes learn from and are measured by; None, and no label looked at, if nothing is."""
+    if data.test is None or not data.test.labelled:
+        return None
     digest = hashlib.sha256()
     for images in (data.train, data.test):
         if images is not None and images.labelled:

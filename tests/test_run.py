@@ -574,9 +574,11 @@ def test_first_weights_are_part_of_a_run_and_random_ones_are_not_they(
         fedssl.run(again, tmp_path / "second", "cpu", dataset=labelled, quiet=True)
 
 
-@pytest.mark.parametrize("name", ["server", "home", "mean"])
-def test_clients_have_names_of_their_own(name: str, small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
-    listed = small.with_changes({"partition": {"name": "natural"}, "clients": 0})
+@pytest.mark.parametrize(("name", "topology"), [("server", "star"), ("home", "star"), ("mean", "cycle")])
+def test_clients_have_names_of_their_own(
+    name: str, topology: str, small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    listed = small.with_changes({"partition": {"name": "natural"}, "clients": 0, "topology": topology})
     owned = Dataset(labelled.train, labelled.test, {"a": torch.arange(6), name: torch.arange(6, 12)})
     with pytest.raises(ConfigError, match=f'a client is called "{name}"'):
         fedssl.run(listed, tmp_path, "cpu", dataset=owned, quiet=True)
