@@ -7,6 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import new_class
 from typing import ClassVar
 
 import torch
@@ -78,8 +79,10 @@ class Method(nn.Module, ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "Settings" in vars(cls):
-            cls.Settings.method = cls
+        if "Settings" not in vars(cls) or "method" in vars(cls.Settings):
+            # Another method's: it gets some of its own, for it is by their settings that methods are told apart.
+            cls.Settings = new_class(f"{cls.__name__}Settings", (cls.Settings,))
+        cls.Settings.method = cls
 
     def __init__(self, settings: MethodSettings, backbone: nn.Module, size: int) -> None:
         super().__init__()
