@@ -55,7 +55,7 @@ def torchvision_loop(augment: Augment, size: int) -> Callable[[Tensor], Tensor] 
 def measure(channels: int, size: int, blur: float, device: str) -> dict[str, float]:
     group = ViewGroup(VIEWS, size, Augment(blur=blur))
     images = torch.randint(0, 256, (BATCH, channels, size, size), dtype=torch.uint8, device=device)
-    uniforms = draw(group.augment, VIEWS * BATCH, torch.Generator().manual_seed(0), device)
+    uniforms = draw(VIEWS * BATCH, torch.Generator().manual_seed(0), device)
     mean, std = torch.full((2, channels), 0.5, device=device)
     figures = {"ms": milliseconds(lambda: make_views(group, images, uniforms, mean, std), device)}
     if device == "cuda":

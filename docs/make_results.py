@@ -7,17 +7,14 @@ table and a picture of their kNN accuracy. Benchmarks' JSON files are tables by 
 from __future__ import annotations
 
 import json
-import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from published import beside, named
+
 from fedssl.analysis import scores
-from fedssl.changes import merge_changes, parse_assignment
-from fedssl.experiment import Experiment, plain_values
-from fedssl.reproduce.plan import PROBED
-from fedssl.tables import Cell, tables
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
@@ -133,72 +130,20 @@ def draw(name: str, runs: list[Run]) -> None:
 
 
 def published() -> Iterator[str]:
-    """Runs that are a cell of a published table, with the paper's budget or with one local epoch a round. A figure that
-    several tables of a paper have is shown once."""
-    runs: dict[str, list[Run]] = {}
-    for name, some in groups():
-        for run in some if name not in EARLIER else ():
-            runs.setdefault(identity(Experiment.from_dict(dict(run.experiment))), []).append(run)
-    rows: dict[tuple[str, str, float, str], list[Cell]] = {}
-    for each in tables().values():
-        for cell in each.cells:
-            for suffix in ("", "-short") if cell.probe == "linear" and cell.value is not None else ():
-                key = identity(_of(cell, suffix))
-                if key in runs:
-                    rows.setdefault((key, each.paper, cell.value or 0.0, suffix), []).append(cell)
+    """Runs that are a cell of a published table, beside it."""
     yield "## Beside what was published\n"
     yield (
         "The runs above that are cells of `fedssl reproduce`'s tables, linear accuracy. Where a run is shorter than "
         "the paper's, the published figure says where longer training leads, and no difference is given.\n"
     )
-    yield table(
-        ("", "", "", "length", "seeds", "published", "measured", "difference"),
-        (_beside(paper, cells, runs[key], suffix) for (key, paper, _, suffix), cells in rows.items()),
-    )
-
-
-def identity(experiment: Experiment) -> str:
-    """The same for runs that differ by their seed, by what a device decides, by what is measured on the way, or by
-    whether a data set's file is named (cifar10.npz) or the data set."""
-    said = _named(experiment.to_dict())
-    said |= {"seed": None, "probe": {key: said["probe"][key] for key in PROBED}}
-    said["train"] |= {"precision": None, "checkpoint_every": None}
-    return json.dumps(said, sort_keys=True)
-
-
-def _named(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """With the data set's name in place of its file's: here cifar10.npz has the images of cifar10."""
-    data = dict(experiment["data"])
-    return {**experiment, "data": data | {"name": Path(data.pop("path", data["name"])).stem}}
-
-
-def _of(cell: Cell, suffix: str) -> Experiment:
-    probe = {f"probe.{key.removeprefix('probe.')}": value for key, value in map(parse_assignment, cell.settings)}
-    changes = probe | dict(map(parse_assignment, cell.set))
-    return Experiment.from_dict(merge_changes(plain_values(cell.recipe + suffix), changes))
-
-
-def _beside(paper: str, cells: Sequence[Cell], runs: Sequence[Run], suffix: str) -> list[str]:
-    figures = [run.accuracies["linear"] for run in runs]
-    mean, spread = statistics.mean(figures), f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
-    said = max(cells, key=lambda cell: len(cell.published or ""))  # one of them may have its deviation
-    epochs = _of(said, "").train.epochs
-    return [
-        f"{paper}, {', '.join(dict.fromkeys(cell.place for cell in cells))}",
-        said.row,
-        said.column,
-        runs[0].settings["length"] + (f" (there {epochs})" if suffix else ""),
-        str(len(runs)),
-        said.published or "",
-        f"{mean:.2f}{spread}",
-        "" if suffix else f"{mean - (said.value or 0):+.2f}",
-    ]
+    head = ("", "", "", "length", "seeds", "published", "measured", "difference")
+    yield table(head, beside(run for name, some in groups() if name not in EARLIER for run in some))
 
 
 def label_free() -> Iterator[str]:
     """Of all runs there are: whether what needs no labels tells which is better."""
     runs = {f"{name}/{run.name}": run for name, some in groups() for run in some}
-    rows = [scores.row(name, _named(run.experiment), run.rounds, run.accuracies) for name, run in runs.items()]
+    rows = [scores.row(name, named(run.experiment), run.rounds, run.accuracies) for name, run in runs.items()]
     known = {score: sum(score in each["scores"] for each in rows) for score in scores.SCORES}
     yield "## Scores without labels\n"
     yield (

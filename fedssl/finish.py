@@ -57,6 +57,8 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     notes = [evaluation.note] if evaluation.note else []
     if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
         notes.append(f"begun as a run of {lengths[0]} rounds and prolonged to {lengths[-1]}")
+    if not models:
+        notes.append("no model was measured: each client has one of its own, and none of them is here")
     if len(codes) > 1:
         notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
     results: dict[str, Any] = {

@@ -164,5 +164,5 @@ def journey(message: Tree, upload: Tree) -> tuple[float | None, str | None]:
             sound = math.isfinite(squares[-1]) and all(map(finite, back.stretches(("statistic", "buffer"))))
         if not sound and not finite(back.floats):
             return None, f"{key}: is not finite"
-    moved = math.sqrt(sum(squares)) if squares else None
-    return (moved if moved is not None and math.isfinite(moved) else None), None  # too far for float32 to say
+    moved = math.sqrt(sum(squares)) if squares else math.inf
+    return (moved if math.isfinite(moved) else None), None  # None too where it is too far for float32 to say

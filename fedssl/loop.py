@@ -107,13 +107,14 @@ class Loop:
             try:
                 for round in self._rounds(carrier.runtime, wire, last):
                     done = Snapshot(round.number + 1, round.sites, carrier.remembered())
+                    seconds = time.perf_counter() - begun
                     try:
                         knn = self._knn(done)
                     except Exception:  # a probe that fails takes no round with it
-                        log.append(self._line(round, None, time.perf_counter() - begun))
+                        log.append(self._line(round, None, seconds))
                         last, unsaved = done, True
                         raise
-                    line = self._line(round, knn, time.perf_counter() - begun)
+                    line = self._line(round, knn, seconds)
                     log.append(line)
                     progress.round(line)
                     last, unsaved = done, True

@@ -202,7 +202,7 @@ class Trainer:
         return Inputs(
             index,
             images,
-            tuple(views.draw(g.augment, g.count * n, stream, self.device) for g in self.method.views),
+            tuple(views.draw(g.count * n, stream, self.device) for g in self.method.views),
             None if task.labels is None else task.labels[index],
             {**self.method.draw(n, stream), **task.draw(n, stream)},
         )

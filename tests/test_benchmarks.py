@@ -170,7 +170,7 @@ def test_views_are_fedssls_in_distribution() -> None:
     ramp = torch.linspace(40, 220, 16)
     image = torch.stack([ramp.expand(16, 16), ramp[:, None].expand(16, 16), torch.full((16, 16), 90.0)]).byte()
     group, n = ViewGroup(1, 16, Augment()), 3000
-    uniforms = draw(group.augment, n, torch.Generator().manual_seed(0), CPU)
+    uniforms = draw(n, torch.Generator().manual_seed(0), CPU)
     ours = make_views(group, image.expand(n, -1, -1, -1), uniforms)[0]
     random.seed(0)
     view, picture = peer_views.PillowView(group.augment, 16), Image.fromarray(image.permute(1, 2, 0).numpy())

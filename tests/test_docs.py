@@ -281,13 +281,15 @@ def test_readme_lists_what_is_in_the_box() -> None:
     assert listed == {kind: own_names(registry) for kind, registry in REGISTRIES.items()} | {"probes": set(PROBES)}
 
 
-def test_reference_is_what_the_script_writes() -> None:
+def test_reference_is_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")  # as Python has it for a script
     script = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))
     page = (ROOT / "docs" / "reference" / "experiment.md").read_text("utf-8")
     assert page == script["page"](), "run: python docs/make_reference.py"
 
 
-def test_results_are_what_the_script_writes() -> None:
+def test_results_are_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")  # as Python has it for a script
     script = runpy.run_path(str(ROOT / "docs" / "make_results.py"))
     page = (ROOT / "docs" / "results.md").read_text("utf-8")
     assert page == script["page"](), "run: python docs/make_results.py"

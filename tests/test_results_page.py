@@ -16,8 +16,9 @@ SCRIPT = Path(__file__).parents[1] / "docs" / "make_results.py"
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> dict[str, Any]:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The script's functions, reading results in tmp_path."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)  # as Python has it for a script
     found = runpy.run_path(str(SCRIPT))
     found["page"].__globals__["RESULTS"] = tmp_path
     return found

@@ -533,6 +533,20 @@ def test_a_probe_that_fails_takes_no_round_with_it(
     assert run.rounds[1]["knn"] is not None
 
 
+def test_measuring_is_no_part_of_a_rounds_time(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = Evaluation.measure
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(1.5)
+        return measure(*args)
+
+    monkeypatch.setattr(Evaluation, "measure", slowly)
+    small = small.with_changes({"rounds": 1, "probe.beside": []})
+    assert fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).rounds[0]["seconds"] < 1.5
+
+
 def test_other_labels_are_measured_again(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
     first = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results
     assert labelled.test is not None
@@ -629,7 +643,9 @@ def test_a_run_whose_models_are_all_elsewhere_is_finished(
     store.wait()
     device = torch.device("cpu")
     finish(tmp_path, labelled, None, device, quiet=True, alone=True)
-    assert json.loads((tmp_path / "results.json").read_text())["table"] == {}
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["table"], results["models"]) == ({}, 0)
+    assert "each client has one of its own" in results["notes"][0]
     monkeypatch.setattr("fedssl.finish.export", lambda *_: pytest.fail("not finished"))
     finish(tmp_path, labelled, None, device, quiet=True, alone=True)
 

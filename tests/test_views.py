@@ -38,7 +38,7 @@ def random_images(n: int, channels: int, height: int, width: int, seed: int = 0)
 
 
 def drawn(augment: Augment, n: int, height: int, width: int, seed: int = 1) -> Parameters:
-    return parameters(augment, draw(augment, n, seeded(seed), "cpu"), height, width)
+    return parameters(augment, draw(n, seeded(seed), "cpu"), height, width)
 
 
 def whole(n: int, side: int, **fields: Any) -> Parameters:
@@ -258,7 +258,7 @@ def slow_crop_parameters(augment: Augment, u: list[float], height: int, width: i
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 60), (60, 20), (4, 64), (64, 4)])
 def test_crops_are_those_of_ten_tries_and_a_central_fallback(height: int, width: int) -> None:
     augment = Augment(crop=(0.3, 1.0))
-    uniforms = draw(augment, 400, seeded(3), "cpu")
+    uniforms = draw(400, seeded(3), "cpu")
     crops = torch.stack(parameters(augment, uniforms, height, width)[:4], dim=1)
     expected = torch.tensor([slow_crop_parameters(augment, u, height, width) for u in uniforms.tolist()])
     # Only float32 against float64 at a rounding's edge may differ.
@@ -322,17 +322,17 @@ def test_probabilities_of_zero_and_one_are_certain(probability: float) -> None:
 
 def test_draw_is_the_generators_alone() -> None:
     state = torch.random.get_rng_state()
-    assert torch.equal(draw(FULL, 9, seeded(5), "cpu"), draw(FULL, 9, seeded(5), "cpu"))
+    assert torch.equal(draw(9, seeded(5), "cpu"), draw(9, seeded(5), "cpu"))
     assert torch.equal(torch.random.get_rng_state(), state)
     buffer = torch.empty(9, COLUMNS)
-    assert torch.equal(draw(FULL, 9, seeded(5), "cpu"), buffer.uniform_(generator=seeded(5)))
+    assert torch.equal(draw(9, seeded(5), "cpu"), buffer.uniform_(generator=seeded(5)))
 
 
 # A deterministic function, row by row, of static shape.
 
 
 def test_same_uniforms_same_bits_and_rows_do_not_see_each_other() -> None:
-    images, uniforms = random_images(12, 3, 20, 20), draw(FULL, 12, seeded(2), "cpu")
+    images, uniforms = random_images(12, 3, 20, 20), draw(12, seeded(2), "cpu")
     group, order = ViewGroup(1, 16, FULL), torch.randperm(12, generator=seeded(0))
     views = make_views(group, images, uniforms)
     assert torch.equal(views, make_views(group, images, uniforms))
@@ -344,7 +344,7 @@ def test_same_uniforms_same_bits_and_rows_do_not_see_each_other() -> None:
 
 def test_views_lie_view_by_view() -> None:
     images, group = random_images(5, 3, 20, 20), ViewGroup(3, 16, FULL)
-    uniforms = draw(FULL, 15, seeded(2), "cpu")
+    uniforms = draw(15, seeded(2), "cpu")
     views, p = make_views(group, images, uniforms), parameters(FULL, uniforms, 20, 20)
     assert views.shape == (3, 5, 3, 16, 16)
     for v, b in itertools.product(range(3), range(5)):
@@ -354,7 +354,7 @@ def test_views_lie_view_by_view() -> None:
 
 def test_autocast_does_not_reach_the_products() -> None:
     images, group = random_images(4, 3, 16, 16), ViewGroup(2, 16, FULL)
-    uniforms = draw(FULL, 8, seeded(2), "cpu")
+    uniforms = draw(8, seeded(2), "cpu")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         views = make_views(group, images, uniforms)
     assert torch.equal(views, make_views(group, images, uniforms))
@@ -372,7 +372,7 @@ class Record(TorchDispatchMode):
 
 def operators(augment: Augment, channels: int = 3) -> set[str]:
     images, group = random_images(2, channels, 16, 16), ViewGroup(2, 16, augment)
-    uniforms, mean = draw(augment, 4, seeded(2), "cpu"), torch.full((channels,), 0.5)
+    uniforms, mean = draw(4, seeded(2), "cpu"), torch.full((channels,), 0.5)
     with Record() as record:
         make_views(group, images, uniforms, mean, mean)
     return record.names
@@ -410,7 +410,7 @@ def test_what_settings_rule_out_is_not_computed() -> None:
 )
 def test_views_stay_in_range(channels: int, height: int, width: int, size: int, strength: float, seed: int) -> None:
     augment = Augment(jitter=(strength, strength, strength, min(strength, 0.5)), blur=0.5, blur_kernel=3)
-    images, uniforms = random_images(3, channels, height, width, seed), draw(augment, 6, seeded(seed), "cpu")
+    images, uniforms = random_images(3, channels, height, width, seed), draw(6, seeded(seed), "cpu")
     views = make_views(ViewGroup(2, size, augment), images, uniforms)
     assert views.isfinite().all()
     assert views.min() >= -1e-6

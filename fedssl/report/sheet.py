@@ -21,7 +21,7 @@ def draw_sheet(images: Tensor, group: ViewGroup, seed: int, path: Path | str) ->
     """
     images = images[:ROWS].cpu()
     shown = ViewGroup(VIEWS, group.size, group.augment)
-    uniforms = draw(group.augment, VIEWS * len(images), torch.Generator().manual_seed(seed), "cpu")
+    uniforms = draw(VIEWS * len(images), torch.Generator().manual_seed(seed), "cpu")
     views = (make_views(shown, images, uniforms) * 255).round().clamp(0, 255).to(torch.uint8)
     step, margin = TILE + GAP, GAP + CAPTION
     sheet = Image.new("RGB", (GAP + step * (VIEWS + 1) + GAP, margin + step * len(images)), "white")

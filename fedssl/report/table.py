@@ -32,7 +32,7 @@ def print_results(run: Run) -> None:
     if rows:
         print(_title(run))
         console.print(_table(run, rows))
-    else:
+    elif run.results.get("models", 1):
         console.print("No labelled test images, so no accuracy was measured.")
     for note in run.results.get("notes", ()):
         print(note)

@@ -33,7 +33,7 @@ class Parameters(NamedTuple):
     sigma: Tensor  # (n,) float32
 
 
-def draw(augment: Augment, n: int, generator: torch.Generator, device: torch.device | str) -> Tensor:
+def draw(n: int, generator: torch.Generator, device: torch.device | str) -> Tensor:
     """Uniforms (n, COLUMNS) in [0, 1), drawn where the generator lives: the only randomness of n views."""
     uniforms = torch.rand(n, COLUMNS, generator=generator, device=generator.device)
     return uniforms.to(device, non_blocking=True)

@@ -47,7 +47,7 @@ def step() -> Callable[[Method], Output]:
     def call(method: Method) -> Output:
         stream = torch.Generator().manual_seed(7)
         images = torch.randint(256, (6, 3, SIZE, SIZE), dtype=torch.uint8, generator=stream)
-        uniforms = tuple(views.draw(g.augment, g.count * 6, stream, "cpu") for g in method.views)
+        uniforms = tuple(views.draw(g.count * 6, stream, "cpu") for g in method.views)
         made = Step(method, SGD(method.parameter_row(method.online), decay=0.0, momentum=0.9))
         inputs = Inputs(torch.arange(6), images, uniforms, None, {})
         return made(inputs, lambda method, batch, out, given: method.loss(out, given), {})
