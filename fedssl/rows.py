@@ -8,7 +8,7 @@ operation is a launch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,11 +26,12 @@ def weighted(values: Tensor, weight: float) -> Tensor:
     return total
 
 
-def add(total: Tensor, values: Tensor, weight: float) -> None:
-    """total (n,) float64 += weight · values (n,) float32."""
+def add(total: Tensor, terms: Sequence[tuple[Tensor, float]]) -> None:
+    """total (n,) float64 += weight · values for each of some terms, values (n,) float32, one after another."""
     scratch = _scratch(total)  # `total.add_(values)` would convert number by number, at five times the price
-    for to, piece in _pieces(total, values):
-        to.add_(_part(scratch, piece).copy_(piece), alpha=weight)
+    for to, *pieces in _pieces(total, *(values for values, _ in terms)):
+        for piece, (_, weight) in zip(pieces, terms, strict=True):
+            to.add_(_part(scratch, piece).copy_(piece), alpha=weight)
 
 
 def divided(total: Tensor, by: float) -> Tensor:
@@ -44,10 +45,9 @@ def divided(total: Tensor, by: float) -> Tensor:
 
 def squared_distance(one: Tensor, other: Tensor) -> Tensor:
     """Σ (one − other)² of two rows (n,) of float32: 0-d, float64, on their device."""
-    total, scratch = torch.zeros((), dtype=torch.float64, device=one.device), _scratch(one)
-    for a, b in _pieces(one, other):
-        total += torch.sub(a, b, out=_part(scratch, a)).square_().sum()
-    return total
+    scratch = _scratch(one)
+    squares = [torch.sub(a, b, out=_part(scratch, a)).square_().sum() for a, b in _pieces(one, other)]
+    return torch.stack(squares).sum(dtype=torch.float64)
 
 
 def finite(values: Tensor) -> bool:

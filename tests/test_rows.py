@@ -32,8 +32,10 @@ def test_a_sum_in_pieces_is_the_sum(length: int) -> None:
     assert total.dtype == torch.float64
     assert torch.equal(total, a.double() * 0.3)
     before = total.clone()
-    rows.add(total, b, 0.7)
-    assert torch.equal(total, before.add(b.double(), alpha=0.7))
+    rows.add(total, [])
+    assert torch.equal(total, before)
+    rows.add(total, [(b, 0.7), (a, 1.3)])
+    assert torch.equal(total, before.add(b.double(), alpha=0.7).add(a.double(), alpha=1.3))
     assert torch.equal(rows.divided(total, 1.7), (total / 1.7).float())
 
 
@@ -70,7 +72,7 @@ def test_a_weighted_mean_is_exact_to_the_last_bit_but_one(terms: list[tuple[floa
     """
     total = rows.weighted(torch.full((9,), terms[0][0]), terms[0][1])
     for value, weight in terms[1:]:
-        rows.add(total, torch.full((9,), value), weight)
+        rows.add(total, [(torch.full((9,), value), weight)])
     sizes = sum(weight for _, weight in terms)
     got = Fraction(rows.divided(total, sizes)[3].item())
     exact = sum(Fraction(value) * weight for value, weight in terms) / sizes
@@ -83,5 +85,5 @@ def test_thousands_of_terms_lose_nothing() -> None:
     tenth = torch.full((20,), 0.1)
     total = rows.weighted(tenth, 1.0)
     for _ in range(9_999):
-        rows.add(total, tenth, 1.0)
+        rows.add(total, [(tenth, 1.0)])
     assert torch.equal(rows.divided(total, 10_000), tenth)

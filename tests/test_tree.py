@@ -201,8 +201,9 @@ def test_a_mean_leaves_its_terms_alone() -> None:
 
 def test_a_mean_is_summed_in_double_precision() -> None:
     """10⁹ and −10⁹ cancel: of a thousand ones between them, single precision would keep none."""
-    mean, state = Mean(), State.empty(LAYOUT)
+    mean = Mean()
     for value in (1e9, *[1.0] * 1000, -1e9):
+        state = State.empty(LAYOUT)
         state.floats.fill_(value)
         mean.add(state, 1)
     assert torch.equal(mean.result().floats, torch.full_like(state.floats, 1000 / 1002))
