@@ -40,6 +40,9 @@ GROUPS: dict[str, dict[str, Case]] = {
         "fedu": Case("fedbyol-cifar10-noniid-short", {"algorithm.name": "fedu", "algorithm.mu": 0.2}),
         "fedsimclr": Case("fedsimclr-cifar10-noniid-short"),
         "fedca": Case("fedsimclr-cifar10-noniid-short", {"algorithm.name": "fedca"}),
+        "fedca-t007": Case(  # with the temperature of its plain twin
+            "fedsimclr-cifar10-noniid-short", {"algorithm.name": "fedca", "algorithm.temperature": 0.07}
+        ),
         "featarc": Case("fedsimclr-cifar10-noniid-short", {"algorithm.name": "featarc"}),
         "fedmocov1": Case("fedmocov1-cifar10-noniid-short"),
         "fedmocov2": Case("fedmocov2-cifar10-noniid-short"),
