@@ -26,12 +26,13 @@ This page is made from the files in `results/` by `python docs/make_results.py`.
 them came about, and what it does and does not show.
 """
 GROUPS = {
-    "cifar10": "FedEMA's setting on CIFAR-10, five clients with two classes each, with the whole budget: "
-    "`python -m benchmarks.papers cifar10`.",
-    "cifar10-short": "Algorithms side by side on CIFAR-10, five clients with two classes each, a fifth of the papers' "
-    "budget: `python -m benchmarks.papers cifar10-short`.",
-    "fedbyol-cifar10-short": "FedBYOL in the same setting, by an earlier version: two seeds, and first weights as "
-    "torchvision draws them.",
+    "cifar10": "FedEMA's setting on CIFAR-10 with the whole budget: `python -m benchmarks.papers cifar10`.",
+    "cifar10-short": "Algorithms side by side on CIFAR-10, a fifth of the papers' budget: `python -m benchmarks.papers "
+    "cifar10-short`.",
+    "fashion-mnist": "CCL beside FedSimCLR, and MoCo v2 on all images in one place, on Fashion-MNIST: `python -m "
+    "benchmarks.papers fashion-mnist`.",
+    "fedbyol-cifar10-short": "FedBYOL in CIFAR-10's short setting, by an earlier version: two seeds, and first weights "
+    "as torchvision draws them.",
 }
 EARLIER = ("fedbyol-cifar10-short",)  # other code: not shown beside published figures
 
@@ -66,10 +67,20 @@ class Run(NamedTuple):
         """What is said of a run beside its name, in words."""
         chosen = self.experiment
         return {
+            "clients": self.split,
             "backbone": chosen["method"]["backbone"],
             "length": f"{count(chosen['rounds'], 'round')} × {count(chosen['train']['epochs'], 'epoch')}",
             "device": self.results["environment"]["device"].split(": ")[-1],
         }
+
+    @property
+    def split(self) -> str:
+        """Who has which images, in words."""
+        chosen, partition = self.experiment, self.experiment["partition"]
+        if chosen["topology"]["name"] == "centralized":
+            return "all in one place"
+        how = f"{partition['per_client']} classes each" if "per_client" in partition else partition["name"]
+        return f"{count(chosen['clients'], 'client')}, {how}"
 
     @property
     def accuracies(self) -> dict[str, float]:

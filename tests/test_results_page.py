@@ -24,10 +24,18 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def write(folder: Path, rounds: int = 1, epochs: int = 1, rank: float = 1.0, knn: float = 50.0) -> None:
+def write(
+    folder: Path, rounds: int = 1, epochs: int = 1, rank: float = 1.0, knn: float = 50.0, topology: str = "star"
+) -> None:
     folder.mkdir(parents=True)
     experiment = f"""seed = 0
 rounds = {rounds}
+clients = 5
+[partition]
+name = "classes"
+per_client = 2
+[topology]
+name = "{topology}"
 [data]
 name = "cifar10"
 [method]
@@ -57,19 +65,19 @@ def test_what_runs_have_in_common_is_said_once(script: dict[str, Any], tmp_path:
     (tmp_path / "g" / "unfinished").mkdir()
     (tmp_path / "g" / "unfinished" / "rounds.jsonl").write_text("")
     text = said(script)
-    assert "\nresnet18, 1 round × 1 epoch, H200. Accuracy in percent.\n" in text
+    assert "\n5 clients, 2 classes each, resnet18, 1 round × 1 epoch, H200. Accuracy in percent.\n" in text
     assert "| run |  | kNN | linear |" in text
     assert "| a | byol × fedavg, seed 0 | 50.0 |  |" in text
 
 
 def test_what_differs_has_a_column(script: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path / "g" / "a", rounds=2)
-    write(tmp_path / "g" / "b", rounds=1200, epochs=5)
+    write(tmp_path / "g" / "b", rounds=1200, epochs=5, topology="centralized")
     text = said(script)
     assert "\nresnet18, H200. Accuracy in percent.\n" in text
-    assert "| run |  | length | kNN | linear |" in text
-    assert "| a | byol × fedavg, seed 0 | 2 rounds × 1 epoch | 50.0 |  |" in text
-    assert "| b | byol × fedavg, seed 0 | 1,200 rounds × 5 epochs | 50.0 |  |" in text
+    assert "| run |  | clients | length | kNN | linear |" in text
+    assert "| a | byol × fedavg, seed 0 | 5 clients, 2 classes each | 2 rounds × 1 epoch | 50.0 |  |" in text
+    assert "| b | byol × fedavg, seed 0 | all in one place | 1,200 rounds × 5 epochs | 50.0 |  |" in text
 
 
 def test_scores_of_all_runs_whatever_folder_they_are_in(script: dict[str, Any], tmp_path: Path) -> None:
