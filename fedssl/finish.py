@@ -48,6 +48,12 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     measured = {"test_images": _hash(data.test), "labels": _labels(data)}
     beside = [name for name in experiment.probe.beside if name == "random" or not alone]
     if _finished(folder, experiment, snapshot.rounds, measured, beside):
+        if not quiet:
+            say_on_stderr(
+                f"{folder} was finished already, all {snapshot.rounds} rounds of it: nothing was trained or measured. "
+                f"For more rounds, raise them and name it: --set rounds={2 * snapshot.rounds} --dir {folder}; to start "
+                "anew, choose another --dir"
+            )
         return
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     image = data.train.image
@@ -147,6 +153,9 @@ def table(
         other = experiment.with_changes(
             {"topology.name": name, "probe.every": 0, "probe.beside": [], "probe.picture": False}
         )
+        if other.topology == experiment.topology:  # the same training, to the bit
+            rows[name] = rows["this run"]
+            continue
         drive(other, folder / name, data, public, device, name, quiet)
         snapshot = Store(folder / name).load(lambda line: None, check_rows=False)
         assert snapshot is not None

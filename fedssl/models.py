@@ -43,7 +43,7 @@ class Own(Mapping[str, State]):
 
     def __iter__(self) -> Iterator[str]:
         if self._names is None:
-            names = {}
+            names: dict[str, None] = {}
             for client in self._clients:
                 if self._look(client) is not None:
                     names[client] = None
