@@ -11,12 +11,14 @@ from torch import Tensor
 
 from fedssl import assemble, kernels
 from fedssl.agree import agree, agree_on_images
+from fedssl.client import Watch, unwatched
 from fedssl.data import Dataset
-from fedssl.data.progress import Say, say_on_stderr
+from fedssl.data.progress import Say, meter, say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
-from fedssl.lock import locked
+from fedssl.lock import entered
+from fedssl.loop import STOPPING as STOPPING
 from fedssl.loop import Carrier, Loop, found, refuse_fruitless
 from fedssl.loop import Interrupted as Interrupted
 from fedssl.memory import Memory
@@ -24,7 +26,7 @@ from fedssl.numerics import numerics
 from fedssl.report.progress import Progress
 from fedssl.runtimes.local import LocalRuntime
 from fedssl.store import Snapshot, Store, write_atomic
-from fedssl.train import resolve_mode, resolve_precision
+from fedssl.train import Trainer, resolve_mode, resolve_precision
 
 
 def drive(
@@ -38,7 +40,6 @@ def drive(
 ) -> None:
     """Train what is left of an experiment in its directory; nothing if it is finished."""
     say: Say = (lambda line: None) if quiet else say_on_stderr
-    folder.mkdir(parents=True, exist_ok=True)
     train = experiment.train
     exact = resolve_precision(train.precision, device) == "fp32"
     mode, problem = resolve_mode(train.mode, device), kernels.missing(device)
@@ -46,7 +47,7 @@ def drive(
         say(f"{problem}: nothing is compiled, and training runs at about half its speed")
     if mode != "eager":
         torch.compiler.reset()  # what other runs of this process have compiled must not decide how this one computes
-    with locked(folder), numerics(device, train.deterministic, exact):
+    with entered(folder), numerics(device, train.deterministic, exact):
         if (folder / "flower.json").is_file():
             raise ConfigError(
                 f"{folder} holds a run on Flower, and what its clients remember is on their own disks: go on with it "
@@ -94,13 +95,26 @@ class Drive:
 
     def train(self, resumed: Snapshot | None, title: str, quiet: bool) -> None:
         trainer = self.trainers[0]
+        watch: Watch = unwatched if quiet else lambda what, total: meter(what, total, self.loop.say)
         last = resumed or self.loop.begin(
-            assemble.first_sites(self.experiment, trainer, self.clients, self.public.get(trainer.device))
+            assemble.first_sites(self.experiment, trainer, self.clients, self.public.get(trainer.device), watch)
         )
         tier, ahead = self.experiment.train.memory, len(self.trainers)
         memory = Memory(self.store.rows, last.memory, tier, self.device, len(self.clients), ahead)
         wire = self.experiment.algorithm.wire(trainer.method)
+        if resumed is None:
+            self._caution(trainer)
         self.loop.run(last, resumed is not None, wire, lambda progress: self._carrier(memory, progress), title, quiet)
+
+    def _caution(self, trainer: Trainer) -> None:
+        """What the method has to say about the client with the fewest images of those that can train."""
+        sizes = {client: shard.images for client, shard in self.shards.items() if shard.images > 1}
+        if not sizes:
+            return
+        client = min(sizes, key=lambda each: sizes[each])
+        batch, epochs = min(self.experiment.train.batch, sizes[client]), self.experiment.train.epochs
+        if caution := trainer.method.caution(epochs * (sizes[client] // batch) * batch):
+            self.loop.say(f"client {client}, with {sizes[client]:,} images, {caution}")
 
     def _carrier(self, memory: Memory, progress: Progress) -> Carrier:
         e, stop = self.experiment, threading.Event()

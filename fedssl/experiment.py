@@ -21,7 +21,7 @@ from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, MethodSettings
 from fedssl.probes import ProbeSettings
-from fedssl.settings import Settings, explain, suggest, validate
+from fedssl.settings import Settings, Unknown, explain, suggest, validate
 from fedssl.topology import TOPOLOGIES, Star, Topology
 from fedssl.train import TrainSettings
 from fedssl.variants import find
@@ -87,7 +87,15 @@ class Experiment(Settings):
 
     @classmethod
     def from_file(cls, path: Path) -> Experiment:
-        return cls.from_toml(_read(path), str(path))
+        """One that was run: a name in it was known then."""
+        try:
+            return cls.from_toml(_read(path), str(path))
+        except Unknown as problem:
+            raise ConfigError(
+                f'{path} needs the {problem.noun} "{problem.name}", which is not known here: import the module that '
+                "registers it, in Python before fedssl is asked for the run; for the command line, install it as a "
+                f'plugin, with the entry point "{problem.name}" in the group "{problem.group}"'
+            ) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, every default filled in; only what has no value is left out, and public images that nobody has

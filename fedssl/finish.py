@@ -34,21 +34,22 @@ READ = 100  # models whose mistakes are kept
 
 def finish(
     folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool, alone: bool = False
-) -> None:
-    """Export and measure a run whose last round is done; what is there already is not made again. Runs beside it train
-    on the same images, `public` ones included; `alone`: no others are trained, since the images are not all here."""
+) -> bool:
+    """Export and measure a run whose last round is done; False if all was there already, and nothing was made again.
+    Runs beside it train on the same images, `public` ones included; `alone`: no others are trained, since the images
+    are not all here."""
     with locked(folder):
-        _finish(folder, data, public, device, quiet, alone)
+        return _finish(folder, data, public, device, quiet, alone)
 
 
-def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool, alone: bool) -> None:
+def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool, alone: bool) -> bool:
     experiment = Experiment.from_file(folder / "experiment.toml")
     snapshot = Store(folder).load(lambda line: None, check_rows=False)
     assert snapshot is not None
     measured = {"test_images": _hash(data.test), "labels": _labels(data)}
     beside = [name for name in experiment.probe.beside if name == "random" or not alone]
     if _finished(folder, experiment, snapshot.rounds, measured, beside):
-        return
+        return False
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     image = data.train.image
     evaluation = Evaluation(experiment, data, device)
@@ -83,6 +84,7 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
             draw(folder, evaluation, data.test, results["table"], first_models(experiment, image, device), models)
         except ConfigError as problem:  # a missing extra must not hide what was measured
             say_on_stderr(f"no picture: {problem}")
+    return True
 
 
 def _hash(images: Images | None) -> str | None:
@@ -147,6 +149,9 @@ def table(
         other = experiment.with_changes(
             {"topology.name": name, "probe.every": 0, "probe.beside": [], "probe.picture": False}
         )
+        if other.topology == experiment.topology:  # the same training, to the bit
+            rows[name] = rows["this run"]
+            continue
         drive(other, folder / name, data, public, device, name, quiet)
         snapshot = Store(folder / name).load(lambda line: None, check_rows=False)
         assert snapshot is not None

@@ -29,6 +29,8 @@ from fedssl.score import Score
 from fedssl.store import Snapshot, Store
 from fedssl.tree import Mean, to_device
 
+STOPPING = "stopping: the step under way ends, and what is finished is saved; the same command goes on"
+
 
 class Interrupted(FedsslError):  # noqa: N818 - a request, not an error
     """Ctrl-C or a termination signal; the last finished round is saved."""
@@ -123,6 +125,7 @@ class Loop:
                         saved, unsaved = time.monotonic(), False
                     begun = time.perf_counter()
             except KeyboardInterrupt:
+                self.say(STOPPING)  # at once: what follows may take as long as a step
                 raise Interrupted(
                     f"stopped after round {last.rounds} of {self.experiment.rounds}; the same command goes on"
                 ) from None

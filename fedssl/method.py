@@ -115,6 +115,11 @@ class Method(nn.Module, ABC):
     def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         return {}
 
+    def caution(self, images: int) -> str | None:
+        """What a user should know before a client trains that passes so many images in a round, each counted once an
+        epoch: a clause about that client, or None. Asked once, about the client with the fewest."""
+        return None
+
     def check_labels(self, labels: Tensor) -> None:
         """Refuse labels (n,) of a client's images that this method cannot learn from: a step has no time to look.
         Called before a client trains, where the method learns from labels."""

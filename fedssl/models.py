@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -16,7 +15,51 @@ from fedssl.topology import MEAN
 from fedssl.tree import Mean, State, to_device
 
 NOTHING: Mapping[str, Remembered] = MappingProxyType({})
-Recipes = Mapping[str, Callable[[], State]]
+
+
+class Own(Mapping[str, State]):
+    """Clients' own models, of those that have one; `make` gives a client's, or None.
+
+    Who has one shows only when what it remembers has been read, perhaps from the disk. So nothing is read before it is
+    asked for, and the last model is kept: to go through all of them reads each client's memory once.
+    """
+
+    def __init__(self, clients: Sequence[str], make: Callable[[str], State | None]) -> None:
+        self._clients, self._make = dict.fromkeys(clients), make
+        self._last: tuple[str, State | None] | None = None
+        self._names: dict[str, None] | None = None  # once all have been looked at
+
+    def __getitem__(self, client: str) -> State:
+        state = self._look(client) if client in self._clients else None
+        if state is None:
+            raise KeyError(client)
+        return state
+
+    def _look(self, client: str) -> State | None:
+        if self._last is None or self._last[0] != client:
+            self._last = None  # before the next is made: two need not be there at once
+            self._last = client, self._make(client)
+        return self._last[1]
+
+    def __iter__(self) -> Iterator[str]:
+        if self._names is None:
+            names: dict[str, None] = {}
+            for client in self._clients:
+                if self._look(client) is not None:
+                    names[client] = None
+                    yield client
+            self._names = names
+        else:
+            yield from self._names
+
+    def __contains__(self, client: object) -> bool:
+        return super().__contains__(client) if self._names is None else client in self._names
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)  # the first will do
 
 
 class Models(Mapping[str, State]):
@@ -25,18 +68,24 @@ class Models(Mapping[str, State]):
     Those `apart` are measured beside the others and are no part of the mean over them.
     """
 
-    def __init__(self, own: Recipes, shared: Mapping[str, State], apart: Collection[str]) -> None:
+    def __init__(self, own: Mapping[str, State], shared: Mapping[str, State], apart: Collection[str]) -> None:
         self._own, self._shared, self.apart = own, shared, frozenset(apart)
 
     def __getitem__(self, name: str) -> State:
-        return self._own[name]() if name in self._own else self._shared[name]
+        return self._shared[name] if name in self._shared else self._own[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._own
         yield from self._shared
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._shared or name in self._own
+
     def __len__(self) -> int:
         return len(self._own) + len(self._shared)
+
+    def __bool__(self) -> bool:
+        return bool(self._shared) or bool(self._own)
 
 
 def models_of(
@@ -54,22 +103,23 @@ def models_of(
     own = _own(experiment, sites, memory, device)
     exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
     peers = experiment.topology.consensus and len(sites) > 1
+    some = bool(own)
+    taken = memory if some else NOTHING  # names of clients
     if peers:
         mean = {MEAN: _mean_of(list(exported.values()))}
-        exported = mean if own else exported | mean
+        exported = mean if some else exported | mean
     shared = {}
     for site, named in exported.items():
         for name, state in named.items():
             short = name if len(sites) == 1 else site if len(named) == 1 else None
-            shared[f"{site}/{name}" if short is None or short in own else short] = state
-    apart = shared if own else [name for name in shared if peers and name.partition("/")[0] == MEAN]
+            shared[f"{site}/{name}" if short is None or short in taken else short] = state
+    apart = shared if some else [name for name in shared if peers and name.partition("/")[0] == MEAN]
     return Models(own, shared, list(apart))
 
 
 def _own(
     experiment: Experiment, sites: Sites, memory: Mapping[str, Remembered], device: torch.device | str
-) -> dict[str, Callable[[], State]]:
-    """How to make the clients' own models: of those that have one."""
+) -> Mapping[str, State]:
     algorithm = experiment.algorithm
 
     def personal(client: str) -> State | None:
@@ -80,14 +130,7 @@ def _own(
             raise RunError(f"what client {client} remembers cannot be read, nor its model made: {problem}") from problem
         return algorithm.personal(algorithm.broadcast(home, client), to_device(remembered, device))
 
-    def made(client: str) -> State:
-        state = personal(client)
-        assert state is not None
-        return state
-
-    if not algorithm.personalises:
-        return {}
-    return {client: partial(made, client) for client in sorted(memory) if personal(client) is not None}
+    return Own(sorted(memory), personal) if algorithm.personalises else {}
 
 
 def _mean_of(exported: Sequence[Mapping[str, State]]) -> dict[str, State]:

@@ -172,7 +172,12 @@ def run(
     public = assemble.read_public(chosen, data, root, say)
     try:
         drive(chosen, folder, data, public, torch_device, title, quiet)
-        finish(folder, data, public, torch_device, quiet)
+        if not finish(folder, data, public, torch_device, quiet):
+            say(
+                f"{folder} was finished already, all {chosen.rounds} rounds of it: nothing was trained or measured. "
+                f"For more rounds, raise them and name it: --set rounds={2 * chosen.rounds} --dir {folder}; to start "
+                "anew, choose another --dir"
+            )
     except OSError as problem:
         raise RunError(f"{folder} cannot be written: {problem}; what was saved before is intact") from problem
     return Run(folder, root, device, dataset)

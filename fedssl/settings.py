@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -68,6 +68,15 @@ def _owner(cls: type[BaseModel], path: list[str]) -> type[BaseModel]:
     return cls
 
 
+class Unknown(ConfigError):  # noqa: N818 - a name, not a mishap
+    """A name that no registered class has."""
+
+    def __init__(self, noun: str, group: str, name: str, known: list[str]) -> None:
+        others = f"; known: {', '.join(known)}, and yours once their module is imported or installed as a plugin"
+        super().__init__(f'unknown {noun} "{name}"{suggest(name, known) or others}')
+        self.noun, self.group, self.name = noun, group, name
+
+
 class Registry(Generic[T]):
     """Classes by name: those of the package, and those other packages announce as entry points."""
 
@@ -89,11 +98,22 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> type[T]:
         if name not in self._classes:
             for point in entry_points(group=self.group, name=name):
-                self._classes[name] = point.load()
+                self._classes[name] = self._loaded(point)
         if name not in self._classes:
-            known = self.names()
-            raise ConfigError(f'unknown {self.noun} "{name}"{suggest(name, known) or "; known: " + ", ".join(known)}')
+            raise Unknown(self.noun, self.group, name, self.names())
         return self._classes[name]
+
+    def _loaded(self, point: EntryPoint) -> type[T]:
+        """A plugin's class. Whatever its code raises is the plugin's fault, and is said to be."""
+        try:
+            cls: type[T] = point.load()
+        except Exception as problem:
+            owner = f" of the package {point.dist.name}" if point.dist is not None else ""
+            raise ConfigError(
+                f'{self.noun} "{point.name}" is a plugin{owner}, and {point.value} cannot be loaded: '
+                f"{type(problem).__name__}: {problem}"
+            ) from problem
+        return cls
 
     def name_of(self, cls: type[Any]) -> str:
         return next(name for name, known in self._classes.items() if known is cls)

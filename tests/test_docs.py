@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 import torch
 import typer
+from safetensors import safe_open
 
 import fedssl
 from fedssl import errors, nets
@@ -316,7 +317,31 @@ def test_rounds_log_is_documented(demo: Path) -> None:
 
 def test_results_are_documented(demo: Path) -> None:
     found = json.loads((demo / "results.json").read_text("utf-8"))
-    assert set(found) <= set(re.findall(r"`([^`]+)`", section("results.json")))
+    assert {*found, *found["environment"]} <= set(re.findall(r"`([^`]+)`", section("results.json")))
+
+
+def test_the_header_of_a_backbone_is_documented(demo: Path) -> None:
+    with safe_open(demo / "backbone.safetensors", "pt") as file:
+        assert first_cells(section("The header of backbone.safetensors")) == set(file.metadata())
+
+
+def test_every_page_is_listed_on_the_first_and_in_the_navigation() -> None:
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md"}
+    assert set(re.findall(r"\]\(([\w/-]+\.md)\)", (docs / "index.md").read_text("utf-8"))) == pages
+    assert {*re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)} == pages | {"index.md"}
+
+
+def test_own_images_can_be_pasted_again(sandbox: Path) -> None:
+    """A second time, in a new process say, the same runs are there, finished: images and experiments are the same."""
+    blocks = [b for b in PYTHON if b.page == ROOT / "docs" / "how-to" / "own-images.md"]
+    hashes = []
+    for _ in range(2):
+        names: dict[str, Any] = {}
+        for block in blocks:
+            execute(block, names)
+        hashes.append([(sandbox / "runs" / run / "images.sha256").read_text() for run in ("given", "dealt")])
+    assert hashes[0] == hashes[1]
 
 
 def test_run_directory_is_documented(demo: Path) -> None:

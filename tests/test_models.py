@@ -135,15 +135,20 @@ def test_a_lone_client_called_mean() -> None:
     assert models_of(experiment("isolated", FedAvg()), sites).apart == frozenset()
 
 
-def test_own_models_are_made_one_at_a_time() -> None:
-    """Once to see who has one, and then when asked for; none is kept."""
+@pytest.mark.parametrize("topology", ["star", "isolated", "cycle"])
+def test_own_models_are_made_one_at_a_time_and_once(topology: str) -> None:
+    """One look shows whether anybody has one. Going through all of them makes each once, and only the last is kept."""
     Own.made.clear()
-    found = models_of(experiment("star", Own()), star(), remembered(a=1, b=2))
-    assert Own.made == [1, 2]
-    assert list(found) == ["a", "b", "global"]
-    assert Own.made == [1, 2]
-    assert found["b"] is not found["b"]
-    assert Own.made == [1, 2, 2, 2]
+    found = models_of(experiment(topology, Own()), star() if topology == "star" else PEERS, remembered(a=1, b=0, c=3))
+    assert (Own.made, bool(found)) == ([1], True)
+    assert [name for name, _ in found.items() if name in ("a", "b", "c")] == ["a", "c"]
+    assert Own.made == [1, 0, 3]
+    assert (list(found)[:2], len(found)) == (["a", "c"], 2 + len(found.apart))
+    assert ("a" in found, "b" in found) == (True, False)
+    assert Own.made == [1, 0, 3]
+    assert found["c"] is found["c"]
+    assert found["a"] is not found["c"]
+    assert Own.made == [1, 0, 3, 1, 3]
 
 
 def test_memories_on_disk(tmp_path: Path) -> None:
@@ -153,5 +158,5 @@ def test_memories_on_disk(tmp_path: Path) -> None:
     found = models_of(experiment("star", Own()), star(), memory)
     assert values(found) == {"a": 11, "b": 12, "global": 10}
     (tmp_path / "rows").write_bytes(b"\0" * 10_000)
-    with pytest.raises(RunError, match=r"what client b remembers cannot be read, nor its model made: .*its hash"):
-        found["b"]
+    with pytest.raises(RunError, match=r"what client a remembers cannot be read, nor its model made: .*its hash"):
+        found["a"]

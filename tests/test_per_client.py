@@ -88,7 +88,7 @@ def test_clients_own_models_and_not_what_all_share(tmp_path: Path) -> None:
 def test_whose_model() -> None:
     """Their own as far as they have one; else the only one there is; else nobody knows."""
     a, b, c = (object.__new__(State) for _ in range(3))
-    own = ByClient(Models({"0": lambda: a, "2": lambda: b}, {"global": c}, ["global"]), ["0", "1", "2"])
+    own = ByClient(Models({"0": a, "2": b}, {"global": c}, ["global"]), ["0", "1", "2"])
     assert {name: own[name] for name in own} == {"0": a, "2": b}
     shared = ByClient(Models({}, {"global": c}, []), ["0", "1"])
     assert {name: shared[name] for name in shared} == {"0": c, "1": c}
@@ -101,9 +101,9 @@ def test_a_client_that_is_called_as_what_all_share_is() -> None:
     a, b, c = (object.__new__(State) for _ in range(3))
     shared = ByClient(Models({}, {"global": c}, []), ["global", "1"])
     assert {name: shared[name] for name in shared} == {"global": c, "1": c}
-    some = ByClient(Models({"0": lambda: a, "2": lambda: b}, {"global": c}, ["global"]), ["0", "global", "2"])
+    some = ByClient(Models({"0": a, "2": b}, {"global": c}, ["global"]), ["0", "global", "2"])
     assert {name: some[name] for name in some} == {"0": a, "2": b}
-    own = ByClient(Models({"global": lambda: a, "1": lambda: b}, {"s/global": c}, ["s/global"]), ["global", "1"])
+    own = ByClient(Models({"global": a, "1": b}, {"s/global": c}, ["s/global"]), ["global", "1"])
     assert {name: own[name] for name in own} == {"global": a, "1": b}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -109,7 +110,8 @@ def test_a_registry_by_name_and_back() -> None:
 def test_unknown_names_get_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r'^unknown fruit "aple", did you mean "apple"\?$'):
         _registry()["aple"]
-    with pytest.raises(ConfigError, match=r'^unknown fruit "zzz"; known: apple$'):
+    known = r"known: apple, and yours once their module is imported or installed as a plugin"
+    with pytest.raises(ConfigError, match=rf'^unknown fruit "zzz"; {known}$'):
         _registry()["zzz"]
 
 
@@ -132,3 +134,22 @@ def test_entry_points_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None
     assert registry.name_of(Pear) == "pear"
     with pytest.raises(ConfigError, match='did you mean "pear"'):
         registry["pera"]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("no_such:Plum", "ModuleNotFoundError: No module named 'no_such'"),
+        (f"{__name__}:Rotten", "AttributeError: .*Rotten"),
+        ("rotten:Plum", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_is_named(
+    value: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rotten.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = EntryPoints([EntryPoint("plum", value, "fedssl.fruits")])
+    monkeypatch.setattr(settings, "entry_points", lambda **which: points.select(**which))
+    with pytest.raises(ConfigError, match=f'^fruit "plum" is a plugin, and {value} cannot be loaded: {reason}'):
+        _registry()["plum"]

@@ -28,6 +28,8 @@ from fedssl.client import Client
 from fedssl.method import Batch, Given, Method, Output
 from fedssl.tree import Tree, tensor
 
+BEFORE = "training the alignment model, before the first round and the first checkpoint"
+
 
 def contrast(z: Tensor, index: Tensor, dictionary: Tensor | None, entry: Tensor | None, temperature: float) -> Tensor:
     """Projections z (2, B, k) of images number `index` (B,), among the batch and a dictionary, to a 0-d loss."""
@@ -63,9 +65,11 @@ class FedCA(Dictionary):
         """Server, line 2: all that is kept of the alignment model is what it makes of the public images."""
         assert home.public is not None
         state, first = home.method.state, home.method.state.clone()
-        for r in range(home.rounds):
-            rate, progress = home.trainer.settings.rate(r, home.rounds), r / home.rounds
-            replace(home, pixels=home.public, round=r, rate=rate, progress=progress).train(self.contrast, {})
+        with home.watch(BEFORE, home.rounds) as advance:
+            for r in range(home.rounds):
+                rate, progress = home.trainer.settings.rate(r, home.rounds), r / home.rounds
+                replace(home, pixels=home.public, round=r, rate=rate, progress=progress).train(self.contrast, {})
+                advance(1)
         h, z = home.trainer.embed(home.public, "h"), home.trainer.embed(home.public, "z")
         state.load(first)
         return {"h_align": h, "z_align": z}

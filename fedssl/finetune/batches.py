@@ -116,7 +116,7 @@ def read_image(picture: Picture, channels: int) -> Tensor:
     try:
         pixels = decode_whole(picture.path, (picture.width, picture.height), channels)
     except Unreadable as problem:
-        raise DataError(f"{picture.path}: {problem}") from None
+        raise DataError(f"an image cannot be used: {problem}", f"it is {picture.path}") from None
     return torch.from_numpy(pixels).float() / 255
 
 

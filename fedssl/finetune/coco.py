@@ -166,5 +166,6 @@ def _segmentation(annotation: Mapping[str, Any], height: int, width: int, file: 
 def _check_files(pictures: Iterable[Picture], annotations: Path, images: Path) -> None:
     missing = [picture.path for picture in pictures if not picture.path.is_file()]
     if missing:
-        more = f", nor are {len(missing) - 1:,} others" if len(missing) > 1 else ""
-        raise DataError(f"{missing[0]}, an image of {annotations}, is not there{more}; is {images} the right folder?")
+        what = f"{len(missing):,} images of {annotations} are" if len(missing) > 1 else f"an image of {annotations} is"
+        first = "the first" if len(missing) > 1 else "it"
+        raise DataError(f"{what} not there; is {images} the right folder?", f"{first} is {missing[0]}")

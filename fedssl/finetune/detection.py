@@ -33,7 +33,7 @@ from fedssl.finetune.settings import DetectionSettings
 from fedssl.finetune.start import Start, read_start
 from fedssl.finetune.training import Training
 from fedssl.finish import environment
-from fedssl.lock import locked
+from fedssl.lock import entered
 from fedssl.store import write_atomic
 
 FEW = 8  # images: with fewer in a batch, statistics of one batch say little about the next
@@ -77,8 +77,7 @@ def fine_tune(
     identity = task.identity()
     folder = folder or default_dir(backbone, identity)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
+        with entered(folder):
             _agree(folder, identity)
             metrics = _finished(folder) or _fine_tune(task, known, unknown, folder, place, quiet, say)
     except OSError as problem:

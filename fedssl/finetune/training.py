@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedssl.drive import Interrupted
+from fedssl.drive import STOPPING, Interrupted
 from fedssl.errors import RunError
 from fedssl.finetune.batches import Batches, Sample
 from fedssl.finetune.checkpoints import Checkpoint, Checkpoints
@@ -147,6 +148,7 @@ def _stoppable() -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
+        os.write(2, f"{STOPPING}\n".encode())  # not print: the signal may have come in the middle of one
 
     if threading.current_thread() is not threading.main_thread():
         yield stop

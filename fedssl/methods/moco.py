@@ -21,6 +21,8 @@ from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import linear, mlp
 from fedssl.views import Augment
 
+LATE = 5  # rounds after which a queue should be full
+
 
 def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, temperature: float) -> Tensor:
     """Queries and keys (V, B, k), negatives (K, k), all of unit length, to a 0-d loss.
@@ -85,6 +87,16 @@ class MoCo(Method):
 
     @abstractmethod
     def _head(self) -> nn.Module: ...
+
+    def caution(self, images: int) -> str | None:
+        """A queue that takes many rounds to fill holds random numbers at first and then keys that are long stale."""
+        keys, size = self.views[0].count * images, self.settings.queue
+        if size <= LATE * keys:
+            return None
+        return (
+            f"makes {keys:,} keys in a round and fills method.queue = {size} after {-(-size // keys):,}: until then "
+            f"its other negatives are random numbers, and later most are long out of date; try method.queue = {keys}"
+        )
 
     @property
     def kept(self) -> tuple[str, ...]:

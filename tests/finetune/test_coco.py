@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,13 +105,19 @@ def test_an_annotation_without_a_box_is_refused(read: Read) -> None:
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
-    """The first is named, the others are counted."""
+    """They are counted; the first is named for a terminal, and in no log."""
     write_shapes(tmp_path, "train", 4, size=32)
     (tmp_path / "train" / "1.png").unlink()
     (tmp_path / "train" / "3.png").unlink()
     file = tmp_path / "annotations" / "instances_train.json"
-    with pytest.raises(DataError, match=r"train/1\.png, an image of .*, is not there, nor are 1 others"):
+    right = f"not there; is {tmp_path / 'train'} the right folder?"
+    with pytest.raises(DataError, match=rf"^2 images of {file} are {re.escape(right)}$") as raised:
         read_coco(file, tmp_path / "train")
+    assert raised.value.detail == f"the first is {tmp_path / 'train' / '1.png'}"
+    shutil.copy(tmp_path / "train" / "2.png", tmp_path / "train" / "1.png")
+    with pytest.raises(DataError, match=rf"^an image of {file} is {re.escape(right)}$") as raised:
+        read_coco(file, tmp_path / "train")
+    assert raised.value.detail == f"it is {tmp_path / 'train' / '3.png'}"
     with pytest.raises(DataError, match="there is no file of annotations"):
         read_coco(tmp_path / "no.json", tmp_path)
 

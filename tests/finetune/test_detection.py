@@ -157,7 +157,12 @@ def test_other_stems_channels_and_starts(export: Make, shapes_of: Make, tiny: Ti
 
 
 def test_stopped_and_gone_on_with(
-    export: Make, shapes_of: Make, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export: Make,
+    shapes_of: Make,
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C after three of six steps, then a death in the fifth, which costs the fourth: the same bits as without, and
     a log without what was done twice. Two steps are an epoch."""
@@ -178,6 +183,10 @@ def test_stopped_and_gone_on_with(
     monkeypatch.setattr(training.Training, "_step", interrupted)
     with pytest.raises(Interrupted, match="stopped after iteration 3 of 6; the same command goes on"):
         fine_tune(export(), train, val, settings, tmp_path / "stopped", "cpu", quiet=True)
+    assert (
+        capfd.readouterr().err == "stopping: the step under way ends, and what is finished is saved; the same "
+        "command goes on\n"
+    )
     with pytest.raises(ZeroDivisionError):
         fine_tune(export(), train, val, settings, tmp_path / "stopped", "cpu", quiet=True)
     resumed = fine_tune(export(), train, val, settings, tmp_path / "stopped", "cpu", quiet=True)

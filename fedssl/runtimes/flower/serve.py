@@ -20,13 +20,13 @@ from fedssl import assemble
 from fedssl.agree import agree
 from fedssl.algorithm import Spec
 from fedssl.data import Dataset, Images
-from fedssl.data.progress import Say, say_on_stderr
+from fedssl.data.progress import Say, meter, say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.finish import finish
 from fedssl.guard import Reply, plain
-from fedssl.lock import locked
+from fedssl.lock import entered
 from fedssl.loop import Carrier, Loop, found, refuse_fruitless
 from fedssl.numerics import numerics
 from fedssl.report.progress import Progress
@@ -64,9 +64,8 @@ def serve(experiment: Experiment, grid: Grid, settings: ServerSettings, say: Say
     experiment.check()
     if not experiment.topology.has_server:
         say(RELAYED)
-    folder.mkdir(parents=True, exist_ok=True)
     exact = resolve_precision(experiment.train.precision, device) == "fp32"
-    with locked(folder), numerics(device, experiment.train.deterministic, exact):
+    with entered(folder), numerics(device, experiment.train.deterministic, exact):
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
         snapshot = found(folder, store, say)
@@ -139,7 +138,11 @@ class Serving:
         clients, trainer = list(self.roll.clients), self.trainer(self.roll.image)
         evaluation = Evaluation(self.experiment, self.data, self.device)
         loop = Loop(self.experiment, self.folder, self.store, evaluation, self.device, clients, 0.0, self.say)
-        last = self.snapshot or loop.begin(assemble.first_sites(self.experiment, trainer, clients, self._public()))
+        last = self.snapshot or loop.begin(
+            assemble.first_sites(
+                self.experiment, trainer, clients, self._public(), lambda what, total: meter(what, total, self.say)
+            )
+        )
         wire = self.experiment.algorithm.wire(trainer.method)
 
         def carry(progress: Progress) -> Carrier:
