@@ -97,6 +97,11 @@ class Algorithm(Settings, ABC):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         """One client's round: (upload, what it remembers until its next one)."""
 
+    def origin(self, message: Tree, upload: Tree) -> Tree:
+        """What an upload's models are measured from, by their keys, given what its client was sent. Asked once the
+        upload is what `wire` says."""
+        return message
+
     @abstractmethod
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         """The site's next state. Uploads come one by one in the clients' order; `mean()` starts a mean."""
