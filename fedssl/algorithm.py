@@ -97,10 +97,10 @@ class Algorithm(Settings, ABC):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         """One client's round: (upload, what it remembers until its next one)."""
 
-    def origin(self, message: Tree, upload: Tree) -> Tree:
-        """What an upload's models are measured from, by their keys, given what its client was sent. Asked once the
-        upload is what `wire` says."""
-        return message
+    def renamed(self, upload: Tree) -> Mapping[str, str]:
+        """Keys of an upload's models that were sent under another key, with that one: an upload is measured from the
+        models its client was sent. Asked once the upload is what `wire` says."""
+        return {}
 
     @abstractmethod
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median_low
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
@@ -21,7 +21,8 @@ FARTHEST = torch.finfo(torch.float32).max  # whatever is usual; with no bound at
 class GuardSettings(Settings):
     """What an upload must satisfy beside being what the algorithm expects and finite."""
 
-    norm_bound: float = Field(10.0, ge=0)  # the most an update's norm may be, in medians of the last round; 0: any
+    norm_bound: float = Field(10.0, ge=0)  # the most an update's norm may be, in medians over a round's clients; 0: any
+    usual: Literal["largest", "last"] = "largest"  # which round's median: of all so far the largest, or the last one's
     clip: bool = False  # scale an update above the bound down to it; otherwise its client is dropped
 
     @field_validator("norm_bound")
@@ -52,10 +53,13 @@ class Usual(NamedTuple):
 class Bound:
     """How far uploads may go, round by round.
 
-    A round is compared with the last one before it that had sound uploads. Where there is none, the first uploads wait
-    until five are there, and their median decides for the whole round: one that comes first is then judged as any
-    other, and no more than five are ever held. Medians are the lower ones, so that of two clients the one that went
-    less far is the usual one.
+    What is usual is the median of a round's uploads, and of the rounds so far the largest, unless the last is asked
+    for. Honest ways differ a hundredfold between a model's first round and its last, and where some clients or peers
+    come late, first rounds come late too; an update that was usual once is none that ruins a model.
+
+    The first round is compared with itself: its first uploads wait until five are there, and their median decides for
+    all. So one that comes first is judged as any other, and no more than five are ever held. Medians are the lower
+    ones: of two clients the one that went less far is the usual one.
     """
 
     def __init__(
@@ -65,28 +69,32 @@ class Bound:
         usual: Usual | None = None,
     ) -> None:
         self.settings, self.usual, self._rate_of = settings, usual, rate
-        self._rate, self._counted = 1.0, list[tuple[float, int]]()
+        self.begin(0)
 
     def begin(self, round: int) -> None:
-        self._rate, self._counted = self._rate_of(round), []
+        self._rate, self._reference = self._rate_of(round), self.usual
+        self._counted: list[tuple[float, int]] = []
 
     @property
     def waits(self) -> bool:
         """Whether nothing says yet what is usual, and somebody wants to know."""
-        return bool(self.settings.norm_bound) and self.usual is None
+        return self.settings.norm_bound > 0 and self.usual is None
 
-    def compare(self, those: Sequence[tuple[float, int]]) -> None:
-        """From here on these are the usual ones: (norm, images) of some uploads."""
-        norms, images = [norm for norm, _ in those], [images for _, images in those]
-        if those and (norm := median_low(norms)) > 0:  # if nobody moved, that says nothing of how far one may go
-            self.usual = Usual(norm, median_low(images), self._rate)
+    def compare(self, first: Sequence[tuple[float, int]]) -> None:
+        """The round is compared with some uploads of its own: (norm, images) of each."""
+        self._reference = self._median([one for one in first if math.isfinite(one[0])])
+
+    def _median(self, those: Sequence[tuple[float, int]]) -> Usual | None:
+        norm = median_low([norm for norm, _ in those]) if those else 0.0
+        # If nobody moved, that says nothing of how far one may go.
+        return Usual(norm, median_low([images for _, images in those]), self._rate) if norm > 0 else None
 
     def limit(self, images: int) -> float:
         """How far an upload of a client with so many images may be."""
         if not self.settings.norm_bound:
             return math.inf
-        usual = math.inf if self.usual is None else self.usual.norm_at(self._rate, images)
-        return min(self.settings.norm_bound * usual, FARTHEST)
+        usual = self._reference and self._reference.norm_at(self._rate, images)
+        return min(self.settings.norm_bound * usual, FARTHEST) if usual else FARTHEST
 
     def within(
         self, sent: Tree, upload: Tree, moved: float, images: int
@@ -103,15 +111,17 @@ class Bound:
         self._counted.append((moved, images))
         return upload, share, None
 
+    def end(self) -> None:
+        """What counted in this round is what the next ones are compared with."""
+        new = self._median(self._counted)
+        if new is not None and (self.usual is None or self.settings.usual == "last" or new.norm > self.usual.norm):
+            self.usual = new
+
     def _reason(self, moved: float, limit: float) -> str:
         if limit == FARTHEST:
             return "the norm of its update is more than float32 can hold"
-        times = f"{self.settings.norm_bound:g} times the usual"
+        times = f"{self.settings.norm_bound:g} times what is usual"
         return f"the norm of its update is {moved:.3g}, more than {limit:.3g}: {times} (guard.norm_bound)"
-
-    def end(self) -> None:
-        """What counted in this round is what the next one is compared with."""
-        self.compare(self._counted)
 
 
 def distance(sent: Tree, upload: Tree) -> float:

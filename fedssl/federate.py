@@ -65,7 +65,7 @@ def federate(
             return sent[client]
 
         bound.begin(number)
-        guard = Guard(wire, number, plan.home, sent, bound, plan.heard, algorithm.origin)
+        guard = Guard(wire, number, plan.home, sent, bound, plan.heard, algorithm.renamed)
         heard = guard(runtime.exchange(number, plan.home, message))
         sites = dict(before)
         for site, uploads in Delivery(plan, heard, algorithm.weights):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ class Guard:
     """Lets sound uploads through, lazily and in order, and keeps a report of every client.
 
     `clients` are those who take part in the round; `sent` has the messages on their way, and each is taken out when
-    it is answered. Updates of the clients in `bounded` may be no larger than `bound` says.
+    it is answered. Updates of clients in `bounded` may be no larger than `bound` says.
     """
 
     def __init__(
@@ -85,12 +86,12 @@ class Guard:
         sent: MutableMapping[str, Tree],
         bound: Bound | None = None,
         bounded: Collection[str] = (),
-        origin: Callable[[Tree, Tree], Tree] = lambda message, upload: message,
+        renamed: Callable[[Tree], Mapping[str, str]] = lambda upload: {},
     ) -> None:
         self.wire, self.round, self.sent = wire, round, sent
         self.reports: list[Report] = []
         self._awaited = set(clients)
-        self._bound, self._bounded, self._origin = bound or Bound(), bounded, origin
+        self._bound, self._bounded, self._renamed = bound or Bound(), bounded, renamed
 
     def __call__(self, replies: Iterable[Reply]) -> Iterator[Heard]:
         """Every client that was asked and has answered, once."""
@@ -104,22 +105,23 @@ class Guard:
         message, wrong = self.sent.pop(reply.client, {}), reply.error or fault(reply, self.wire)
         if wrong is not None or reply.upload is None:
             return Looked(reply, wrong or "no upload", False, nbytes(message))
-        sent = self._origin(message, reply.upload)
+        names = self._renamed(reply.upload)
+        sent = {**message, **{key: message[name] for key, name in names.items()}}
         moved, wrong = journey(sent, reply.upload)
         bounded = moved is not None and reply.client in self._bounded
         return Looked(reply, wrong, False, nbytes(message), sent, moved, bounded)
 
     def _wait(self, looked: Iterator[Looked]) -> Iterator[Looked]:
         """All of them in their order; the first few together, where only they can say what is usual."""
-        first, norms = deque[Looked](), list[tuple[float, int]]()
-        while self._bound.waits and self._bounded and len(norms) < FIRST and (one := next(looked, None)) is not None:
-            first.append(one)
-            if one.wrong is None:
-                norms.append((one.moved if one.bounded and one.moved is not None else math.inf, int(one.reply.images)))
-            del one  # or it would be held until the last has come
-        self._bound.compare([(norm, images) for norm, images in norms if math.isfinite(norm)])
-        while first:
-            yield first.popleft()
+        held: deque[Looked] = deque()
+        if self._bound.waits and self._bounded:
+            while sum(one.wrong is None for one in held) < FIRST and _take(held, looked):
+                pass
+            sound = [one for one in held if one.wrong is None and one.bounded]
+            self._bound.compare([(one.moved, int(one.reply.images)) for one in sound if one.moved is not None])
+            del sound
+        while held:
+            yield held.popleft()
         yield from looked
 
     def _decide(self, looked: Looked) -> Heard | None:
@@ -140,6 +142,13 @@ class Guard:
         if reply.round is not None and reply.round != self.round:
             return f"answers round {reply.round + 1} in round {self.round + 1}"
         return None if reply.client in self._awaited else "was not asked, or has answered already"
+
+
+def _take(held: deque[Looked], looked: Iterator[Looked]) -> bool:
+    """Hold one more; False: there is none. No name is left with it."""
+    before = len(held)
+    held.extend(islice(looked, 1))
+    return len(held) > before
 
 
 def fault(reply: Reply, wire: Mapping[str, Spec]) -> str | None:

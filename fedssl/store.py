@@ -187,7 +187,7 @@ class Store:
             if check_rows:
                 memory[client].check()
         flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])
-        usual = Usual(*body["usual"]) if body.get("usual") else None
+        usual = Usual(*numbers) if (numbers := body.get("usual")) else None
         return Snapshot(body["rounds"], _unflatten(flat, body["sites"]), memory, usual)
 
 
