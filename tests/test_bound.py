@@ -62,6 +62,11 @@ def test_the_first_round_is_compared_with_itself(who: int, far: float) -> None:
     assert dropped(heard(Bound(GuardSettings()), ways)) == [f"c{who}"]
 
 
+def test_what_is_too_far_to_tell_is_in_no_median() -> None:
+    ways = {"a": 1e30, "b": 1e30, "c": 1e30, "d": 1.0, "e": 1e3}
+    assert dropped(heard(Bound(GuardSettings()), ways)) == ["a", "b", "c", "e"]
+
+
 def test_the_reason_names_the_setting() -> None:
     """The lower median of 1, 2, 4 and 50 is 2."""
     bound = Bound(GuardSettings())
