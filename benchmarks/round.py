@@ -35,6 +35,7 @@ from torch import nn
 from benchmarks.machine import machine
 from fedssl import nets
 from fedssl.algorithms import FedAvg
+from fedssl.bound import Bound, GuardSettings, Usual
 from fedssl.client import Client
 from fedssl.federate import federate
 from fedssl.layout import PARAMETERS
@@ -82,7 +83,8 @@ class Federation:
         site = algorithm.init(Client("home", image, None, {}, trainer, 0, 0))
         self.travels = model(site, "model").layout
         wire = algorithm.wire(trainer.method)
-        self.rounds = federate(algorithm, Star(), self.runtime, wire, {SERVER: site}, Mean, 0, 0, ENDLESS)
+        bound = Bound(GuardSettings(), usual=Usual(1.0, 1, 1.0))  # as in any round but the first
+        self.rounds = federate(algorithm, Star(), self.runtime, wire, {SERVER: site}, Mean, 0, 0, ENDLESS, bound)
 
     def round(self) -> None:
         assert not any(report.dropped for report in next(self.rounds).reports)

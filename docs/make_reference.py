@@ -27,6 +27,7 @@ from pydantic_core import PydanticUndefined
 from reference_words import INTRO, MEANINGS, WORDS
 
 from fedssl.algorithm import ALGORITHMS, Algorithm
+from fedssl.bound import GuardSettings
 from fedssl.data import PARTITIONS, SOURCES, Partition, Public, Source
 from fedssl.experiment import Experiment
 from fedssl.method import METHODS, MethodSettings
@@ -214,6 +215,12 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield "## `[train]`"
     yield first_words(TrainSettings)
     yield rows(TrainSettings, list(TrainSettings.model_fields), ["train."], meanings)
+    yield "## `[guard]`"
+    yield (
+        "What an upload must satisfy beside being what the algorithm expects and finite. A table as it is by default "
+        "is left out of files. [More](../explanation/guarantees.md#uploads)."
+    )
+    yield rows(GuardSettings, list(GuardSettings.model_fields), ["guard."], meanings)
     yield "## `[probe]`"
     yield "How the backbone is measured; what is set here never changes what is trained."
     yield rows(ProbeSettings, list(ProbeSettings.model_fields), ["probe."], meanings)

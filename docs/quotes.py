@@ -1,7 +1,7 @@
 """Bring the code that pages quote up to date: `python docs/quotes.py`.
 
 A block whose title is a file and a name in it, such as "fedssl/algorithms/fedu.py: FedU.begin", holds that definition
-as it stands there; one with lines, such as "fedssl/federate.py:56-57", is left as it is.
+as it stands there; one with lines, such as "fedssl/federate.py:60-61", is left as it is.
 """
 
 from __future__ import annotations

@@ -97,6 +97,11 @@ class Algorithm(Settings, ABC):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         """One client's round: (upload, what it remembers until its next one)."""
 
+    def renamed(self, upload: Tree) -> Mapping[str, str]:
+        """Keys of an upload's models that were sent under another key, with that one: an upload is measured from the
+        models its client was sent. Asked once the upload is what `wire` says."""
+        return {}
+
     @abstractmethod
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         """The site's next state. Uploads come one by one in the clients' order; `mean()` starts a mean."""

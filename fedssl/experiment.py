@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model
 from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
+from fedssl.bound import GuardSettings
 from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignment, settings_class
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.errors import ConfigError
@@ -55,6 +56,7 @@ class Experiment(Settings):
     topology: Annotated[Topology, _chosen("topology")] = Star()
     public: Annotated[Public, _chosen("public")] = HeldOut()
     train: TrainSettings = TrainSettings()
+    guard: GuardSettings = GuardSettings()
     probe: ProbeSettings = ProbeSettings()
 
     @model_validator(mode="after")
@@ -98,8 +100,8 @@ class Experiment(Settings):
             ) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, every default filled in; only what has no value is left out, and public images that nobody has
-        asked for."""
+        """Plain values, every default filled in; only what has no value is left out, public images that nobody has
+        asked for, and a guard that is as usual: no honest run notices it, so it is no part of what a run is."""
         plain = {key: getattr(self, key) for key in ("seed", "rounds", "clients")}
         for table, registry in CHOICES.items():
             chosen = getattr(self, table)
@@ -107,7 +109,8 @@ class Experiment(Settings):
             plain[table] = {"name": registry.name_of(owner)} | dump(chosen)
         if not self.algorithm.needs_public and self.public == HeldOut():
             del plain["public"]
-        return plain | {"train": dump(self.train), "probe": dump(self.probe)}
+        guard = {"guard": dump(self.guard)} if self.guard != GuardSettings() else {}
+        return plain | {"train": dump(self.train), **guard, "probe": dump(self.probe)}
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())

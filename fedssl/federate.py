@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from fedssl.algorithm import Algorithm, Averaging, Spec
+from fedssl.bound import Bound, Usual
 from fedssl.delivery import Delivery
 from fedssl.errors import RunError
 from fedssl.guard import Guard, Reply, Report
@@ -33,6 +34,7 @@ class Round(NamedTuple):
     number: int
     sites: Sites
     reports: Sequence[Report]
+    usual: Usual | None = None  # what the next round is compared with
 
     @property
     def failed(self) -> bool:
@@ -49,8 +51,10 @@ def federate(
     seed: int,
     start: int,
     rounds: int,
+    bound: Bound | None = None,
 ) -> Iterator[Round]:
     """Rounds `start` … `rounds` − 1, from `sites`. A round without sound uploads leaves its sites as they were."""
+    bound = bound or Bound()
     failures = 0
     for number in range(start, rounds):
         plan = topology.plan(runtime.clients, number, seed)
@@ -60,12 +64,14 @@ def federate(
             sent[client] = algorithm.broadcast(sites[plan.home[client]], client)
             return sent[client]
 
-        guard = Guard(wire, number, plan.home, sent)
+        bound.begin(number)
+        guard = Guard(wire, number, plan.home, sent, bound, plan.heard, algorithm.renamed)
         heard = guard(runtime.exchange(number, plan.home, message))
         sites = dict(before)
         for site, uploads in Delivery(plan, heard, algorithm.weights):
             sites[site] = algorithm.merge(before[site], uploads, mean)
-        finished = Round(number, sites, guard.reports)
+        bound.end()
+        finished = Round(number, sites, guard.reports, bound.usual)
         yield finished
         failures = failures + 1 if finished.failed else 0
         if failures == GIVE_UP_AFTER:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedssl.algorithm import Heard, Rows, Spec
+from fedssl.bound import FIRST, Bound
 from fedssl.layout import Layout
 from fedssl.rows import finite
 from fedssl.train import Metrics
@@ -53,50 +56,99 @@ class Report(NamedTuple):
     divergence: float | None = None  # L2 between the model sent and the model returned, over parameters
     moved_on: bool = False  # dropped after training: what the client remembers is a round ahead
     notes: Mapping[str, float] = NOTHING
+    clipped: float | None = None  # the share of its update that counted, where that was not all of it
+
+
+class Looked(NamedTuple):
+    """A reply after a look at it by itself, and before it is compared with others."""
+
+    reply: Reply
+    wrong: str | None
+    stray: bool = False  # nobody waits for it
+    bytes_down: int = 0
+    sent: Tree = MappingProxyType({})  # what its models are measured from
+    moved: float | None = None  # how far they went; None: nobody knows
+    bounded: bool = False  # whether that has a bound
 
 
 class Guard:
     """Lets sound uploads through, lazily and in order, and keeps a report of every client.
 
     `clients` are those who take part in the round; `sent` has the messages on their way, and each is taken out when
-    it is answered.
+    it is answered. Updates of clients in `bounded` may be no larger than `bound` says.
     """
 
     def __init__(
-        self, wire: Mapping[str, Spec], round: int, clients: Iterable[str], sent: MutableMapping[str, Tree]
+        self,
+        wire: Mapping[str, Spec],
+        round: int,
+        clients: Iterable[str],
+        sent: MutableMapping[str, Tree],
+        bound: Bound | None = None,
+        bounded: Collection[str] = (),
+        renamed: Callable[[Tree], Mapping[str, str]] = lambda upload: {},
     ) -> None:
         self.wire, self.round, self.sent = wire, round, sent
         self.reports: list[Report] = []
         self._awaited = set(clients)
+        self._bound, self._bounded, self._renamed = bound or Bound(), bounded, renamed
 
     def __call__(self, replies: Iterable[Reply]) -> Iterator[Heard]:
         """Every client that was asked and has answered, once."""
-        return filter(None, map(self._hear, replies))  # no name holds an upload while the next one is made
+        # No name holds an upload while the next one is made.
+        return filter(None, map(self._decide, self._wait(map(self._look, replies))))
 
-    def _hear(self, reply: Reply) -> Heard | None:
+    def _look(self, reply: Reply) -> Looked:
         if (stray := self.stray(reply)) is not None:
-            self.reports.append(Report(reply.client, plain(stray)))
-            return None
+            return Looked(reply, stray, stray=True)
         self._awaited.remove(reply.client)
-        report = self._judged(reply, self.sent.pop(reply.client, {}))
-        self.reports.append(report)
-        return Heard(reply.client, 0, None) if report.dropped else Heard(reply.client, int(reply.images), reply.upload)
+        message, wrong = self.sent.pop(reply.client, {}), reply.error or fault(reply, self.wire)
+        if wrong is not None or reply.upload is None:
+            return Looked(reply, wrong or "no upload", False, nbytes(message))
+        names = self._renamed(reply.upload)
+        sent = {**message, **{key: message[name] for key, name in names.items()}}
+        moved, wrong = journey(sent, reply.upload)
+        bounded = moved is not None and reply.client in self._bounded
+        return Looked(reply, wrong, False, nbytes(message), sent, moved, bounded)
 
-    def _judged(self, reply: Reply, message: Tree) -> Report:
-        reason, moved = reply.error or fault(reply, self.wire), None
-        if reason is None and reply.upload is not None:
-            moved, reason = journey(message, reply.upload)
-        if reason is not None or reply.upload is None:
-            moved_on = reply.upload is not None
-            return Report(reply.client, plain(reason or "no upload"), None, nbytes(message), 0, None, moved_on)
-        up, notes = nbytes(reply.upload), legible(reply.notes)
-        return Report(reply.client, None, reply.metrics, nbytes(message), up, moved, notes=notes)
+    def _wait(self, looked: Iterator[Looked]) -> Iterator[Looked]:
+        """All of them in their order; the first few together, where only they can say what is usual."""
+        held: deque[Looked] = deque()
+        if self._bound.waits and self._bounded:
+            while sum(one.wrong is None for one in held) < FIRST and _take(held, looked):
+                pass
+            sound = [one for one in held if one.wrong is None and one.bounded]
+            self._bound.compare([(one.moved, int(one.reply.images)) for one in sound if one.moved is not None])
+            del sound
+        while held:
+            yield held.popleft()
+        yield from looked
+
+    def _decide(self, looked: Looked) -> Heard | None:
+        reply, wrong, moved, upload, share = looked.reply, looked.wrong, looked.moved, looked.reply.upload, None
+        if wrong is None and upload is not None and moved is not None and looked.bounded:
+            upload, share, wrong = self._bound.within(looked.sent, upload, moved, int(reply.images))
+        if wrong is not None or upload is None:
+            why, moved_on = plain(wrong or "no upload"), reply.upload is not None and not looked.stray
+            self.reports.append(Report(reply.client, why, None, looked.bytes_down, moved_on=moved_on))
+            return None if looked.stray else Heard(reply.client, 0, None)
+        told = moved if moved is not None and math.isfinite(moved) else None  # the log has no word for infinity
+        up, notes = nbytes(upload), legible(reply.notes)
+        self.reports.append(Report(reply.client, None, reply.metrics, looked.bytes_down, up, told, False, notes, share))
+        return Heard(reply.client, int(reply.images), upload)
 
     def stray(self, reply: Reply) -> str | None:
         """Why nobody waits for this reply; None if it answers a question of this round."""
         if reply.round is not None and reply.round != self.round:
             return f"answers round {reply.round + 1} in round {self.round + 1}"
         return None if reply.client in self._awaited else "was not asked, or has answered already"
+
+
+def _take(held: deque[Looked], looked: Iterator[Looked]) -> bool:
+    """Hold one more; False: there is none. No name is left with it."""
+    before = len(held)
+    held.extend(islice(looked, 1))
+    return len(held) > before
 
 
 def fault(reply: Reply, wire: Mapping[str, Spec]) -> str | None:
@@ -152,8 +204,9 @@ def _rows_fault(state: State) -> str | None:
 
 
 def journey(message: Tree, upload: Tree) -> tuple[float | None, str | None]:
-    """How far the models that came back are from those sent under the same keys, over parameters (None where there
-    are none); and what is wrong with them. One pass does both: a distance is finite only if its terms are."""
+    """How far the models that came back are from those sent under the same keys, over parameters: None where there
+    are none, infinity where it is too far for float32 to say. And what is wrong with them. One pass does both: a
+    distance is finite only if its terms are."""
     squares = []
     for key, back in upload.items():
         if not isinstance(back, State):
@@ -164,5 +217,4 @@ def journey(message: Tree, upload: Tree) -> tuple[float | None, str | None]:
             sound = math.isfinite(squares[-1]) and all(map(finite, back.stretches(("statistic", "buffer"))))
         if not sound and not finite(back.floats):
             return None, f"{key}: is not finite"
-    moved = math.sqrt(sum(squares)) if squares else math.inf
-    return (moved if math.isfinite(moved) else None), None  # None too where it is too far for float32 to say
+    return (math.sqrt(sum(squares)) if squares else None), None

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedssl.algorithm import Spec
+from fedssl.bound import Bound
 from fedssl.data.progress import Say
 from fedssl.errors import FedsslError, RunError
 from fedssl.evaluate import Evaluation
@@ -108,7 +109,7 @@ class Loop:
             unsaved, every = False, self.checkpoint_every
             try:
                 for round in self._rounds(carrier.runtime, wire, last):
-                    done = Snapshot(round.number + 1, round.sites, carrier.remembered())
+                    done = Snapshot(round.number + 1, round.sites, carrier.remembered(), round.usual)
                     seconds = time.perf_counter() - begun
                     try:
                         knn = self._knn(done)
@@ -135,7 +136,8 @@ class Loop:
     def _rounds(self, runtime: Runtime, wire: Mapping[str, Spec], last: Snapshot) -> Iterator[Round]:
         e = self.experiment
         sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
-        return federate(e.algorithm, e.topology, runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds)
+        bound = Bound(e.guard, lambda round: e.train.rate(round, e.rounds), last.usual)
+        return federate(e.algorithm, e.topology, runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds, bound)
 
     def _line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:
         rounds, accuracies = self.experiment.rounds, (None, None) if knn is None else (knn.mean, knn.common)

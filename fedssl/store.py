@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedssl.bound import Usual
 from fedssl.errors import RunError
 from fedssl.extents import Extent, Extents, sync_folder
 from fedssl.federate import Sites
@@ -38,6 +39,7 @@ class Snapshot(NamedTuple):
     rounds: int
     sites: Sites
     memory: Mapping[str, Remembered]
+    usual: Usual | None = None  # what uploads of the next round are compared with
 
 
 class _Opened(NamedTuple):
@@ -105,6 +107,7 @@ class Store:
                 for client, place in places.items()
             },
             "files": files,
+            "usual": snapshot.usual,
         }
         write_atomic(sites.with_suffix(".json"), _seal(body))
         kept[snapshot.rounds] = places
@@ -184,7 +187,8 @@ class Store:
             if check_rows:
                 memory[client].check()
         flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])
-        return Snapshot(body["rounds"], _unflatten(flat, body["sites"]), memory)
+        usual = Usual(*numbers) if (numbers := body.get("usual")) else None
+        return Snapshot(body["rounds"], _unflatten(flat, body["sites"]), memory, usual)
 
 
 def write_atomic(path: Path, data: bytes) -> str:

@@ -33,6 +33,11 @@ class Plan:
     def sites(self) -> Iterable[str]:
         return self.mixing
 
+    @property
+    def heard(self) -> frozenset[str]:
+        """Clients whose uploads reach somebody else than themselves."""
+        return frozenset(client for site, clients in self.mixing.items() for client in clients if client != site)
+
     def weight(self, site: str, client: str, images: int, weights: str) -> float:
         """How much a client's upload counts at a site it reaches; `weights` is the algorithm's: size or uniform."""
         fixed = self.mixing[site][client]

@@ -342,4 +342,7 @@ def test_what_is_unsound_is_known_before_the_guard_sees_it() -> None:
 def test_a_way_too_long_for_float32_is_not_told() -> None:
     """1e25 squared is more than a float32 holds; the log has no word for infinity."""
     far = State(LAYOUT, model(SENT, "model").floats + 1e25, torch.tensor([0]))
-    assert journey(SENT, {"model": far}) == (None, None)
+    assert journey(SENT, {"model": far}) == (math.inf, None)
+    g = guard()
+    assert len(passed(g, [Reply("c0", 5, {"model": far}, METRICS)])) == 1
+    assert g.reports[0].divergence is None

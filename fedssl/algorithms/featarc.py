@@ -77,6 +77,9 @@ class FeatARC(Averaged):
         loss = method.loss(out, given)
         return loss + self.lam * alignment(method, batch, out, given) if self.lam else loss
 
+    def renamed(self, upload: Tree) -> Mapping[str, str]:
+        return {"model": _key(int(number(upload, "cluster")))}
+
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         means: defaultdict[str, Averaging] = defaultdict(mean)
         for upload in uploads:

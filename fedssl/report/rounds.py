@@ -52,6 +52,7 @@ def _client(report: Report) -> dict[str, Any]:
         "images": m.images,
         "images_per_s": m.images / m.seconds,
         "divergence": report.divergence,
+        **({"clipped": report.clipped} if report.clipped is not None else {}),
         "embedding_std": m.embedding_std,
         "effective_rank": m.effective_rank,
         "alignment": m.alignment,

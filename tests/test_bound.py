@@ -1,0 +1,241 @@
+"""How far an upload may be from what was sent, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl.algorithms import FeatARC
+from fedssl.bound import Bound, GuardSettings, Usual, clipped, distance
+from fedssl.errors import ConfigError
+from fedssl.experiment import Experiment
+from fedssl.graphs import Cycle
+from fedssl.guard import Guard, Reply
+from fedssl.layout import Entry, Layout
+from fedssl.settings import validate
+from fedssl.topology import Isolated, Star
+from fedssl.train import Metrics
+from fedssl.tree import State, Tree, model
+
+LAYOUT = Layout.of(
+    [
+        Entry("backbone.w", (2,), "weight"),
+        Entry("backbone.mean", (1,), "statistic"),
+        Entry("backbone.count", (), "counter"),
+    ]
+)
+METRICS = Metrics(1.0, 2, 3, 4.0, 0.5, 6.0)
+
+
+def at(x: float, y: float = 0.0, mean: float = 0.0, count: int = 0) -> State:
+    return State(LAYOUT, torch.tensor([x, y, mean]), torch.tensor([count]))
+
+
+SENT: Tree = {"model": at(0)}
+
+
+def heard(bound: Bound, ways: dict[str, float], images: dict[str, int] | None = None, round: int = 0) -> Guard:
+    """A round in which each client goes as far as said; the guard with its reports."""
+    bound.begin(round)
+    guard = Guard({"model": LAYOUT}, round, ways, dict.fromkeys(ways, SENT), bound, ways)
+    for _ in guard(Reply(c, (images or {}).get(c, 10), {"model": at(way)}, METRICS) for c, way in ways.items()):
+        pass
+    bound.end()
+    return guard
+
+
+def dropped(guard: Guard) -> list[str]:
+    return [report.client for report in guard.reports if report.dropped]
+
+
+@pytest.mark.parametrize("who", range(5))
+@pytest.mark.parametrize("far", [1e3, 1e18, 1e30])
+def test_the_first_round_is_compared_with_itself(who: int, far: float) -> None:
+    """The median of 1, 2, 3, 4 and one far away is 3 or less: at most 30 is allowed, whoever comes first."""
+    ways = {f"c{i}": far if i == who else i + 1.0 for i in range(5)}
+    assert dropped(heard(Bound(GuardSettings()), ways)) == [f"c{who}"]
+
+
+def test_what_is_too_far_to_tell_is_in_no_median() -> None:
+    ways = {"a": 1e30, "b": 1e30, "c": 1e30, "d": 1.0, "e": 1e3}
+    assert dropped(heard(Bound(GuardSettings()), ways)) == ["a", "b", "c", "e"]
+
+
+def test_the_reason_names_the_setting() -> None:
+    """The lower median of 1, 2, 4 and 50 is 2."""
+    bound = Bound(GuardSettings())
+    reports = heard(bound, {"a": 1, "b": 2, "c": 4, "d": 50}).reports
+    said = "the norm of its update is 50, more than 20: 10 times what is usual (guard.norm_bound)"
+    assert [report.dropped for report in reports] == [None, None, None, said]
+    assert reports[3].moved_on
+    (report,) = heard(Bound(GuardSettings()), {"a": 1e30}).reports
+    assert report.dropped == "the norm of its update is more than float32 can hold"
+
+
+def test_what_is_usual_is_the_largest_median_or_the_last() -> None:
+    """Medians of 2, then 1. 15 is below 10 × 2 and above 10 × 1; what was dropped does not count in any median."""
+    for usual, expected in (("largest", []), ("last", ["c"])):
+        bound = Bound(GuardSettings(usual=usual))  # type: ignore[arg-type]
+        heard(bound, {"a": 2, "b": 2, "c": 500})
+        assert bound.usual == Usual(2, 10, 1.0)
+        heard(bound, {"a": 1, "b": 1, "c": 1}, round=1)
+        assert dropped(heard(bound, {"a": 1, "b": 1, "c": 15}, round=2)) == expected
+
+
+def test_a_round_without_a_sound_upload_or_without_a_step_says_nothing() -> None:
+    bound = Bound(GuardSettings(usual="last"), usual=Usual(1.0, 10, 1.0))
+    assert dropped(heard(bound, {"a": 11, "b": 12})) == ["a", "b"]
+    assert dropped(heard(bound, {"a": 0, "b": 0})) == []
+    assert bound.usual == Usual(1.0, 10, 1.0)
+    assert dropped(heard(Bound(GuardSettings()), {"a": 0, "b": 0, "c": 5})) == []
+
+
+def test_more_images_and_a_higher_rate_lead_farther() -> None:
+    """Usual: 1 with 10 images at a rate of 0.5. Forty images: 4; at a rate of 1: 8. Fewer or lower: still 1."""
+    usual = Usual(1.0, 10, 0.5)
+    assert [usual.norm_at(*case) for case in ((0.5, 10), (0.5, 40), (1.0, 40), (0.1, 2))] == [1, 4, 8, 1]
+    bound = Bound(GuardSettings(), {0: 0.5, 1: 1.0}.__getitem__, usual)
+    assert dropped(heard(bound, {"small": 9, "large": 39, "lost": 41}, {"small": 2, "large": 40, "lost": 40})) == [
+        "lost"
+    ]
+    bound = Bound(GuardSettings(), {0: 0.5, 1: 1.0}.__getitem__, usual)
+    assert dropped(heard(bound, {"a": 19, "b": 21}, round=1)) == ["b"]
+
+
+def test_without_a_bound_whatever_is_finite_passes() -> None:
+    for bound in (Bound(), Bound(GuardSettings(norm_bound=0, clip=True))):
+        guard = heard(bound, {"a": 1, "b": 1e3, "c": 1e30})
+        assert dropped(guard) == []
+        assert [report.divergence for report in guard.reports] == [1, 1e3, None]
+
+
+@pytest.mark.parametrize("far", [1e3, 1e30, 3e38])
+def test_clipped_to_the_bound(far: float) -> None:
+    """Sent (1, 0), the others go 1, so 10 is allowed. Statistics come back by the same share, counters as they are."""
+    bound = Bound(GuardSettings(clip=True), usual=Usual(1.0, 10, 1.0))
+    sent = {"model": at(1.0, mean=2.0)}
+    guard = Guard({"model": LAYOUT}, 0, ["a"], {"a": sent}, bound, ["a"])
+    back = at(1.0, far, mean=far, count=7)
+    (one,) = guard([Reply("a", 10, {"model": back}, METRICS)])
+    assert one.tree is not None
+    got = model(one.tree, "model")
+    assert got.floats.tolist() == pytest.approx([1.0, 10.0, 2.0 + (far - 2.0) * 10 / far], rel=1e-4)
+    assert got.counts.tolist() == [7]
+    assert back.floats[1] == torch.tensor(far)  # what came is not written over
+    (report,) = guard.reports
+    assert report.dropped is None
+    assert report.clipped == pytest.approx(10 / far, rel=1e-5)
+    assert report.divergence == (pytest.approx(far) if far < 1e18 else None)
+    bound.end()
+    assert bound.usual == Usual(10.0, 10, 1.0)
+
+
+def test_what_is_not_too_far_is_not_clipped() -> None:
+    bound = Bound(GuardSettings(clip=True), usual=Usual(1.0, 10, 1.0))
+    upload = {"model": at(10.0)}
+    guard = Guard({"model": LAYOUT}, 0, ["a"], {"a": SENT}, bound, ["a"])
+    (one,) = guard([Reply("a", 10, upload, METRICS)])
+    assert one.tree is upload
+    assert guard.reports[0].clipped is None
+
+
+def test_a_clipped_upload_keeps_what_was_never_sent() -> None:
+    wide = Layout.of([Entry("backbone.more", (1,), "weight"), *LAYOUT.entries])
+    back = State(wide, torch.tensor([5.0, 4.0, 0.0, 0.0]), torch.tensor([3]))
+    near = clipped(SENT, {"model": back, "n": 3}, 0.5)
+    got = model(near, "model")
+    assert got.layout == wide
+    assert {name: t.tolist() for name, t in got.tensors().items()} == {
+        "backbone.more": [5.0],
+        "backbone.w": [2.0, 0.0],
+        "backbone.mean": [0.0],
+        "backbone.count": 3,
+    }
+    assert near["n"] == 3
+
+
+def test_a_distance_in_double() -> None:
+    """3e30 and 4e30 in two models: 5e30."""
+    way = distance({"a": at(0), "b": at(0)}, {"a": at(3e30), "b": at(0, 4e30), "c": at(9e30)})
+    assert way == pytest.approx(5e30)
+
+
+def test_an_upload_is_measured_from_the_model_it_began_with() -> None:
+    """Of two clusters at 0 and 100 the second was chosen: a way of 1, not of 101."""
+    wire: dict[str, Any] = {"model": LAYOUT, "cluster": range(2)}
+    message: Tree = {"first": 0, "model.0": at(0), "model.1": at(100)}
+    bound = Bound(GuardSettings(), usual=Usual(1.0, 10, 1.0))
+    guard = Guard(wire, 0, ["a"], {"a": message}, bound, ["a"], FeatARC().renamed)
+    list(guard([Reply("a", 10, {"model": at(101), "cluster": 1}, METRICS)]))
+    assert [(report.dropped, report.divergence) for report in guard.reports] == [(None, 1.0)]
+
+
+def test_whom_others_hear() -> None:
+    clients = ["a", "b", "c"]
+    assert Star().plan(clients, 0, 0).heard == set(clients)
+    assert Star(participation=0.1).plan(clients, 0, 0).heard == set(Star(participation=0.1).plan(clients, 0, 0).home)
+    assert Isolated().plan(clients, 0, 0).heard == set()
+    assert Cycle().plan(clients, 0, 0).heard == set(clients)
+
+
+def test_who_is_heard_by_nobody_may_go_as_far_as_it_likes() -> None:
+    bound = Bound(GuardSettings(), usual=Usual(1.0, 10, 1.0))
+    guard = Guard({"model": LAYOUT}, 0, "ab", dict.fromkeys("ab", SENT), bound, ["a"])
+    list(guard([Reply(c, 10, {"model": at(99)}, METRICS) for c in "ab"]))
+    assert dropped(guard) == ["a"]
+
+
+def test_no_more_than_five_uploads_wait_and_in_later_rounds_none() -> None:
+    """Those that are not sound do not count among the five, and do not delay others: order is kept."""
+    alive: list[Any] = []
+    most = 0
+
+    def replies() -> Iterator[Reply]:
+        for i in range(20):
+            if i == 1:
+                yield Reply("c1", 10, None, None, "ill")
+                continue
+            upload = at(1.0 + i)
+            alive.append(weakref.ref(upload))
+            yield Reply(f"c{i}", 10, {"model": upload}, METRICS)
+            del upload
+
+    bound = Bound(GuardSettings())
+    for round, expected in ((0, 5), (1, 1)):
+        alive.clear()
+        clients = [f"c{i}" for i in range(20)]
+        bound.begin(round)
+        guard = Guard({"model": LAYOUT}, round, clients, dict.fromkeys(clients, SENT), bound, clients)
+        most, order = 0, []
+        for one in guard(replies()):
+            order.append(one.client)
+            gc.collect()
+            most = max(most, sum(ref() is not None for ref in alive))
+            del one
+        bound.end()
+        assert order == clients
+        assert most == expected
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, math.inf, "ten"])
+def test_a_bound_that_is_none(value: Any) -> None:
+    with pytest.raises(ConfigError, match="norm_bound"):
+        validate(GuardSettings, {"norm_bound": value})
+
+
+def test_a_guard_as_usual_is_no_part_of_what_an_experiment_is() -> None:
+    """Nor of its hash, by which trainings are found again; any other is."""
+    values: dict[str, Any] = {"clients": 2, "data": {"name": "fashion-mini"}, "method": {"name": "simclr"}}
+    plain = Experiment.from_dict(values)
+    assert "guard" not in plain.to_dict()
+    assert Experiment.from_dict(values | {"guard": {"norm_bound": 10.0}}).hash() == plain.hash()
+    other = plain.with_changes({"guard.clip": True})
+    assert other.to_dict()["guard"] == {"norm_bound": 10.0, "usual": "largest", "clip": True}
+    assert other.hash() != plain.hash()
+    assert Experiment.from_toml(other.to_toml()) == other
