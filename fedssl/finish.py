@@ -23,6 +23,7 @@ from fedssl.experiment import Experiment
 from fedssl.lock import locked
 from fedssl.models import Models, models_of
 from fedssl.provenance import UNKNOWN, code
+from fedssl.report.collapse import Watch
 from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
@@ -53,13 +54,18 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     image = data.train.image
     evaluation = Evaluation(experiment, data, device)
-    lines = [(line["of"], line.get("code", UNKNOWN)) for line in read_rounds(folder / "rounds.jsonl")]
+    watch, lines = Watch(), []
+    for line in read_rounds(folder / "rounds.jsonl"):
+        watch.see(line)
+        lines.append((line["of"], line.get("code", UNKNOWN)))
     lengths, codes = sorted({of for of, _ in lines}), list(dict.fromkeys([*(made for _, made in lines), code()]))
     notes = [evaluation.note] if evaluation.note else []
     if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
         notes.append(f"begun as a run of {lengths[0]} rounds and prolonged to {lengths[-1]}")
     if not models:
         notes.append("no model was measured: each client has one of its own, and none of them is here")
+    if watch.collapsed:
+        notes.append(watch.collapsed)
     if len(codes) > 1:
         notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
     results: dict[str, Any] = {

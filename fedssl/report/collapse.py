@@ -1,0 +1,43 @@
+"""A word when a representation collapses: when all images come to look alike to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+SPREAD = 0.1  # of embeddings: healthy runs stay above 0.13 here with every method, collapsed ones go to 0
+FALLEN = 0.25  # of the largest effective rank so far: healthy runs stay above 0.47
+ROUNDS = 2  # in a row: one batch says little
+ADVICE = "a lower learning rate, a larger batch or another temperature may help; `fedssl analyse divergence` draws it"
+
+
+class Watch:
+    """Looks at lines of the rounds log, one after another; `earlier` ones are those of a run that is gone on with."""
+
+    def __init__(self, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._bad, self._largest, self._signs = 0, 0.0, ""
+        for line in earlier:
+            self.see(line)
+
+    def see(self, line: Mapping[str, Any]) -> str | None:
+        """What to tell of a round: nothing, unless it is the one that makes collapse likely."""
+        # Methods with one view of an image have nothing to make alike, and no alignment in the log.
+        trained = [client for client in line["clients"] if client.get("alignment") is not None]
+        if not trained:
+            return None
+        spread = median(client["embedding_std"] for client in trained)
+        rank = median(client["effective_rank"] for client in trained)
+        self._largest = max(self._largest, rank)
+        signs = [f"the spread of embeddings is {spread:.2g} (1 is far apart)"] if spread < SPREAD else []
+        if rank < FALLEN * self._largest:
+            signs.append(f"the effective rank of features has fallen from {self._largest:.0f} to {rank:.0f}")
+        self._bad, self._signs = self._bad + 1 if signs else 0, " and ".join(signs)
+        return f"{self.collapsed}; {ADVICE}" if self._bad == ROUNDS else None
+
+    @property
+    def collapsed(self) -> str | None:
+        """What speaks for it as of the last round; None: nothing, or not for long enough."""
+        if self._bad < ROUNDS:
+            return None
+        return f"images look ever more alike to the model, {self._bad} rounds in a row: {self._signs}"

@@ -1,0 +1,94 @@
+"""A word when a representation collapses, and none when it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedssl
+from fedssl.report.collapse import Watch
+
+HEALTHY = (0.9, 80.0)
+
+
+def line(number: int, *clients: tuple[float, float], alignment: float | None = 0.3) -> dict[str, Any]:
+    """A round in which each client ended with (embedding_std, effective_rank); one more was dropped."""
+    signs = [{"embedding_std": s, "effective_rank": r, "alignment": alignment} for s, r in clients]
+    return {"round": number, "clients": [*signs, {"client": "x", "dropped": "late"}]}
+
+
+def told(*rounds: tuple[float, float], alignment: float | None = 0.3) -> list[int]:
+    watch = Watch()
+    lines = [line(i + 1, (0.9, 80.0), one, one, alignment=alignment) for i, one in enumerate(rounds)]
+    return [each["round"] for each in lines if watch.see(each) is not None]
+
+
+@pytest.mark.parametrize("bad", [(0.09, 80.0), (0.9, 19.9), (0.05, 3.0)])
+def test_two_bad_rounds_in_a_row_are_told_of_once(bad: tuple[float, float]) -> None:
+    """A quarter of 80 is 20."""
+    assert told(HEALTHY, bad, bad, bad, bad) == [3]
+    assert told(HEALTHY, bad, HEALTHY, bad, HEALTHY) == []
+    assert told(HEALTHY, bad, bad, HEALTHY, bad, bad) == [3, 6]
+
+
+@pytest.mark.parametrize("fair", [(0.11, 80.0), (0.9, 20.1)])
+def test_fair_rounds_are_not(fair: tuple[float, float]) -> None:
+    assert told(HEALTHY, *[fair] * 5) == []
+
+
+def test_a_rank_is_compared_with_earlier_ones_only() -> None:
+    assert told((0.9, 5.0), (0.9, 6.0), (0.9, 80.0)) == []
+
+
+def test_a_method_with_one_view_cannot_collapse() -> None:
+    assert told(*[(0.0, 1.0)] * 4, alignment=None) == []
+
+
+def test_a_round_in_which_nobody_trained_says_nothing() -> None:
+    watch = Watch([line(1, HEALTHY), line(2, (0.0, 1.0))])
+    assert watch.see(line(3)) is None
+    assert watch.see(line(4, (0.0, 1.0))) is not None
+
+
+def test_a_resumed_run_knows_what_was_before() -> None:
+    earlier = [line(1, HEALTHY), line(2, (0.9, 19.0))]
+    said = Watch(earlier).see(line(3, (0.09, 10.0)))
+    assert said is not None
+    assert "2 rounds in a row: the spread of embeddings is 0.09" in said
+    assert "fallen from 80 to 10" in said
+    assert Watch([*earlier, line(3, (0.9, 19.0))]).see(line(4, (0.9, 19.0))) is None, "told of before"
+
+
+def test_the_end_counts() -> None:
+    bad = line(3, (0.09, 80.0))
+    assert Watch([line(1, HEALTHY), bad, bad]).collapsed is not None
+    assert Watch([bad, bad, line(1, HEALTHY)]).collapsed is None
+
+
+def run(folder: Path, capfd: pytest.CaptureFixture[str], seed: int, stop_gradient: bool) -> tuple[bool, list[str]]:
+    """SimSiam on a part of the demo's images: whether collapse was said, and the run's notes."""
+    changes = {
+        "seed": seed,
+        "rounds": 8,
+        "partition.share": 0.3,
+        "method.name": "simsiam",
+        "method.stop_gradient": stop_gradient,
+        "probe": {"every": 0, "linear": False, "beside": [], "picture": False},
+    }
+    done = fedssl.run("demo", folder, set=changes)
+    return "more alike" in capfd.readouterr().err, done.results["notes"]
+
+
+@pytest.mark.slow
+def test_simsiam_without_stop_gradient(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said, notes = run(tmp_path / "run", capfd, 0, stop_gradient=False)
+    assert said
+    assert any("more alike" in note for note in notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_simsiam(tmp_path: Path, capfd: pytest.CaptureFixture[str], seed: int) -> None:
+    assert run(tmp_path / "run", capfd, seed, stop_gradient=True) == (False, [])
