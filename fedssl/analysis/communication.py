@@ -79,7 +79,9 @@ class Communication(Analysis):
         measured = {name: [line[self.of] for line in each if line[self.of] is not None] for name, each in lines.items()}
         for name, values in measured.items():
             if not values:
-                raise ConfigError(f"{name} measured no {self.of} on its way: run it with --set probe.every=1")
+                raise ConfigError(
+                    f"{name} measured no {self.of} on its way: {self._why(runs[list(lines).index(name)])}"
+                )
         every = [value for values in measured.values() for value in values]
         targets = sorted(self.accuracies) or usual_targets(max(every), min(every))
         return {
@@ -89,6 +91,16 @@ class Communication(Analysis):
             "reached": {name: [reached(each, t, self.of) for t in targets] for name, each in lines.items()},
             "rounds": lines,
         }
+
+    def _why(self, run: Run) -> str:
+        """What to do about a run whose log lacks the accuracy asked for. That it had no labels its results say, or its
+        rounds: it should have measured on its way, and did not."""
+        every, rounds = run.experiment.probe.every, run.rounds
+        if any(line.get("knn") is not None for line in rounds):  # of each model, but of nothing that they share
+            return "its models have nothing in common that was measured; --set of=knn is their mean"
+        if (run.results and run.results.get("labels") is None) or 0 < every <= len(rounds):
+            return "it had no labelled test images; fedssl analyse divergence needs none"
+        return "run it with --set probe.every=1, and with labelled test images"
 
     def draw(self, found: Found) -> Any:
         drawn, axes = figure(1, 2, width=5.5)

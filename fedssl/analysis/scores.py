@@ -23,6 +23,7 @@ from fedssl.analysis.look import COLOURS, MARKERS, figure
 from fedssl.analysis.ranks import FEWEST, by_chance, spearman
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
+from fedssl.probes import USES
 from fedssl.run import Run
 
 SCORES = {  # and how each is to be read
@@ -31,10 +32,8 @@ SCORES = {  # and how each is to be read
     "alignment": "alignment (least where all collapses)",
     "uniformity": "uniformity (less is better)",
 }
-ACCURACIES = {  # and the settings under [probe] that they are measured with: only equal ones are compared
-    "linear": ("labels", "protocol", "epochs", "lr", "batch", "penalty", "solver"),
-    "knn": ("k", "temperature"),
-}
+# And the settings under [probe] that they are measured with: only equal ones are compared.
+ACCURACIES = {probe: USES[probe] for probe in ("linear", "knn")}
 WORDS = {"linear": "linear", "knn": "kNN"}
 LAST = 10  # rounds that a run's score is the mean of
 LIMITS = (
