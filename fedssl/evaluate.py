@@ -189,6 +189,9 @@ class Evaluation:
 
     def _semi(self, subject: Subject) -> Tensor:
         probe, few = self.experiment.probe, self.few
+        if len(few.labels) < 2:  # which batch normalisation has no statistics of
+            known = len(self.sets()[0])
+            raise ConfigError(f"1 of {known} labelled images is too few to fine-tune with: set more with labels")
         how = fine_tuning(probe.protocol, few.share).changed(probe.epochs, probe.lr, probe.batch)
         backbone = self.backbone(subject.state)
         model = fine_tune(

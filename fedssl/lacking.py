@@ -32,6 +32,5 @@ def _no_test(labelled: bool, count: int, trained_on: bool) -> str:
     some = "data.test=PATH names a folder of them"
     if labelled:
         some = f"data.holdout=N sets N of the {count:,} labelled training images aside, or {some}"
-    return f"{here}: " + (
-        f"measure on others with --on, or train anew, where {some}" if trained_on else f"--set {some}"
-    )
+    way = "measure on others with --on, or train anew, where" if trained_on else "--set"
+    return f"{here}: {way} {some}"

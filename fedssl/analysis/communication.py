@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, run_names
-from fedssl.analysis.look import figure, look
+from fedssl.analysis.look import figure, legend, look
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.run import Run
@@ -79,9 +79,8 @@ class Communication(Analysis):
         measured = {name: [line[self.of] for line in each if line[self.of] is not None] for name, each in lines.items()}
         for name, values in measured.items():
             if not values:
-                raise ConfigError(
-                    f"{name} measured no {self.of} on its way: {self._why(runs[list(lines).index(name)])}"
-                )
+                why = self._why(runs[list(lines).index(name)])
+                raise ConfigError(f"{name} measured no {self.of} on its way: {why}")
         every = [value for values in measured.values() for value in values]
         targets = sorted(self.accuracies) or usual_targets(max(every), min(every))
         return {
@@ -116,7 +115,7 @@ class Communication(Analysis):
             each.set(xlabel=label, ylabel="kNN accuracy on test images (%)")
             each.grid(alpha=0.3)
         axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
-        axes[0, 0].legend(frameon=False)
+        legend(drawn, axes[0, :1])
         return drawn
 
     def summary(self, found: Found) -> Summary:
