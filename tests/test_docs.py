@@ -38,7 +38,7 @@ from fedssl.nets import BACKBONES
 from fedssl.probes import ProbeSettings
 from fedssl.report.recipes import chosen, is_one
 from fedssl.report.rounds import record
-from fedssl.reproduce import _some, find_table
+from fedssl.reproduce import some_cells, find_table
 from fedssl.reproduce.swept import swept
 from fedssl.settings import validate
 from fedssl.topology import TOPOLOGIES
@@ -220,7 +220,7 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
         assert {text.partition("=")[0] for text in changes} <= set(ProbeSettings.model_fields)
         return
     if words[0] == "reproduce":
-        chosen_cells = given["table"] and _some(find_table(given["table"]), given["cells"])
+        chosen_cells = given["table"] and some_cells(find_table(given["table"]), given["cells"])
         assert chosen_cells or given["list_"]
         return
     if words[0] == "sweep":
