@@ -174,7 +174,9 @@ def test_a_long_path_is_printed_in_one_piece(here: Path, cli: Cli) -> None:
 
 
 def test_evaluate(here: Path, cli: Cli) -> None:
-    assert cli("run", "mine.toml", "--quiet")[0] == 0
+    code, out, _ = cli("run", "mine.toml", "--quiet")
+    assert code == 0
+    assert "k = 200 is more than the 36 labelled images there are: all of them vote\n" in out
     code, out, _ = cli("evaluate", "runs/mine", "--probe", "knn", "--set", "k=3")
     assert code == 0
     heading = "knn on mine.npz: accuracy on 12 test images, learned from 36 labelled images\n"

@@ -92,12 +92,10 @@ class Communication(Analysis):
         }
 
     def _why(self, run: Run) -> str:
-        """What to do about a run whose log lacks the accuracy asked for. That it had no labels its results say, or its
-        rounds: it should have measured on its way, and did not."""
-        every, rounds = run.experiment.probe.every, run.rounds
-        if any(line.get("knn") is not None for line in rounds):  # of each model, but of nothing that they share
+        """What to do about a run whose log lacks the accuracy asked for; that it had no labels its results say."""
+        if any(line.get("knn") is not None for line in run.rounds):  # of each model, but of nothing that they share
             return "its models have nothing in common that was measured; --set of=knn is their mean"
-        if (run.results and run.results.get("labels") is None) or 0 < every <= len(rounds):
+        if run.results and run.results.get("labels") is None:
             return "it had no labelled test images; fedssl analyse divergence needs none"
         return "run it with --set probe.every=1, and with labelled test images"
 
