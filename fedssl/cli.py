@@ -110,6 +110,7 @@ def evaluate(
     With --on, --set data.size=64 changes one of that data set.
     """
     from fedssl.changes import parse_assignment
+    from fedssl.report.score import print_score
     from fedssl.run import Run
 
     given = dict(map(parse_assignment, set))
@@ -118,18 +119,12 @@ def evaluate(
     if table and on is None:
         raise ConfigError("--set data.… is for another data set to measure with: name it with --on")
     other = None if on is None else table | {"name": on}
-    score = Run(dir, data_dir, device).evaluate(probe, other, **settings)
+    run = Run(dir, data_dir, device)
+    score = run.evaluate(probe, other, **settings)
     if as_json:
         print(json.dumps({"probe": probe} | score.details()))
-        return
-    for model, accuracy in score.items():
-        mixed = score.own_mix.get(model)
-        own = f"  (in its own mix of classes: {mixed:.2f}%)" if mixed is not None else ""
-        print(f"{model}: {accuracy:.2f}%{own}" + ("  (not in the average)" if model in score.apart else ""))
-    if score.note:
-        print(score.note)
-    if len(score) > 1:
-        print(f"on average: {score.mean:.2f}% ± {score.std:.2f}")
+    else:
+        print_score(probe, other or run.experiment.to_dict()["data"], score)
 
 
 app.command()(cli_tables.reproduce)

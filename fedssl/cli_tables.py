@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine t
 
 def reproduce(
     table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Such as fedema-3; --list has them all.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List all tables, or the cells of one; run nothing.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List all tables, or a table's cells; run nothing.")] = False,
     cells: Annotated[
         list[str],
         typer.Option(metavar="PATTERN", help='Only some: FedEMA, "CIFAR-10, IID", "*-cifar10-*"; repeatable.'),
@@ -41,7 +42,7 @@ def reproduce(
     if scale not in SCALES:
         raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
     if list_:
-        _list(table, SCALES[scale], as_json)
+        _list(table, cells, SCALES[scale], as_json)
         return
     if table is None:
         raise ConfigError("name a table; fedssl reproduce --list has them all")
@@ -81,15 +82,18 @@ def sweep(
     _tell(outcome, as_json)
 
 
-def _list(table: str | None, suffix: str, as_json: bool) -> None:
+def _list(table: str | None, cells: list[str], suffix: str, as_json: bool) -> None:
     from fedssl.report.catalogue import catalogue, cells_of, print_catalogue, print_cells
-    from fedssl.reproduce import find_table
+    from fedssl.reproduce import find_table, some_cells
 
     if table is None:
+        if cells:
+            raise ConfigError("--cells are those of a table: name one; fedssl reproduce --list has them all")
         found = catalogue(suffix)
         print(json.dumps(found)) if as_json else print_catalogue(found)
     else:
         one = find_table(table)
+        one = replace(one, cells=tuple(some_cells(one, cells)))
         print(json.dumps(cells_of(one))) if as_json else print_cells(one)
 
 

@@ -22,6 +22,7 @@ from fedssl.drive import drive
 from fedssl.errors import ConfigError
 from fedssl.evaluate import FEW_LABELS, Evaluation, classified
 from fedssl.experiment import Experiment
+from fedssl.lacking import OF_CLIENTS
 from fedssl.models import Models, models_of
 from fedssl.probes import balanced, fine_tuning, how_many
 from fedssl.score import Score, confusion
@@ -36,10 +37,11 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
     if len(models) > 1:
         raise ConfigError(f"clients fine-tune one model together, and this run has several: {', '.join(models)}")
     if not evaluation.data.train.labelled:
-        raise ConfigError("clients fine-tune with labels of their own, and the training images have none")
+        raise ConfigError(OF_CLIENTS[PROBE])
     (name, state), score = next(iter(models.items())), Score()
     data = labelled_part(evaluation.experiment, evaluation.data, say)
     assert data.owners is not None
+    score.labelled = sum(map(len, data.owners.values()))
     alone = [client for client, index in data.owners.items() if len(index) == 1]
     if alone and not any(len(index) > 1 for index in data.owners.values()):
         raise ConfigError(

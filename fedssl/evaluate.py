@@ -15,11 +15,14 @@ from fedssl.assemble import build_backbone, build_method, left_out, normalisatio
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError, DataError
 from fedssl.experiment import Experiment
+from fedssl.lacking import lacking
 from fedssl.numerics import float32
 from fedssl.pixels import Rows
 from fedssl.probes import (
     LINEAR,
+    USES,
     Labelled,
+    ProbeSettings,
     balanced,
     embed,
     fine_tune,
@@ -33,7 +36,7 @@ from fedssl.seeds import generator
 from fedssl.settings import suggest
 from fedssl.tree import State
 
-PROBES = ("knn", "linear", "semi", "classifier", "per-client", "collaborative")
+PROBES = tuple(USES)
 HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
     "and are measured on the other"
@@ -54,8 +57,12 @@ ANEW = {"labels": 0, "epochs": None, "lr": None, "batch": None}
 
 
 def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]) -> Experiment:
-    """With settings for one probe. An experiment's labels, epochs, lr and batch are those of its linear probe: where
-    the whole model is fine-tuned, they begin anew."""
+    """With settings for one probe, which must be some that it uses; an experiment's own may be any. An experiment's
+    labels, epochs, lr and batch are those of its linear probe: where the whole model is fine-tuned, they begin anew."""
+    check_probe(probe)
+    for key in settings:
+        if key in ProbeSettings.model_fields and key not in USES[probe]:
+            raise ConfigError(f'probe "{probe}" does not use {key}; it uses {", ".join(USES[probe]) or "no settings"}')
     anew = ANEW if probe in FINE_TUNING else {}
     return experiment.with_changes({f"probe.{key}": value for key, value in (anew | dict(settings)).items()})
 
@@ -84,16 +91,16 @@ class Evaluation:
     @property
     def possible(self) -> bool:
         """Whether there are labelled test images to measure with, and some to learn from."""
-        test = self.data.test
-        return test is not None and test.labelled and len(test) > (0 if self.data.train.labelled else 1)
+        return lacking(self.data) is None
 
     def sets(self) -> tuple[Images, Images]:
         """Labelled images that probes learn from, and those they are measured on."""
-        if self.data.test is None or not self.possible:
-            raise ConfigError("probes need labelled test images; there are none")
-        if self.data.train.labelled:
-            return self.data.train, self.data.test
+        if (problem := lacking(self.data, trained_on=self._seen)) is not None:
+            raise ConfigError(problem)
         test = self.data.test
+        assert test is not None
+        if self.data.train.labelled:
+            return self.data.train, test
         order = torch.randperm(len(test), generator=generator("halves"))
         order = order[test.labels.cpu()[order].argsort(stable=True)]  # class by class: every other one of each
         return test.select(order[1::2].sort().values), test.select(order[::2].sort().values)
@@ -130,9 +137,31 @@ class Evaluation:
             for probe in probes:
                 scores[probe].add(name, found[state][probe])
         for probe, score in scores.items():
-            notes = [self.note, self.few.note if probe == "semi" else None]
-            score.note, score.apart = "; ".join(filter(None, notes)) or None, apart
+            score.note, score.apart = "; ".join(self.notes(probe)) or None, apart
+            score.labelled = self.learned_from(probe)
         return scores
+
+    def learned_from(self, probe: str) -> int:
+        """How many labelled images a probe learns from; a classifier, here, from none."""
+        if probe == "classifier":
+            return 0
+        return len(self.few.labels) if probe == "semi" else min(self._asked_for(probe), len(self.sets()[0]))
+
+    def _asked_for(self, probe: str) -> int:
+        """How many it would have if there were as many; none asked for, by `labels = 0`, are all."""
+        labels, known = self.experiment.probe.labels, len(self.sets()[0])
+        return how_many(labels, known) if labels and "labels" in USES[probe] else known
+
+    def notes(self, probe: str) -> list[str]:
+        """What is unusual about measuring with a probe."""
+        known, k = len(self.sets()[0]), self.experiment.probe.k
+        notes = [self.note, self.few.note if probe == "semi" else None]
+        if probe == "knn" and k > known:
+            notes.append(f"k = {k} is more than the {known} labelled images there are: all of them vote")
+        if self._asked_for(probe) > known:
+            labels = self.experiment.probe.labels
+            notes.append(f"labels = {labels} is more than the {known} labelled images there are: all of them are used")
+        return [note for note in notes if note]
 
     def _guess(self, state: State, probes: tuple[str, ...]) -> dict[str, Tensor]:
         """Each probe's classes (n,) for the images that are measured on."""
@@ -160,6 +189,9 @@ class Evaluation:
 
     def _semi(self, subject: Subject) -> Tensor:
         probe, few = self.experiment.probe, self.few
+        if len(few.labels) < 2:  # which batch normalisation has no statistics of
+            known = len(self.sets()[0])
+            raise ConfigError(f"1 of {known} labelled images is too few to fine-tune with: set more with labels")
         how = fine_tuning(probe.protocol, few.share).changed(probe.epochs, probe.lr, probe.batch)
         backbone = self.backbone(subject.state)
         model = fine_tune(

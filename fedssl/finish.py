@@ -80,6 +80,8 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     export(experiment, folder, models, image, snapshot.rounds, notes)
     if evaluation.possible and models:
         scores = table(experiment, folder, data, public, device, evaluation, models, beside, quiet)
+        said = [note for probe in scores["this run"] for note in evaluation.notes(probe)]
+        notes += [note for note in dict.fromkeys(said) if note not in notes]
         results["table"] = {
             name: {probe: each.summary() for probe, each in row.items()} for name, row in scores.items()
         }

@@ -16,8 +16,9 @@ from fedssl.data import histogram
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
+from fedssl.lacking import OF_CLIENTS
 from fedssl.models import Models
-from fedssl.score import Score
+from fedssl.score import Score, rounded
 from fedssl.tree import State
 
 PROBE = "per-client"
@@ -49,7 +50,7 @@ def per_client(evaluation: Evaluation, models: Models, say: Say) -> Score:
     """The linear probe on all labelled training images, for each client's model; `own_mix` has the second accuracy."""
     train = evaluation.data.train
     if not train.labelled:
-        raise ConfigError("the training images have no labels, so that nobody knows which classes a client has")
+        raise ConfigError(OF_CLIENTS[PROBE])
     _, owners = assemble.deal(evaluation.experiment, evaluation.data, say)
     held = {client: index for client, index in owners.items() if len(index)}
     score = evaluation.measure(ByClient(models, list(held)), (PROBE,))[PROBE]
@@ -66,4 +67,4 @@ def weighted(confusion: Tensor, counts: Tensor) -> float | None:
     mix = torch.where(tested > 0, counts, 0).double()
     if not mix.sum():
         return None
-    return 100 * float((mix / mix.sum() * confusion.diagonal() / tested.clamp(min=1)).sum())
+    return rounded(100 * float((mix / mix.sum() * confusion.diagonal() / tested.clamp(min=1)).sum()))

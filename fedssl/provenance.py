@@ -29,6 +29,7 @@ TELLING = {  # modules and packages; report/rounds.py is not among them: tables 
     "report/picture",
     "report/progress",
     "report/recipes",
+    "report/score",
     "report/sheet",
     "report/table",
     "report/tables",

@@ -52,7 +52,7 @@ def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> 
             f"; known: {', '.join(owner.model_fields)}" if owner.model_fields else ""
         )
         return f'unknown key "{key}"{hint}'
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")  # as a user writes it
     message = message[:1].lower() + message[1:]
     whole = isinstance(first["input"], Mapping | BaseModel)  # the table itself, where a rule spans several keys
     given = "" if first["type"] == "missing" or whole else f" (got {first['input']!r})"

@@ -174,22 +174,36 @@ def test_a_long_path_is_printed_in_one_piece(here: Path, cli: Cli) -> None:
 
 
 def test_evaluate(here: Path, cli: Cli) -> None:
-    assert cli("run", "mine.toml", "--quiet")[0] == 0
+    code, out, _ = cli("run", "mine.toml", "--quiet")
+    assert code == 0
+    assert "k = 200 is more than the 36 labelled images there are: all of them vote\n" in out
     code, out, _ = cli("evaluate", "runs/mine", "--probe", "knn", "--set", "k=3")
     assert code == 0
-    assert re.fullmatch(r"global: [\d.]+%\n", out)
+    heading = "knn on mine.npz: accuracy on 12 test images, learned from 36 labelled images\n"
+    assert re.fullmatch(re.escape(heading) + r"global: [\d.]+%\n", out)
     code, out, _ = cli("evaluate", "runs/mine", "--set", "labels=6", "--set", "probe.epochs=2", "--json")
     assert code == 0
-    assert json.loads(out).keys() == {"probe", "note", "mean", "models", "per_class", "confusion"}
+    assert json.loads(out).keys() == {
+        "probe",
+        "note",
+        "labelled",
+        "tested",
+        "mean",
+        "models",
+        "per_class",
+        "confusion",
+    }
     assert cli("run", "mine.toml", "--quiet", "--set", "topology.name=isolated", "--dir", "alone")[0] == 0
-    code, out, _ = cli("evaluate", "alone", "--probe", "knn")
-    assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "on average"]
+    code, out, _ = cli("evaluate", "alone", "--probe", "knn", "--set", "k=37")
+    assert [line.partition(":")[0] for line in out.splitlines()[1:-1]] == ["0", "1", "2", "on average"]
+    assert out.splitlines()[-1] == "k = 37 is more than the 36 labelled images there are: all of them vote"
     code, out, _ = cli("evaluate", "alone", "--probe", "per-client", "--set", "epochs=2")
-    assert re.fullmatch(r"(\d: [\d.]+%  \(in its own mix of classes: [\d.]+%\)\n){3}on average: .*\n", out)
+    assert re.fullmatch(r"per.*\n(\d: [\d.]+%  \(in its own mix of classes: [\d.]+%\)\n){3}on average: .*\n", out)
     assert cli("run", "mine.toml", "--quiet", "--set", "topology=cycle", "--dir", "peers")[0] == 0
-    code, out, _ = cli("evaluate", "peers", "--probe", "knn")
-    assert [line.partition(":")[0] for line in out.splitlines()] == ["0", "1", "2", "mean", "on average"]
-    assert [line.endswith("(not in the average)") for line in out.splitlines()] == [False, False, False, True, False]
+    code, out, _ = cli("evaluate", "peers", "--probe", "knn", "--set", "k=3")
+    lines = out.splitlines()[1:]
+    assert [line.partition(":")[0] for line in lines] == ["0", "1", "2", "mean", "on average"]
+    assert [line.endswith("(not in the average)") for line in lines] == [False, False, False, True, False]
     assert "mean of the peers' models" in cli("run", "mine.toml", "--set", "topology=cycle", "--dir", "peers")[1]
     for args, sentence in (
         (["nowhere"], "nowhere is not a run directory"),
@@ -198,6 +212,8 @@ def test_evaluate(here: Path, cli: Cli) -> None:
         (["runs/mine", "--on", "cifar1"], 'unknown data set "cifar1", did you mean "cifar10"?'),
         (["runs/mine", "--on", "cifar10", "--set", "data.hold=3"], 'unknown key "data.hold"'),
         (["runs/mine", "--set", "data.size=3"], "name it with --on"),
+        (["runs/mine", "--on", "data"], "data is a folder: --on folder --set data.path=data --set data.layout=classes"),
+        (["runs/mine", "--probe", "knn", "--set", "labels=100"], 'probe "knn" does not use labels; it uses k, temp'),
         (["runs/mine", "--set", "label=3"], 'unknown key "probe.label", did you mean "labels"?'),
     ):
         code, _, err = cli("evaluate", *args)
@@ -275,7 +291,8 @@ def test_a_folder_without_labels(ward: list[str], cli: Cli) -> None:
     assert "No labelled test images, so no accuracy was measured." in out
     assert json.loads(Path("run/results.json").read_text())["table"] == {}
     code, _, err = cli("evaluate", "run")
-    assert (code, err.splitlines()[-1]) == (2, "fedssl: probes need labelled test images; there are none")
+    assert code == 2
+    assert "there are neither test images nor labels here: measure on others with --on" in err.splitlines()[-1]
     code, out, _ = cli("partition", "mine.toml", *ward)
     assert code == 0
     assert "The images have no labels, so only their number is known." in out

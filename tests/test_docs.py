@@ -36,10 +36,10 @@ from fedssl.finetune.settings import DetectionSettings
 from fedssl.guard import Report
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
-from fedssl.probes import ProbeSettings
+from fedssl.probes import USES
 from fedssl.report.recipes import chosen, is_one
 from fedssl.report.rounds import record
-from fedssl.reproduce import _some, find_table
+from fedssl.reproduce import find_table, some_cells
 from fedssl.reproduce.swept import swept
 from fedssl.settings import validate
 from fedssl.topology import TOPOLOGIES
@@ -219,10 +219,13 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
         return
     if words[0] == "evaluate":
         assert given["probe"] in PROBES
-        assert {text.partition("=")[0] for text in changes} <= set(ProbeSettings.model_fields)
+        keys = {text.partition("=")[0] for text in changes}
+        assert {key for key in keys if not key.startswith("data.")} <= {*USES[given["probe"]]}
+        other = {key.removeprefix("data.") for key in keys if key.startswith("data.")}
+        assert not other or other <= {*SOURCES[given["on"]].model_fields}
         return
     if words[0] == "reproduce":
-        chosen_cells = given["table"] and _some(find_table(given["table"]), given["cells"])
+        chosen_cells = given["table"] and some_cells(find_table(given["table"]), given["cells"])
         assert chosen_cells or given["list_"]
         return
     if words[0] == "sweep":

@@ -244,7 +244,7 @@ def test_unlabelled_images_are_trained_on_but_not_measured(small: Experiment, tm
     run = fedssl.run(small, tmp_path / "run", dataset=_images(30)[0], quiet=True)
     assert run.results["table"] == {}
     assert [line["knn"] for line in run.rounds] == [None, None]
-    with pytest.raises(ConfigError, match="probes need labelled test images; there are none"):
+    with pytest.raises(ConfigError, match="neither test images nor labels here"):
         run.evaluate("knn")
 
 

@@ -73,6 +73,7 @@ def analyse(
     """
     need_matplotlib()
     chosen = validate(ANALYSES[kind], {**settings, **(set or {})}, kind)
+    dirs = only_runs(dirs, say)
     check_count(kind, chosen, len(dirs))
     base = _base(kind, dirs, out)
     runs = [each if isinstance(each, Run) else Run(each, data_dir, device) for each in dirs]
@@ -84,6 +85,21 @@ def analyse(
     write_atomic(places[0], text.encode())
     write_atomic(places[1], picture)
     return Done(found, chosen.summary(found), *places)
+
+
+def only_runs(dirs: Sequence[str | Path | Run], say: Say) -> list[str | Path | Run]:
+    """Of several places that exist, as runs/* names them, those that hold a run, and a note of the others. A place that
+    does not exist is a slip, and so is one that is no run if no other is: both are left to be refused."""
+    others = [each for each in dirs if _is_no_run(each)]
+    if len(others) == len(dirs):
+        return list(dirs)
+    for each in others:
+        say(f"{each} is not a run directory, and does not count: it has no experiment.toml")
+    return [each for each in dirs if each not in others]
+
+
+def _is_no_run(place: str | Path | Run) -> bool:
+    return not isinstance(place, Run) and Path(place).exists() and not (Path(place) / "experiment.toml").is_file()
 
 
 def check_count(kind: str, chosen: Analysis, count: int) -> None:

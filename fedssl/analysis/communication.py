@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, run_names
-from fedssl.analysis.look import figure, look
+from fedssl.analysis.look import figure, legend, look
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.run import Run
@@ -79,7 +79,8 @@ class Communication(Analysis):
         measured = {name: [line[self.of] for line in each if line[self.of] is not None] for name, each in lines.items()}
         for name, values in measured.items():
             if not values:
-                raise ConfigError(f"{name} measured no {self.of} on its way: run it with --set probe.every=1")
+                why = self._why(runs[list(lines).index(name)])
+                raise ConfigError(f"{name} measured no {self.of} on its way: {why}")
         every = [value for values in measured.values() for value in values]
         targets = sorted(self.accuracies) or usual_targets(max(every), min(every))
         return {
@@ -89,6 +90,14 @@ class Communication(Analysis):
             "reached": {name: [reached(each, t, self.of) for t in targets] for name, each in lines.items()},
             "rounds": lines,
         }
+
+    def _why(self, run: Run) -> str:
+        """What to do about a run whose log lacks the accuracy asked for; that it had no labels its results say."""
+        if any(line.get("knn") is not None for line in run.rounds):  # of each model, but of nothing that they share
+            return "its models have nothing in common that was measured; --set of=knn is their mean"
+        if run.results and run.results.get("labels") is None:
+            return "it had no labelled test images; fedssl analyse divergence needs none"
+        return "run it with --set probe.every=1, and with labelled test images"
 
     def draw(self, found: Found) -> Any:
         drawn, axes = figure(1, 2, width=5.5)
@@ -104,7 +113,7 @@ class Communication(Analysis):
             each.set(xlabel=label, ylabel="kNN accuracy on test images (%)")
             each.grid(alpha=0.3)
         axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
-        axes[0, 0].legend(frameon=False)
+        legend(drawn, axes[0, :1])
         return drawn
 
     def summary(self, found: Found) -> Summary:

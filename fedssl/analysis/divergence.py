@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, run_names
-from fedssl.analysis.look import SEVERAL, figure, look, over_rounds
+from fedssl.analysis.look import SEVERAL, figure, legend, look, over_rounds
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
 from fedssl.run import Run
@@ -78,21 +78,23 @@ class Divergence(Analysis):
         alone = len(runs) == 1
         across = min(ACROSS, len(keys)) if alone else len(runs)
         share = {} if alone else {"sharey": "row"}
-        drawn, axes = figure(-(-len(keys) // across) if alone else len(keys), across, width=4.2, height=2.3, **share)
+        drawn, axes = figure(-(-len(keys) // across) if alone else len(keys), across, width=4.2, height=2.6, **share)
         panels = [(key, name) for key in keys for name in runs]
+        clients = sorted({client for each in runs.values() for some in each.values() for client in some})
         for each, (key, name) in zip(axes.flat, panels, strict=False):
             if key in runs[name]:
-                _lines(each, runs[name][key])
+                _lines(each, runs[name][key], clients)
                 over_rounds(each, WORDS.get(key, key))
             else:
                 each.text(0.5, 0.5, f"{key}: not in this log", ha="center", transform=each.transAxes, color="0.4")
                 each.set_axis_off()
         for each in axes.flat[len(panels) :]:
             each.set_axis_off()
-        for each, name in zip(axes[0], runs, strict=False):
+        if alone:
+            drawn.suptitle(*runs)
+        for each, name in zip(axes[0], [] if alone else runs, strict=False):
             each.set_title(name)
-            if each.get_legend_handles_labels()[0]:
-                each.legend(frameon=False, fontsize=8, ncols=2, title="client")
+        legend(drawn, axes.flat, title="client")
         return drawn
 
     def summary(self, found: Found) -> Summary:
@@ -107,10 +109,12 @@ class Divergence(Analysis):
         return Summary("median over clients", ["run", "what", "first round", "last round", "least", "most"], rows)
 
 
-def _lines(axes: Any, clients: Mapping[str, Sequence[Sequence[float]]]) -> None:
+def _lines(axes: Any, clients: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str]) -> None:
+    """A client looks the same in every panel: `names` are those of all."""
     if len(clients) <= SEVERAL:
-        for number, (client, points) in enumerate(sorted(clients.items())):
-            axes.plot(*zip(*points, strict=True), label=client, **{**look(number), "markersize": 3})
+        for client, points in sorted(clients.items()):
+            how = {**look(names.index(client)), "markersize": 3}
+            axes.plot(*zip(*points, strict=True), label=client, **how)
         return
     rounds, low, mid, high = zip(*middle(clients), strict=True)
     axes.plot(rounds, mid, label=f"median of {len(clients)}", **look(0))

@@ -85,10 +85,10 @@ class FalseNegatives(Analysis):
             for place, (way, values) in enumerate(one["ratios"].items()):
                 each.bar(place, 100 * one["mean"][way], color=COLOURS[place], alpha=0.6, width=0.6)
                 steps = [place + 0.4 * (i / max(1, len(values) - 1) - 0.5) for i in range(len(values))]
-                each.plot(steps, [100 * v for v in values], ".", color="black", markersize=5)
+                each.plot(steps, [100 * v for v in values], ".", color="black", markersize=5, clip_on=False, zorder=3)
             each.set_xticks(range(len(one["ratios"])), list(one["ratios"]))
             each.set(
-                title=f"{name} (negatives: {one['local']} own, {one['remote']} of each other client)", ylim=(0, None)
+                title=f"{name}\nnegatives: {one['local']} own, {one['remote']} of each other client", ylim=(0, None)
             )
             each.grid(alpha=0.3, axis="y")
         axes[0, 0].set_ylabel("false negatives (%)\nbar: mean of clients, dots: clients")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedssl.errors import ConfigError
@@ -14,6 +14,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 STYLES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SEVERAL = 10  # lines that can be told apart; of more, the middle and the spread are drawn
+LETTERS = 14  # of a legend, in an inch
 WRITTEN = 12  # sides of a matrix whose cells have room for numbers
 
 
@@ -29,9 +30,22 @@ def need_matplotlib() -> None:
 def figure(rows: int, columns: int, width: float = 5.0, height: float = 4.0, **more: Any) -> tuple[Any, Any]:
     """A figure and its axes (rows, columns). It is nobody's current figure, so nothing has to be closed."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    made = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    wide = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)  # a colour bar's words stay clear of what is beside it
+    made = Figure(figsize=(width * columns, height * rows), layout=wide)
     return made, made.subplots(rows, columns, squeeze=False, **more)
+
+
+def legend(drawn: Any, axes: Iterable[Any], title: str | None = None) -> None:
+    """Of all lines in some axes, each name once, below the figure: within it, it would lie on what it explains."""
+    pairs = [each.get_legend_handles_labels() for each in axes]
+    found = {name: handle for handles, names in pairs for handle, name in zip(handles, names, strict=True)}
+    if found:
+        letters = max(len(name) for name in found) + 6  # the line and a gap
+        columns = max(1, min(len(found), int(drawn.get_figwidth() * LETTERS / letters)))
+        words = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+        drawn.legend(found.values(), found.keys(), ncols=columns, title=title, **words)
 
 
 def png(drawn: Any) -> bytes:

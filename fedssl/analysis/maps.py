@@ -102,8 +102,9 @@ class Map(OfFeatures):
             axes[0, 0].set(title=f"test images, {WORDS[self.how]}", xticks=[], yticks=[])
             axes[0, 0].set_frame_on(False)
         else:
-            across = min(ACROSS, len(maps))
-            drawn, axes = figure(-(-len(maps) // across), across, width=4.2, height=4.2)
+            down = -(-len(maps) // ACROSS)
+            across = -(-len(maps) // down)  # rows as even as they go
+            drawn, axes = figure(down, across, width=4.2, height=4.2)
             for each in axes.flat[len(maps) :]:
                 each.set_axis_off()
             classes = found["classes"] if found["labels"] else ["without a label"]

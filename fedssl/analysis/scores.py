@@ -19,10 +19,11 @@ from typing import Any
 from pydantic import PositiveInt
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, run_names
-from fedssl.analysis.look import COLOURS, MARKERS, figure
+from fedssl.analysis.look import COLOURS, MARKERS, figure, legend
 from fedssl.analysis.ranks import FEWEST, by_chance, spearman
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
+from fedssl.probes import USES
 from fedssl.run import Run
 
 SCORES = {  # and how each is to be read
@@ -31,10 +32,8 @@ SCORES = {  # and how each is to be read
     "alignment": "alignment (least where all collapses)",
     "uniformity": "uniformity (less is better)",
 }
-ACCURACIES = {  # and the settings under [probe] that they are measured with: only equal ones are compared
-    "linear": ("labels", "protocol", "epochs", "lr", "batch", "penalty", "solver"),
-    "knn": ("k", "temperature"),
-}
+# And the settings under [probe] that they are measured with: only equal ones are compared.
+ACCURACIES = {probe: USES[probe] for probe in ("linear", "knn")}
 WORDS = {"linear": "linear", "knn": "kNN"}
 LAST = 10  # rounds that a run's score is the mean of
 LIMITS = (
@@ -150,8 +149,8 @@ class Scores(Analysis):
                 rows = [r for r in found["runs"] if r["setting"] == setting and _has(r, score, accuracy)]
                 _points(each, rows, methods, score, accuracy)
                 each.set_title(_said(whole.get((setting, accuracy, score))), fontsize=9)
-            across[0].set_ylabel(f"{WORDS[accuracy]} accuracy (%)\n{textwrap.fill(setting, 30)}", fontsize=9)
-        axes[0, 0].legend(frameon=False, fontsize=8)
+            across[0].set_ylabel(f"{WORDS[accuracy]} accuracy (%)\n{textwrap.fill(setting, 34)}", fontsize=9)
+        legend(drawn, axes[0, :1])
         return drawn
 
     def summary(self, found: Found) -> Summary:
@@ -184,7 +183,7 @@ def _points(axes: Any, rows: Sequence[Mapping[str, Any]], methods: Sequence[str]
         how = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         axes.plot(*(zip(*own, strict=True) if own else ((), ())), linestyle="", label=method, **how)
     axes.set_xlabel(score.replace("_", " "))
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=4)
     axes.grid(alpha=0.3)
 
 

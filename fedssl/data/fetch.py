@@ -40,6 +40,14 @@ def find_path(path: str, root: Path) -> Path:
     return root / here if (root / here).exists() or not here.exists() else here
 
 
+def missing(path: str, root: Path) -> str:
+    """A path, and all places where `find_path` looked for it in vain."""
+    here = Path(path).expanduser()
+    if here.is_absolute():
+        return str(here)
+    return f"{path} in the data directory (--data-dir) {root.absolute()} or in the working directory {Path.cwd()}"
+
+
 def fetch(root: Path, folder: str, file: Official, say: Say, also: Iterable[Path] = ()) -> Path:
     """The file on disk, downloaded to `root/folder` if it is nowhere yet.
 

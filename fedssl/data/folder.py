@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedssl.data.cache import cached, default_place
 from fedssl.data.decoders import decode_all
-from fedssl.data.fetch import find_path
+from fedssl.data.fetch import find_path, missing
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.progress import Say, unnamed
 from fedssl.data.walk import index_files, shown, subfolders
@@ -51,10 +51,10 @@ class Folder(Source):
         return value
 
     def read(self, root: Path, say: Say) -> Dataset:
-        top = find_path(self.path, root)
+        top = _folder(self.path, root)
         train, test = _halves(top)
         if self.test is not None:
-            test = find_path(self.test, root)
+            test = _folder(self.test, root)
             places = train.resolve(), test.resolve()
             if places[0].is_relative_to(places[1]) or places[1].is_relative_to(places[0]):
                 raise DataError(
@@ -71,8 +71,6 @@ class Folder(Source):
         return Dataset(images, tests, read.owners(), (*read.skipped, *seen.skipped))
 
     def _part(self, folder: Path, top: Path, layout: str, say: Say) -> _Part:
-        if not folder.is_dir():
-            raise DataError(f"there is no folder {folder}")
         by_client = layout.startswith("clients")
         groups = subfolders(folder) if by_client else []
         names, skipped = index_files(folder, top, _LEVELS[layout], by_client, say)
@@ -135,9 +133,16 @@ def _labels(names: list[str], level: int, classes: tuple[str, ...]) -> Tensor:
     return torch.tensor([number[_class_of(name, level)] for name in names])
 
 
+def _folder(path: str, root: Path) -> Path:
+    found = find_path(path, root)
+    if found.is_dir():
+        return found
+    raise DataError(f"{found} is no folder" if found.exists() else f"there is no folder {missing(path, root)}")
+
+
 def _halves(top: Path) -> tuple[Path, Path | None]:
     """The folders of training and of test images."""
-    names = set(subfolders(top)) if top.is_dir() else set()
+    names = set(subfolders(top))
     if "train" not in names or not names <= {"train", "test", "val"}:
         return top, None
     return top / "train", next((top / name for name in ("test", "val") if name in names), None)

@@ -142,6 +142,11 @@ class Source(Settings, ABC):
         """
         if self.holdout == 0:
             return data
+        if data.test is not None and data.test.labelled and not data.train.labelled:
+            raise DataError(
+                "data.holdout would put training images, which have no labels, in the place of the labelled test "
+                "images: leave it out"
+            )
         count = len(data.train)
         if self.holdout >= count:
             raise DataError(f"holdout = {self.holdout} would leave nothing of {count} training images")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedssl.data.fetch import find_path
+from fedssl.data.fetch import find_path, missing
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.progress import Say
 from fedssl.errors import DataError
@@ -28,7 +28,10 @@ class Npz(Source):
     path: str
 
     def read(self, root: Path, say: Say) -> Dataset:
-        return read_npz(find_path(self.path, root))
+        found = find_path(self.path, root)
+        if not found.exists():
+            raise DataError(f"there is no file {missing(self.path, root)}")
+        return read_npz(found)
 
 
 def read_npz(path: Path, classes: tuple[str, ...] = ()) -> Dataset:

@@ -15,7 +15,7 @@ from fedssl.probes.features import Labelled
 
 @torch.inference_mode()
 def knn_predict(train: Labelled, queries: Tensor, k: int, temperature: float, batch: int = 2000) -> Tensor:
-    """Classes (n,) of features (n, d)."""
+    """Classes (n,) of features (n, d); where there are fewer than k to vote, all do."""
     bank = F.normalize(train.features, dim=1)
     classes, k = int(train.labels.max()) + 1, min(k, len(bank))
     predictions = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, PositiveInt
@@ -36,3 +37,15 @@ class ProbeSettings(Settings):
     solver: Solver = "protocol"  # of the linear probe; "lbfgs" finds the minimum itself, which no paper does
     picture: bool = False  # picture.png at the end: the kNN curve, a map of the test images before and after
     beside: tuple[str, ...] = ()  # measured the same way: "random" backbone, "isolated" or "centralized" training
+
+
+_TRAINED = ("labels", "protocol", "epochs", "lr", "batch")
+_LINEAR = (*_TRAINED, "penalty", "solver")
+USES: Mapping[str, tuple[str, ...]] = {  # every probe, and the settings that decide what it finds
+    "knn": ("k", "temperature"),
+    "linear": _LINEAR,
+    "semi": _TRAINED,
+    "classifier": (),
+    "per-client": _LINEAR,
+    "collaborative": ("labels", "epochs", "lr", "batch"),
+}

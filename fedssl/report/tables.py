@@ -49,18 +49,16 @@ class Lines:
         for training in [*pool.running]:
             if training not in self._begun:
                 self._begun.add(training)
-                print(
-                    f"{training.name} seed {training.experiment.seed}: {training.folder}", file=sys.stderr, flush=True
-                )
+                print(f"{called(outcome, training)}: {training.folder}", file=sys.stderr, flush=True)
 
     def ended(self, outcome: Outcome, training: Training, problems: dict[str, str]) -> None:
-        results, folder = outcome.results, str(training.folder)
+        results, folder = outcome.asked, str(training.folder)
         done = sum(each.state in ("done", "cannot") for each in results)
         seeds = [(each.cell.probe, seed) for each in results for seed in each.seeds if seed.dir == folder]
         figures = [f"{probe} {seed.value:.2f}" for probe, seed in seeds if seed.value is not None]
         said = "; ".join(dict.fromkeys([*figures, *problems.values()])) or "done"
-        at = f"{training.name} seed {training.experiment.seed}: {said}"
-        print(f"{at} ({done} of {len(outcome.results)} cells)", file=sys.stderr, flush=True)
+        at = f"{called(outcome, training)}: {said}"
+        print(f"{at} ({done} of {len(results)} cells)", file=sys.stderr, flush=True)
 
 
 class Screen:
@@ -75,7 +73,7 @@ class Screen:
         if self._results is None:
             self._results = outcome.shown
         running = dict(pool.running)
-        lines = [_running(training, begun) for training, begun in running.items()]
+        lines = [_running(called(outcome, training), training, begun) for training, begun in running.items()]
         left = self._pace.left(outcome, running)
         shown = _window(self._results, running, self._console.height - FRAME - len(lines))
         now = {str(training.folder) for training in running}
@@ -121,11 +119,20 @@ def _passes(training: Training) -> float:
     return passes(training.experiment.to_dict()) or 1e6
 
 
-def _running(training: Training, begun: float) -> str:
+def called(outcome: Outcome, training: Training) -> str:
+    """A training as its table has it: by its row, which in a sweep is its settings; of a paper also its column, which
+    may say what is trained on."""
+    cells = [want.cell for want in outcome.wanted if want.training == training]
+    names = list(dict.fromkeys(f"{cell.row}, {cell.column}" if outcome.table.paper else cell.row for cell in cells))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{training.name} ({names[0]}{more}) seed {training.experiment.seed}"
+
+
+def _running(name: str, training: Training, begun: float) -> str:
     took = timedelta(seconds=round(time.monotonic() - begun))
     done, all_of_them = rounds(training), training.experiment.rounds
     at = "measuring" if done == all_of_them else f"round {done}/{all_of_them}"
-    return f"{training.name} seed {training.experiment.seed}: {at}, {took}"
+    return f"{name}: {at}, {took}"
 
 
 def _window(results: list[Result], running: Mapping[Training, float], height: int) -> list[Result]:

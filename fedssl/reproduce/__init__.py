@@ -7,19 +7,21 @@ for row in outcome.rows: print(row["row"], row["column"], row["published"], row[
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from fedssl.assemble import resolve_device
+from fedssl.data.progress import say_on_stderr
 from fedssl.drive import Interrupted
 from fedssl.errors import ConfigError
 from fedssl.recipes import matching
 from fedssl.reproduce import found
 from fedssl.reproduce.fresh import set_aside
 from fedssl.reproduce.markdown import markdown
+from fedssl.reproduce.measurable import unmeasurable
 from fedssl.reproduce.outcome import Outcome, Result, Where
 from fedssl.reproduce.plan import Measure, Training, Want, wants
 from fedssl.reproduce.pool import Pool, devices
@@ -64,7 +66,7 @@ def reproduce(
     if scale not in SCALES:
         raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
     chosen = find_table(table)
-    return _make(chosen, scale, SCALES[scale], seeds, _some(chosen, cells), dir, device, data_dir, watch, fresh)
+    return _make(chosen, scale, SCALES[scale], seeds, some_cells(chosen, cells), dir, device, data_dir, watch, fresh)
 
 
 def sweep(
@@ -93,7 +95,8 @@ def find_table(name: str) -> Table:
     return known[name]
 
 
-def _some(table: Table, patterns: Iterable[str]) -> list[Cell]:
+def some_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
+    """Those that one of the patterns fits; without patterns, all."""
     chosen = list(table.cells)
     for_all = [_fits(pattern) for pattern in patterns]
     if for_all:
@@ -136,6 +139,8 @@ def _make(
     if fresh:
         set_aside(outcome.wanted)
     todo = _todo(outcome)
+    if not table.paper:  # those of papers are of images with labels
+        todo = _measurable(outcome, todo)
     outcome.save(markdown(outcome))
     if todo:
         _serve(outcome, Pool(todo, devices(on), where.data_dir), watch)
@@ -163,6 +168,19 @@ def _todo(outcome: Outcome) -> dict[Training, list[Measure]]:
             measures = todo.setdefault(want.training, [])
             measures += [] if want.measure in measures else [want.measure]
     return todo
+
+
+def _measurable(outcome: Outcome, todo: dict[Training, list[Measure]]) -> dict[Training, list[Measure]]:
+    """Without what no accuracy could be had of, which the outcome has for a problem; an error if that is everything."""
+    problems = unmeasurable(todo, outcome.where.data_dir, say_on_stderr)
+    outcome.problems |= problems
+    kept: dict[Training, list[Measure]] = {}
+    for training, measures in todo.items():
+        if some := [each for each in measures if (training, each.file) not in problems]:
+            kept[training] = some
+    if problems and not kept:
+        raise ConfigError(next(iter(problems.values())))
+    return kept
 
 
 def _serve(outcome: Outcome, pool: Pool, watch: Watch | None) -> None:

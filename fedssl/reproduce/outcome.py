@@ -12,8 +12,9 @@ from typing import Any
 from fedssl.provenance import code
 from fedssl.reproduce import found
 from fedssl.reproduce.plan import Training, Want
+from fedssl.score import rounded
 from fedssl.store import write_atomic
-from fedssl.tables import Cell, Table
+from fedssl.tables import LOGGED, Cell, Table
 
 INCOMPARABLE = {
     "paper": "",
@@ -54,12 +55,12 @@ class Result:
     def mean(self) -> float | None:
         """Over seeds; None where one of them has nothing to show, such as a target it never reaches: a mean over the
         others would flatter."""
-        return statistics.fmean(self.values) if self.values and not self.lacking else None
+        return self._kept(statistics.fmean(self.values)) if self.values and not self.lacking else None
 
     @property
     def std(self) -> float | None:
         """Over seeds; None for fewer than two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 and not self.lacking else None
+        return self._kept(statistics.stdev(self.values)) if len(self.values) > 1 and not self.lacking else None
 
     @property
     def lacking(self) -> int:
@@ -69,7 +70,11 @@ class Result:
     @property
     def difference(self) -> float | None:
         """Measured less published."""
-        return None if self.mean is None or self.cell.value is None else self.mean - self.cell.value
+        return None if self.mean is None or self.cell.value is None else self._kept(self.mean - self.cell.value)
+
+    def _kept(self, value: float) -> float:
+        """An accuracy as every percentage is kept; what is read off the log, such as a divergence, may be tiny."""
+        return value if self.cell.probe in LOGGED else rounded(value)
 
     @property
     def problem(self) -> str | None:
@@ -133,6 +138,11 @@ class Outcome:
         return [Result(cell, tuple(some)) for cell, some in seeds.items()]
 
     @property
+    def asked(self) -> list[Result]:
+        """Those asked for this time."""
+        return [each for each in self.results if each.cell in self._asked]
+
+    @property
     def shown(self) -> list[Result]:
         """Those to show a person: asked for this time, or measured before."""
         return [each for each in self.results if each.cell in self._asked or each.state == "done"]
@@ -144,7 +154,7 @@ class Outcome:
     @property
     def failed(self) -> list[Result]:
         """Cells that were asked for and did not come about; those that nobody can reproduce here do not count."""
-        return [each for each in self.results if each.cell in self._asked and each.state in ("failed", "missing")]
+        return [each for each in self.asked if each.state in ("failed", "missing")]
 
     @property
     def comparable(self) -> bool:

@@ -23,7 +23,7 @@ from fedssl.changes import merge_changes, parse_assignment
 from fedssl.errors import ConfigError, FedsslError
 from fedssl.evaluate import ANEW, FINE_TUNING
 from fedssl.experiment import Experiment, plain_values
-from fedssl.probes import ProbeSettings
+from fedssl.probes import USES, ProbeSettings
 from fedssl.tables import LOGGED, Cell
 from fedssl.train import resolve_precision
 
@@ -124,13 +124,11 @@ def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
     if cell.probe in LOGGED:
         return Measure(cell.probe, tuple(said.items()))
     asked = {key.removeprefix("probe.") for key, _ in map(parse_assignment, cell.set)}
-    own = {key: getattr(experiment.probe, key) for key in PROBED}
+    own = {key: getattr(experiment.probe, key) for key in PROBED if key in USES[cell.probe]}
     if cell.probe in FINE_TUNING:  # which takes over what a sweep asks for, but nothing of a recipe's linear probe
         own = {key: value for key, value in own.items() if key not in ANEW}
         own |= {key: getattr(experiment.probe, key) for key in asked & ANEW.keys()}
     settings = {key: value for key, value in (own | said).items() if PROBED.get(key) != value}
-    if cell.probe == "knn":  # which has none of these
-        settings = {}
     on = "fashion-mini" if cell.on and suffix == "-mini" else cell.on  # a mini needs no other images
     return Measure(cell.probe, tuple(sorted(settings.items())), on)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import fedssl
 from fedssl.analysis import ANALYSES, analyse
@@ -96,6 +97,36 @@ def test_a_missing_extra_is_said_before_anything_is_computed(monkeypatch: pytest
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"fedssl\[viz\]"):
         analyse("theory", out="x")
+
+
+def test_what_is_no_run_is_skipped_beside_runs(go: Go, tmp_path: Path) -> None:
+    """As runs/*/ names them; not a slip of the pen, nor a folder alone."""
+    run, said = go(), list[str]()
+    (tmp_path / "a-table").mkdir()
+    (tmp_path / "notes.txt").touch()
+    done = analyse("communication", [tmp_path / "a-table", tmp_path / "notes.txt", run.dir], say=said.append)
+    assert list(done.found["best"]) == ["run"]
+    assert done.json.parent.parent == run.dir
+    assert [line.partition(" is not a run directory")[0] for line in said] == [
+        str(tmp_path / name) for name in ("a-table", "notes.txt")
+    ]
+    for dirs in ([tmp_path / "a-table"], [run.dir, tmp_path / "rum"]):
+        with pytest.raises(ConfigError, match="is not a run directory"):
+            analyse("communication", dirs)
+
+
+@pytest.mark.parametrize("kind", ["communication", "divergence", "scores"])
+def test_legends_lie_beside_what_they_explain(kind: str, go: Go) -> None:
+    """Below all panels, with every name once."""
+    done = analyse(kind, [go("one"), go("other", **{"train.lr": 0.01})])
+    drawn = ANALYSES[kind]().draw(done.found)
+    assert [axes.get_legend() for axes in drawn.axes] == [None] * len(drawn.axes)
+    (below,) = drawn.legends
+    names = [text.get_text() for text in below.get_texts()]
+    assert names == {"communication": ["one", "other"], "divergence": ["0", "1", "2"], "scores": ["byol"]}[kind]
+    FigureCanvasAgg(drawn).draw()  # which is when places are found
+    top = below.get_window_extent().y1
+    assert all(axes.get_tightbbox().y0 >= top for axes in drawn.axes if axes.axison)
 
 
 def test_lines_look_different() -> None:

@@ -12,6 +12,7 @@ import fedssl
 from fedssl.analysis import analyse
 from fedssl.analysis.communication import reached, spent, usual_targets
 from fedssl.analysis.divergence import middle, series
+from fedssl.data import from_python
 from fedssl.errors import ConfigError
 from fedssl.tree import State
 
@@ -133,9 +134,17 @@ def test_what_is_not_reached_is_said(go: Go) -> None:
     assert done.summary.rows[1][6].startswith("not reached (best ")
 
 
-def test_a_run_that_measured_nothing_is_refused(go: Go) -> None:
-    with pytest.raises(ConfigError, match=r"probe\.every=1"):
+def test_a_run_that_measured_nothing_is_refused(go: Go, images: Any) -> None:
+    """With advice that can be followed: measuring more often helps nobody who has no labels."""
+    with pytest.raises(ConfigError, match=r"^run measured no knn on its way: run it with --set probe\.every=1"):
         analyse("communication", [go(**{"probe.every": 0})])
+    unlabelled = from_python(images(48, 0)[0])
+    for folder, every in (("often", 1), ("never", 0)):
+        run = go(folder, unlabelled, **{"probe.every": every})
+        with pytest.raises(ConfigError, match="it had no labelled test images; fedssl analyse divergence needs none"):
+            analyse("communication", [run])
+    with pytest.raises(ConfigError, match=r"no knn_common on its way: .*--set of=knn"):
+        analyse("communication", [go("one")], of="knn_common")
 
 
 def test_sizes_are_those_of_the_tensors(go: Go) -> None:

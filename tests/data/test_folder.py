@@ -1,5 +1,6 @@
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -265,8 +266,22 @@ def test_files_outside_the_layout_are_listed(tmp_path):
 def test_nothing_to_read_is_an_error(tmp_path):
     with pytest.raises(DataError, match="holds no image"):
         load(tmp_path)
-    with pytest.raises(DataError, match="there is no folder"):
-        Folder(path="none", size=2, layout="flat").load(tmp_path, lambda _: None)
+
+
+def test_a_folder_that_is_not_there_is_said_with_all_places_looked_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path, problem in (
+        ("none", f"none in the data directory (--data-dir) {tmp_path}/data or in the working directory {tmp_path}"),
+        ("/nowhere/none", "/nowhere/none"),
+    ):
+        with pytest.raises(DataError) as missing:
+            Folder(path=path, size=2, layout="flat").load(Path("data"), lambda _: None)
+        assert str(missing.value) == f"there is no folder {problem}"
+    put(tmp_path, "photos/x/1.png", 1)
+    with pytest.raises(DataError, match="no folder tests in the data directory"):
+        Folder(path="photos", test="tests", size=2, layout="flat").load(tmp_path, lambda _: None)
+    with pytest.raises(DataError, match=r"1\.png is no folder"):
+        Folder(path="photos/x/1.png", size=2, layout="flat").load(tmp_path, lambda _: None)
 
 
 def test_a_path_is_looked_up_in_the_data_directory_then_in_the_working_directory(tmp_path, monkeypatch):

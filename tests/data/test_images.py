@@ -98,6 +98,14 @@ def test_holdout_selects_labels_with_their_images():
     assert held.train.labels.tolist() == held.train.pixels.flatten().tolist()
 
 
+def test_holdout_does_not_drop_the_only_labels():
+    """Unlabelled training images must not take the place of labelled test images: nothing could be measured then."""
+    train, labelled = Images(numbered(10)), Images(numbered(3), torch.arange(3))
+    with pytest.raises(DataError, match=r"^data\.holdout would put .* no labels, in the place of the labelled test im"):
+        Given(holdout=4).set_aside(Dataset(train, labelled))
+    assert len(Given(holdout=4).set_aside(Dataset(train, Images(numbered(3)))).test) == 4  # there is nothing to lose
+
+
 def test_holdout_must_leave_something():
     data = Dataset(Images(numbered(5)))
     assert Given().set_aside(data) is data

@@ -94,6 +94,23 @@ def test_a_probe_has_the_settings_of_its_recipe_but_not_the_labels_where_a_model
     assert one(Cell("r", "c", "demo", "linear", ("labels=7",))).measure.settings == (("labels", 7),)
 
 
+def test_a_probe_gets_none_of_a_recipes_settings_that_it_does_not_use() -> None:
+    """CCL's recipes have a protocol and these changes a penalty: only `linear` uses both."""
+    used = {
+        "linear": {"protocol", "penalty"},
+        "per-client": {"protocol", "penalty"},
+        "semi": {"protocol"},
+        "collaborative": set(),
+        "classifier": set(),
+        "knn": set(),
+    }
+    for probe, keys in used.items():
+        want = one(Cell("r", "c", "ccl-cifar10-iid", probe, (), ("probe.penalty=0.1",)))
+        assert {*dict(want.measure.settings)} == keys, probe
+        for_probe(want.training.experiment, probe, dict(want.measure.settings))
+    assert one(Cell("r", "c", "demo", "knn", ("k=3",))).measure.settings == (("k", 3),)
+
+
 def test_what_cannot_be_trained_has_its_reason() -> None:
     (want,) = wants([Cell("r", "c", "demo", "linear", (), ("rounds=0",))], "", [0], ROOT, CPU)
     assert want.training is None

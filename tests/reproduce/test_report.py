@@ -9,13 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from pretended import BAD, GOOD, PRIVATE, outcome, pretend
 from rich.console import Console
 from typer.testing import CliRunner
 
 from fedssl.cli import app
 from fedssl.report.catalogue import catalogue
-from fedssl.report.tables import Lines, Pace, Screen, print_outcome
+from fedssl.report.tables import Lines, Pace, Screen, called, print_outcome
+from fedssl.reproduce.outcome import Outcome, Where
+from fedssl.reproduce.plan import wants
+from fedssl.reproduce.swept import swept
 from fedssl.tables import Cell, tables
 
 
@@ -75,8 +79,37 @@ def test_lines_say_what_began_and_what_came_out(tmp_path: Path, capsys: pytest.C
     pretend(made.wanted[0], 78.0)
     lines.ended(made, training, {})  # type: ignore[arg-type]
     begun, ended = capsys.readouterr().err.splitlines()
-    assert begun.startswith("fedbyol-cifar10-noniid seed 0: ")
-    assert ended == "fedbyol-cifar10-noniid seed 0: linear 78.00 (1 of 2 cells)"
+    assert begun == f"fedbyol-cifar10-noniid (A, x) seed 0: {training.folder}"  # type: ignore[union-attr]
+    assert ended == "fedbyol-cifar10-noniid (A, x) seed 0: linear 78.00 (1 of 1 cells)"
+
+
+def test_a_training_is_called_by_its_settings() -> None:
+    """A sweep's rows are its settings; a training of several of a paper's cells is called by the first."""
+    table = swept("demo", ["algorithm.weights=uniform,size", "rounds=2"], ["knn", "linear"])
+    planned = list(wants(table.cells, "", [0], Path("r"), torch.device("cpu")))
+    made = Outcome(table, "as it is", planned, 1, table.cells, Where(Path("r"), Path("data"), "cpu"))
+    names = dict.fromkeys(called(made, want.training) for want in made.wanted if want.training)
+    assert list(names) == ["demo (algorithm.weights=uniform) seed 0", "demo (algorithm.weights=size) seed 0"]
+    other = Cell("B", "x", GOOD.recipe, "linear", ("labels=100",))
+    both = outcome(Path("r"), GOOD, other, seeds=1)
+    assert called(both, both.wanted[0].training) == "fedbyol-cifar10-noniid (A, x and 1 more) seed 0"  # type: ignore[arg-type]
+
+
+def test_some_cells_are_listed() -> None:
+    """FedEMA's Table 3 has 46 cells, of which those of FedU are one row."""
+    every = json.loads(invoke("fedema-3", "--list", "--json").output)
+    some = json.loads(invoke("fedema-3", "--list", "--json", "--cells", "FedU, *").output)
+    assert len(every) == 46
+    assert len(some) == 4
+    assert some == [cell for cell in every if cell["row"] == "FedU"]
+    listed = invoke("fedema-3", "--list", "--cells", "FedU, *").output
+    assert "FedU " in listed
+    assert "FedSimCLR" not in listed
+    for words, problem in (
+        (["fedema-3", "--list", "--cells", "nosuch"], "no cell of fedema-3 is like nosuch"),
+        (["--list", "--cells", "FedU"], "--cells are those of a table: name one"),
+    ):
+        assert problem in str(invoke(*words).exception)
 
 
 def test_the_live_table_shows_round_and_time_left(tmp_path: Path) -> None:

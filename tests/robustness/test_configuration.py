@@ -44,7 +44,7 @@ WRONG = {
     "partition.name=dirichlet": "partition.alpha: field required",
     "data.name=cifr10": 'unknown data set "cifr10", did you mean "cifar10"?',
     "probe.beside=['randm']": 'unknown comparison "randm", did you mean "random"?',
-    "probe.beside=random": "probe.beside: input should be a valid tuple",
+    "probe.beside=random": "probe.beside: input should be a list (got ",
     "algorithm.update=both": 'algorithm "fedavg" as set needs a method with a target; "simclr" as set has none',
     "data.mean=[0.5]": "mean and std come together or not at all",
     "=3": '"=3" is not key=value',
@@ -157,7 +157,8 @@ def test_a_run_directory_that_is_a_file(federation: Any, cli: Any) -> None:
 def test_images_that_are_not_there(federation: Any, cli: Any) -> None:
     (federation.root / "data/tiny.npz").unlink()
     code, _, err = cli(*federation.command("run")[3:])
-    assert (code, err) == (3, f"fedssl: there is no file {federation.root}/data/tiny.npz\n")
+    places = f"in the data directory (--data-dir) {federation.root}/data or in the working directory {Path.cwd()}"
+    assert (code, err) == (3, f"fedssl: there is no file tiny.npz {places}\n")
     assert not (federation.root / "run").exists()
 
 
