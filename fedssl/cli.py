@@ -191,7 +191,7 @@ def views(
     """Draw a sheet of what an experiment's augmentation makes of its images."""
     import torch
 
-    from fedssl import assemble
+    from fedssl import assemble, nets
     from fedssl.data.progress import say_on_stderr
     from fedssl.experiment import load
     from fedssl.report.sheet import draw_sheet
@@ -200,7 +200,7 @@ def views(
     _writable(out, ".png")
     experiment = load(name, set)
     images = assemble.read_data(experiment, data_dir, None, say_on_stderr).train.held
-    with torch.device("meta"):
+    with nets.unfilled():
         method = experiment.method.method(
             experiment.method, assemble.build_backbone(experiment, images.image[0]), images.image[-1]
         )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tomli_w
-import torch
 from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
 from fedssl import nets
@@ -124,7 +123,7 @@ class Experiment(Settings):
 
     def check(self) -> None:
         """Refuse what cannot work before any image is read: the method is built without memory and asked."""
-        with torch.device("meta"):
+        with nets.unfilled():
             method = self.method.method(self.method, nets.build(self.method.backbone, 3, self.method.stem), 224)
         if self.method.view_size is not None:
             method.views  # noqa: B018 - refuses a blur wider than the views
