@@ -23,7 +23,8 @@ from fedssl.tree import Tree, dumps, loads, nbytes
 class Remembered:
     """What one client remembered after one round: in memory, in the rows file, or in both."""
 
-    __slots__ = ("_event", "_lock", "_tree", "extent", "round")
+    __slots__ = ("_event", "_tree", "extent", "round")
+    _lock = threading.Lock()  # one for all: each would be a small block of the heap that stays amid large ones that go
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Remembered:
     ) -> None:
         """`event`: after which the tree is whole."""
         self.round, self.extent = round, extent
-        self._tree, self._event, self._lock = tree, event, threading.Lock()
+        self._tree, self._event = tree, event
 
     @property
     def tree(self) -> Tree:

@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+# What first weights are made with that torch, for tensors without memory, would load its compiler for, a second's work.
+# Shapes stay as they are, so it need not be done at all.
+SKIPPED = (torch.Tensor.normal_, nn.init.normal_, F.normalize)
+
 
 class _Unfilled(TorchFunctionMode):
-    """Draws no normal numbers: for a tensor without memory torch would load its compiler first, a second's work."""
-
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -22,7 +25,7 @@ class _Unfilled(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = kwargs or {}
-        if func in (torch.Tensor.normal_, nn.init.normal_):
+        if func in SKIPPED:
             return args[0] if args else named["tensor"]
         return func(*args, **named)
 

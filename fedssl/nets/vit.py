@@ -85,9 +85,10 @@ def initialise(module: nn.Module) -> None:
 
 
 def sines(grid: int, dim: int) -> Tensor:
-    """Positions (grid², dim) of a square grid: a quarter of the numbers each for sine and cosine of row and column."""
-    rates = 10_000.0 ** -(torch.arange(dim // 4) / (dim // 4))
-    angles = torch.arange(grid)[:, None] * rates  # (grid, dim/4)
+    """Positions (grid², dim) of a square grid: a quarter of the numbers each for sine and cosine of row and column.
+    They are computed on the CPU, the same wherever a network is built."""
+    rates = 10_000.0 ** -(torch.arange(dim // 4, device="cpu") / (dim // 4))
+    angles = torch.arange(grid, device="cpu")[:, None] * rates  # (grid, dim/4)
     side = torch.cat([angles.sin(), angles.cos()], 1)  # (grid, dim/2)
     down, across = side[:, None].expand(-1, grid, -1), side[None].expand(grid, -1, -1)
     return torch.cat([across, down], 2).reshape(grid**2, -1)

@@ -16,7 +16,7 @@ from fedssl.method import METHODS
 for name in METHODS.names():
     needed = {"classes": 10} if name == "supervised" else {}
     Experiment.from_dict({**plain_values("demo"), "method": {"name": name, **needed}}).check()
-print(sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
+print("torch._dynamo" in sys.modules)
 """
 
 
@@ -32,4 +32,4 @@ def test_a_backbone_has_shapes_and_no_numbers(name: str) -> None:
 def test_checking_an_experiment_loads_no_compiler() -> None:
     """It takes torch a second, and 70 MB, to load it."""
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "False"
