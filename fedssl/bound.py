@@ -42,19 +42,21 @@ class Usual(NamedTuple):
     norm: float  # the distance between the model sent and the model returned
     images: int  # that a client holds
     rate: float  # the learning rate of the round
+    recent: Sequence[Sequence[float]] = ()  # (norm, images) of the last few that counted, of whichever rounds
 
-    def norm_at(self, rate: float, images: int) -> float:
+    def norm_at(self, rate: float, images: int, most: float) -> float:
         """What is usual for a client of so many images at another rate. A client makes steps in proportion to its
-        images, and a step is as long as the rate, so both may lead it as much farther; with fewer images, or at a lower
-        rate, it may still go as far as the others, since less than that does not hurt them."""
-        return self.norm * max(1.0, images / self.images) * max(1.0, rate / self.rate)
+        images, and a step is as long as the rate, so both may lead it as much farther, though by its images, which it
+        counts itself, no more than `most` times; with fewer, or at a lower rate, it may still go as far as the others,
+        since less than that does not hurt them."""
+        return self.norm * min(max(1.0, images / self.images), most) * max(1.0, rate / self.rate)
 
 
 class Bound:
     """How far uploads may go, round by round.
 
-    What is usual is the median of a round's uploads, and of the rounds so far the largest, unless the last is asked
-    for. Honest ways differ a hundredfold between a model's first round and its last, and where some clients or peers
+    What is usual is the median of a round's uploads, with those of earlier rounds where there are fewer than five, and
+    of the rounds so far the largest, unless the last is asked for. Honest ways differ a hundredfold between a model's first round and its last, and where some clients or peers
     come late, first rounds come late too; an update that was usual once is none that ruins a model.
 
     The first round is compared with itself: its first uploads wait until five are there, and their median decides for
@@ -84,17 +86,18 @@ class Bound:
         """The round is compared with some uploads of its own: (norm, images) of each."""
         self._reference = self._median([one for one in first if math.isfinite(one[0])])
 
-    def _median(self, those: Sequence[tuple[float, int]]) -> Usual | None:
+    def _median(self, those: Sequence[Sequence[float]]) -> Usual | None:
         norm = median_low([norm for norm, _ in those]) if those else 0.0
         # If nobody moved, that says nothing of how far one may go.
-        return Usual(norm, median_low([images for _, images in those]), self._rate) if norm > 0 else None
+        return Usual(norm, int(median_low([images for _, images in those])), self._rate) if norm > 0 else None
 
     def limit(self, images: int) -> float:
         """How far an upload of a client with so many images may be."""
         if not self.settings.norm_bound:
             return math.inf
-        usual = self._reference and self._reference.norm_at(self._rate, images)
-        return min(self.settings.norm_bound * usual, FARTHEST) if usual else FARTHEST
+        most = self.settings.norm_bound
+        usual = self._reference and self._reference.norm_at(self._rate, images, most)
+        return min(most * usual, FARTHEST) if usual else FARTHEST
 
     def within(
         self, sent: Tree, upload: Tree, moved: float, images: int
@@ -113,9 +116,12 @@ class Bound:
 
     def end(self) -> None:
         """What counted in this round is what the next ones are compared with."""
-        new = self._median(self._counted)
-        if new is not None and (self.usual is None or self.settings.usual == "last" or new.norm > self.usual.norm):
-            self.usual = new
+        before = self.usual.recent if self.usual else ()
+        window = [*before, *self._counted][-max(FIRST, len(self._counted)) :]  # one client alone sets no measure
+        new = self._median(window) or self.usual
+        if new is not None and self.usual is not None and self.settings.usual == "largest":
+            new = max(new, self.usual, key=lambda usual: usual.norm)
+        self.usual = new and new._replace(recent=window[-FIRST:])
 
     def _reason(self, moved: float, limit: float) -> str:
         if limit == FARTHEST:

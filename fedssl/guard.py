@@ -62,9 +62,10 @@ class Report(NamedTuple):
 class Looked(NamedTuple):
     """A reply after a look at it by itself, and before it is compared with others."""
 
-    reply: Reply
+    reply: Reply  # without its upload if something is wrong: many may have to wait
     wrong: str | None
     stray: bool = False  # nobody waits for it
+    moved_on: bool = False  # its client has trained, whatever became of its upload
     bytes_down: int = 0
     sent: Tree = MappingProxyType({})  # what its models are measured from
     moved: float | None = None  # how far they went; None: nobody knows
@@ -100,23 +101,26 @@ class Guard:
 
     def _look(self, reply: Reply) -> Looked:
         if (stray := self.stray(reply)) is not None:
-            return Looked(reply, stray, stray=True)
+            return Looked(reply._replace(upload=None), stray, stray=True)
         self._awaited.remove(reply.client)
         message, wrong = self.sent.pop(reply.client, {}), reply.error or fault(reply, self.wire)
-        if wrong is not None or reply.upload is None:
-            return Looked(reply, wrong or "no upload", False, nbytes(message))
-        names = self._renamed(reply.upload)
-        sent = {**message, **{key: message[name] for key, name in names.items()}}
-        moved, wrong = journey(sent, reply.upload)
-        bounded = moved is not None and reply.client in self._bounded
-        return Looked(reply, wrong, False, nbytes(message), sent, moved, bounded)
+        down, moved_on = nbytes(message), reply.upload is not None
+        if wrong is None and reply.upload is not None:
+            names = self._renamed(reply.upload)
+            sent = {**message, **{key: message[name] for key, name in names.items()}}
+            moved, wrong = journey(sent, reply.upload)
+            if wrong is None:
+                bounded = moved is not None and reply.client in self._bounded
+                return Looked(reply, None, False, moved_on, down, sent, moved, bounded)
+        return Looked(reply._replace(upload=None), wrong or "no upload", False, moved_on, down)
 
     def _wait(self, looked: Iterator[Looked]) -> Iterator[Looked]:
         """All of them in their order; the first few together, where only they can say what is usual."""
         held: deque[Looked] = deque()
         if self._bound.waits and self._bounded:
-            while sum(one.wrong is None for one in held) < FIRST and _take(held, looked):
-                pass
+            sound_ones = 0
+            while sound_ones < FIRST and _take(held, looked):
+                sound_ones += held[-1].wrong is None
             sound = [one for one in held if one.wrong is None and one.bounded]
             self._bound.compare([(one.moved, int(one.reply.images)) for one in sound if one.moved is not None])
             del sound
@@ -129,8 +133,8 @@ class Guard:
         if wrong is None and upload is not None and moved is not None and looked.bounded:
             upload, share, wrong = self._bound.within(looked.sent, upload, moved, int(reply.images))
         if wrong is not None or upload is None:
-            why, moved_on = plain(wrong or "no upload"), reply.upload is not None and not looked.stray
-            self.reports.append(Report(reply.client, why, None, looked.bytes_down, moved_on=moved_on))
+            why = plain(wrong or "no upload")
+            self.reports.append(Report(reply.client, why, None, looked.bytes_down, moved_on=looked.moved_on))
             return None if looked.stray else Heard(reply.client, 0, None)
         told = moved if moved is not None and math.isfinite(moved) else None  # the log has no word for infinity
         up, notes = nbytes(upload), legible(reply.notes)

@@ -83,7 +83,7 @@ def test_what_is_usual_is_the_largest_median_or_the_last() -> None:
     for usual, expected in (("largest", []), ("last", ["c"])):
         bound = Bound(GuardSettings(usual=usual))  # type: ignore[arg-type]
         heard(bound, {"a": 2, "b": 2, "c": 500})
-        assert bound.usual == Usual(2, 10, 1.0)
+        assert bound.usual == Usual(2, 10, 1.0, [(2, 10), (2, 10)])
         heard(bound, {"a": 1, "b": 1, "c": 1}, round=1)
         assert dropped(heard(bound, {"a": 1, "b": 1, "c": 15}, round=2)) == expected
 
@@ -92,14 +92,15 @@ def test_a_round_without_a_sound_upload_or_without_a_step_says_nothing() -> None
     bound = Bound(GuardSettings(usual="last"), usual=Usual(1.0, 10, 1.0))
     assert dropped(heard(bound, {"a": 11, "b": 12})) == ["a", "b"]
     assert dropped(heard(bound, {"a": 0, "b": 0})) == []
-    assert bound.usual == Usual(1.0, 10, 1.0)
+    assert bound.usual == Usual(1.0, 10, 1.0, [(0, 10), (0, 10)])
     assert dropped(heard(Bound(GuardSettings()), {"a": 0, "b": 0, "c": 5})) == []
 
 
 def test_more_images_and_a_higher_rate_lead_farther() -> None:
     """Usual: 1 with 10 images at a rate of 0.5. Forty images: 4; at a rate of 1: 8. Fewer or lower: still 1."""
     usual = Usual(1.0, 10, 0.5)
-    assert [usual.norm_at(*case) for case in ((0.5, 10), (0.5, 40), (1.0, 40), (0.1, 2))] == [1, 4, 8, 1]
+    assert [usual.norm_at(*case, 10) for case in ((0.5, 10), (0.5, 40), (1.0, 40), (0.1, 2))] == [1, 4, 8, 1]
+    assert usual.norm_at(0.5, 10**8, 10) == 10, "a client may claim any number"
     bound = Bound(GuardSettings(), {0: 0.5, 1: 1.0}.__getitem__, usual)
     assert dropped(heard(bound, {"small": 9, "large": 39, "lost": 41}, {"small": 2, "large": 40, "lost": 40})) == [
         "lost"
@@ -133,7 +134,7 @@ def test_clipped_to_the_bound(far: float) -> None:
     assert report.clipped == pytest.approx(10 / far, rel=1e-5)
     assert report.divergence == (pytest.approx(far) if far < 1e18 else None)
     bound.end()
-    assert bound.usual == Usual(10.0, 10, 1.0)
+    assert bound.usual == Usual(10.0, 10, 1.0, [(10.0, 10)])
 
 
 def test_what_is_not_too_far_is_not_clipped() -> None:
@@ -221,6 +222,37 @@ def test_no_more_than_five_uploads_wait_and_in_later_rounds_none() -> None:
         bound.end()
         assert order == clients
         assert most == expected
+
+
+def test_of_unsound_uploads_none_is_held() -> None:
+    """A run that diverges has nothing but those in its first round."""
+    alive = []
+
+    def replies() -> Iterator[Reply]:
+        for i in range(20):
+            upload = at(math.nan)
+            alive.append(weakref.ref(upload))
+            yield Reply(f"c{i}", 10, {"model": upload}, METRICS)
+            del upload
+
+    clients = [f"c{i}" for i in range(20)]
+    guard = Guard({"model": LAYOUT}, 0, clients, dict.fromkeys(clients, SENT), Bound(GuardSettings()), clients)
+    first = next(guard(replies()))
+    gc.collect()
+    assert len(alive) == 20
+    assert not any(ref() for ref in alive)
+    assert first.tree is None
+    assert guard.reports[0].moved_on
+
+
+def test_one_client_a_round_sets_no_measure_by_itself() -> None:
+    """Four that go 1, one that goes ninefold farther each time: of the last five the median stays 1, and 81 > 10."""
+    bound, lost = Bound(GuardSettings()), []
+    for turn in range(4):
+        for client in "abcd":
+            lost += dropped(heard(bound, {client: 1}, round=5 * turn))
+        lost += dropped(heard(bound, {"e": 9.0 ** (turn + 1)}, round=5 * turn + 4))
+    assert lost == ["e"] * 3
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, math.inf, "ten"])
