@@ -56,8 +56,9 @@ class Bound:
     """How far uploads may go, round by round.
 
     What is usual is the median of a round's uploads, with those of earlier rounds where there are fewer than five, and
-    of the rounds so far the largest, unless the last is asked for. Honest ways differ a hundredfold between a model's first round and its last, and where some clients or peers
-    come late, first rounds come late too; an update that was usual once is none that ruins a model.
+    of the rounds so far the largest, unless the last is asked for. Honest ways differ a hundredfold between a model's
+    first round and its last, and where some clients or peers come late, first rounds come late too; an update that was
+    usual once is none that ruins a model.
 
     The first round is compared with itself: its first uploads wait until five are there, and their median decides for
     all. So one that comes first is judged as any other, and no more than five are ever held. Medians are the lower

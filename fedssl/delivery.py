@@ -14,7 +14,7 @@ class Delivery:
 
     A site has its turn when the last client that feeds it comes last among all still to be heard, so it can merge as
     soon as that client has answered or was dropped. Until then its uploads wait for it; during its turn they are
-    handed over as they are heard, so that a single server never holds more than one.
+    handed over as they are heard, so that for a single server none waits here.
     """
 
     def __init__(self, plan: Plan, heard: Iterable[Heard], weights: str) -> None:

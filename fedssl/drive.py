@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median_low
 
 import torch
 from torch import Tensor
@@ -107,14 +108,14 @@ class Drive:
         self.loop.run(last, resumed is not None, wire, lambda progress: self._carrier(memory, progress), title, quiet)
 
     def _caution(self, trainer: Trainer) -> None:
-        """What the method has to say about the client with the fewest images of those that can train."""
-        sizes = {client: shard.images for client, shard in self.shards.items() if shard.images > 1}
+        """What the method has to say about a usual client: with the median number of images."""
+        sizes = [shard.images for shard in self.shards.values() if shard.images > 1]
         if not sizes:
             return
-        client = min(sizes, key=lambda each: sizes[each])
-        batch, epochs = min(self.experiment.train.batch, sizes[client]), self.experiment.train.epochs
-        if caution := trainer.method.caution(epochs * (sizes[client] // batch) * batch):
-            self.loop.say(f"client {client}, with {sizes[client]:,} images, {caution}")
+        usual = median_low(sizes)
+        batch, epochs = min(self.experiment.train.batch, usual), self.experiment.train.epochs
+        if caution := trainer.method.caution(epochs * (usual // batch) * batch):
+            self.loop.say(f"a client with {usual:,} images, as many as the median one has, {caution}")
 
     def _carrier(self, memory: Memory, progress: Progress) -> Carrier:
         e, stop = self.experiment, threading.Event()

@@ -93,14 +93,14 @@ class Experiment(Settings):
             return cls.from_toml(_read(path), str(path))
         except Unknown as problem:
             raise ConfigError(
-                f'{path} needs the {problem.noun} "{problem.name}", which is not known here: import the module that '
-                "registers it, in Python before fedssl is asked for the run; for the command line, install it as a "
-                f'plugin, with the entry point "{problem.name}" in the group "{problem.group}"'
+                f"{path}: {problem} (one of yours must be known here: in Python, import the module that registers it "
+                "before fedssl is asked for the run; for the command line, install it as a plugin, with the entry "
+                f'point "{problem.name}" in the group "{problem.group}")'
             ) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, every default filled in; only what has no value is left out, public images that nobody has
-        asked for, and a guard that is as usual: no honest run notices it, so it is no part of what a run is."""
+        asked for, and a guard as it is by default: what no honest run notices is no part of a run's identity."""
         plain = {key: getattr(self, key) for key in ("seed", "rounds", "clients")}
         for table, registry in CHOICES.items():
             chosen = getattr(self, table)
@@ -112,7 +112,10 @@ class Experiment(Settings):
         return plain | {"train": dump(self.train), **guard, "probe": dump(self.probe)}
 
     def to_toml(self) -> str:
-        return tomli_w.dumps(self.to_dict())
+        """As a file, which says what the guard is in any case."""
+        plain = self.to_dict()
+        probe = plain.pop("probe")
+        return tomli_w.dumps(plain | {"guard": dump(self.guard), "probe": probe})
 
     def hash(self) -> str:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()

@@ -23,7 +23,7 @@ from fedssl.experiment import Experiment
 from fedssl.lock import locked
 from fedssl.models import Models, models_of
 from fedssl.provenance import UNKNOWN, code
-from fedssl.report.collapse import Watch
+from fedssl.report.collapse import Collapse
 from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
@@ -54,9 +54,9 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     image = data.train.image
     evaluation = Evaluation(experiment, data, device)
-    watch, lines = Watch(), []
+    collapse, lines = Collapse(), []
     for line in read_rounds(folder / "rounds.jsonl"):
-        watch.see(line)
+        collapse.see(line)
         lines.append((line["of"], line.get("code", UNKNOWN)))
     lengths, codes = sorted({of for of, _ in lines}), list(dict.fromkeys([*(made for _, made in lines), code()]))
     notes = [evaluation.note] if evaluation.note else []
@@ -64,8 +64,8 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         notes.append(f"begun as a run of {lengths[0]} rounds and prolonged to {lengths[-1]}")
     if not models:
         notes.append("no model was measured: each client has one of its own, and none of them is here")
-    if watch.collapsed:
-        notes.append(watch.collapsed)
+    if collapse.likely:
+        notes.append(collapse.likely)
     if len(codes) > 1:
         notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
     results: dict[str, Any] = {
@@ -77,11 +77,13 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         "notes": notes,
         "table": {},
     }
-    export(experiment, folder, models, image, snapshot.rounds, notes)
-    if evaluation.possible and models:
-        scores = table(experiment, folder, data, public, device, evaluation, models, beside, quiet)
-        said = [note for probe in scores["this run"] for note in evaluation.notes(probe)]
+    measurable = evaluation.possible and bool(models)
+    if measurable:
+        said = [note for probe in probes(experiment) for note in evaluation.notes(probe)]
         notes += [note for note in dict.fromkeys(said) if note not in notes]
+    export(experiment, folder, models, image, snapshot.rounds, notes)
+    if measurable:
+        scores = table(experiment, folder, data, public, device, evaluation, models, beside, quiet)
         results["table"] = {
             name: {probe: each.summary() for probe, each in row.items()} for name, row in scores.items()
         }
@@ -132,6 +134,11 @@ def _finished(
     return drawn and compared and all(found.get(key) == value for key, value in same.items())
 
 
+def probes(experiment: Experiment) -> tuple[str, ...]:
+    """What a run measures itself with."""
+    return ("knn", "linear") if experiment.probe.linear else ("knn",)
+
+
 def table(
     experiment: Experiment,
     folder: Path,
@@ -144,10 +151,9 @@ def table(
     quiet: bool,
 ) -> dict[str, dict[str, Score]]:
     """Every probe for this run's models and for those it is to be seen beside."""
-    probes = ("knn", "linear") if experiment.probe.linear else ("knn",)
 
     def row(models: Mapping[str, State], apart: frozenset[str] = frozenset()) -> dict[str, Score]:
-        return evaluation.measure(models, probes, apart)
+        return evaluation.measure(models, probes(experiment), apart)
 
     rows = {"this run": row(models, models.apart)}
     for name in beside:

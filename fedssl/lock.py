@@ -53,6 +53,7 @@ def entered(folder: Path) -> Iterator[None]:
 def _opened(path: Path, wait: Callable[[str], None] | None) -> Iterator[IO[str]]:
     """The file, once its lock is ours."""
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)  # who was refused may have taken it away again
         with path.open("a+") as file:
             while not _taken(file):
                 file.seek(0)

@@ -24,7 +24,7 @@ from fedssl.federate import Round, Runtime, federate
 from fedssl.memory import Remembered
 from fedssl.models import models_of
 from fedssl.provenance import code
-from fedssl.report.collapse import Watch
+from fedssl.report.collapse import Collapse
 from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.score import Score
@@ -101,7 +101,7 @@ class Loop:
         if warning := self.experiment.algorithm.warning:
             self.say(warning)
         log = RoundsLog(self.folder / "rounds.jsonl", last.rounds)
-        watch = Watch(read_rounds(self.folder / "rounds.jsonl"))
+        collapse = Collapse(read_rounds(self.folder / "rounds.jsonl"))
         if resumed:
             self.say(f"going on after round {last.rounds} of {self.experiment.rounds}")
         asked = self.experiment.topology.plan(self.clients, 0, self.experiment.seed).home
@@ -122,7 +122,7 @@ class Loop:
                     line = self._line(round, knn, seconds)
                     log.append(line)
                     progress.round(line)
-                    if warning := watch.see(line):
+                    if warning := collapse.see(line):
                         self.say(warning)
                     last, unsaved = done, True
                     if time.monotonic() - saved >= every and not (every and self.store.busy):  # 0: in every round

@@ -117,7 +117,7 @@ class Method(nn.Module, ABC):
 
     def caution(self, images: int) -> str | None:
         """What a user should know before a client trains that passes so many images in a round, each counted once an
-        epoch: a clause about that client, or None. Asked once, about the client with the fewest."""
+        epoch: a clause about that client, or None. Asked once, about a usual client."""
         return None
 
     def check_labels(self, labels: Tensor) -> None:

@@ -104,7 +104,7 @@ def test_a_run_is_not_trained_again_to_be_beside_itself(name: str, go: Go, monke
 
 def test_a_queue_longer_than_clients_can_fill(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
     """40 images are 20 for each client, of which two batches of 8 are trained on: 32 keys in a round, 128 in all."""
-    note = "client 0, with 20 images, makes 32 keys in a round and fills method.queue = 4096 after 128: "
+    note = "as many as the median one has, makes 32 keys in a round and fills method.queue = 4096 after 128: "
     go({"method.name": "mocov2", "method.queue": 4096})
     assert note in capsys.readouterr().err
     go({"method.name": "mocov2", "method.queue": 4096, "rounds": 3})  # which has been said
@@ -141,7 +141,7 @@ def test_a_run_of_a_method_that_is_not_known_here(
     code, out, err = cli("evaluate", str(tmp_path / "run"))
     assert (code, out) == (2, "")
     assert err == (
-        f'fedssl: {tmp_path / "run" / "experiment.toml"} needs the method "simclr2", which is not known here: import '
-        "the module that registers it, in Python before fedssl is asked for the run; for the command line, install it "
-        'as a plugin, with the entry point "simclr2" in the group "fedssl.methods"\n'
+        f'fedssl: {tmp_path / "run" / "experiment.toml"}: unknown method "simclr2", did you mean "simclr"? (one of '
+        "yours must be known here: in Python, import the module that registers it before fedssl is asked for the run; "
+        'for the command line, install it as a plugin, with the entry point "simclr2" in the group "fedssl.methods")\n'
     )

@@ -6,17 +6,18 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-SPREAD = 0.1  # of embeddings: healthy runs stay above 0.13 here with every method, collapsed ones go to 0
-FALLEN = 0.25  # of the largest effective rank so far: healthy runs stay above 0.47
+SPREAD = 0.1  # of embeddings: it goes to 0 in a collapse
+FALLEN = 0.25  # of a client's own largest effective rank: batches, and so ranks, differ between clients
 ROUNDS = 2  # in a row: one batch says little
 ADVICE = "a lower learning rate, a larger batch or another temperature may help; `fedssl analyse divergence` draws it"
 
 
-class Watch:
+class Collapse:
     """Looks at lines of the rounds log, one after another; `earlier` ones are those of a run that is gone on with."""
 
     def __init__(self, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._bad, self._largest, self._signs = 0, 0.0, ""
+        self._bad, self._signs = 0, ""
+        self._largest: dict[str, float] = {}  # effective rank, by client
         for line in earlier:
             self.see(line)
 
@@ -27,16 +28,19 @@ class Watch:
         if not trained:
             return None
         spread = median(client["embedding_std"] for client in trained)
-        rank = median(client["effective_rank"] for client in trained)
-        self._largest = max(self._largest, rank)
+        left = median(self._left(client["client"], client["effective_rank"]) for client in trained)
         signs = [f"the spread of embeddings is {spread:.2g} (1 is far apart)"] if spread < SPREAD else []
-        if rank < FALLEN * self._largest:
-            signs.append(f"the effective rank of features has fallen from {self._largest:.0f} to {rank:.0f}")
+        if left < FALLEN:
+            signs.append(f"the effective rank of features has fallen to {left:.0%} of the largest it was")
         self._bad, self._signs = self._bad + 1 if signs else 0, " and ".join(signs)
-        return f"{self.collapsed}; {ADVICE}" if self._bad == ROUNDS else None
+        return f"{self.likely}; {ADVICE}" if self._bad == ROUNDS else None
+
+    def _left(self, client: str, rank: float) -> float:
+        largest = self._largest[client] = max(rank, self._largest.get(client, 0.0))
+        return rank / largest if largest else 1.0
 
     @property
-    def collapsed(self) -> str | None:
+    def likely(self) -> str | None:
         """What speaks for it as of the last round; None: nothing, or not for long enough."""
         if self._bad < ROUNDS:
             return None

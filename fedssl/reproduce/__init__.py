@@ -171,14 +171,16 @@ def _todo(outcome: Outcome) -> dict[Training, list[Measure]]:
 
 
 def _measurable(outcome: Outcome, todo: dict[Training, list[Measure]]) -> dict[Training, list[Measure]]:
-    """Without what no accuracy could be had of, which the outcome has for a problem; an error if that is everything."""
+    """Without what no accuracy could be had of, which the outcome has for a problem; an error if nothing else was asked
+    for."""
     problems = unmeasurable(todo, outcome.where.data_dir, say_on_stderr)
     outcome.problems |= problems
     kept: dict[Training, list[Measure]] = {}
     for training, measures in todo.items():
         if some := [each for each in measures if (training, each.file) not in problems]:
             kept[training] = some
-    if problems and not kept:
+    asked = sum(want.measure is not None for want in outcome.wanted)
+    if problems and len(problems) == asked:
         raise ConfigError(next(iter(problems.values())))
     return kept
 

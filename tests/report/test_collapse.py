@@ -8,21 +8,25 @@ from typing import Any
 import pytest
 
 import fedssl
-from fedssl.report.collapse import Watch
+from fedssl.report.collapse import Collapse
+from fedssl.report.rounds import read_rounds
 
 HEALTHY = (0.9, 80.0)
 
 
 def line(number: int, *clients: tuple[float, float], alignment: float | None = 0.3) -> dict[str, Any]:
     """A round in which each client ended with (embedding_std, effective_rank); one more was dropped."""
-    signs = [{"embedding_std": s, "effective_rank": r, "alignment": alignment} for s, r in clients]
+    signs = [
+        {"client": f"{i}", "embedding_std": s, "effective_rank": r, "alignment": alignment}
+        for i, (s, r) in enumerate(clients)
+    ]
     return {"round": number, "clients": [*signs, {"client": "x", "dropped": "late"}]}
 
 
 def told(*rounds: tuple[float, float], alignment: float | None = 0.3) -> list[int]:
-    watch = Watch()
+    collapse = Collapse()
     lines = [line(i + 1, (0.9, 80.0), one, one, alignment=alignment) for i, one in enumerate(rounds)]
-    return [each["round"] for each in lines if watch.see(each) is not None]
+    return [each["round"] for each in lines if collapse.see(each) is not None]
 
 
 @pytest.mark.parametrize("bad", [(0.09, 80.0), (0.9, 19.9), (0.05, 3.0)])
@@ -42,29 +46,50 @@ def test_a_rank_is_compared_with_earlier_ones_only() -> None:
     assert told((0.9, 5.0), (0.9, 6.0), (0.9, 80.0)) == []
 
 
+def test_a_client_with_few_images_is_compared_with_itself() -> None:
+    """Four images have eight views, and no rank above eight."""
+    rounds = [*[[("large", 40.0)]] * 3, *[[("small", 7.0)]] * 3]
+    collapse = Collapse()
+    for number, clients in enumerate(rounds):
+        signs = [{"client": c, "embedding_std": 0.9, "effective_rank": r, "alignment": 0.3} for c, r in clients]
+        assert collapse.see({"round": number, "clients": signs}) is None
+
+
+def test_of_the_runs_in_results_one_has_collapsed() -> None:
+    """FedCA's; older logs have no alignment, but all are of methods with two views."""
+    told = {}
+    for log in sorted((Path(__file__).parents[2] / "results").glob("*/*/rounds.jsonl")):
+        collapse = Collapse()
+        for each in read_rounds(log):
+            clients = [{**client, "alignment": client.get("alignment", 0.0)} for client in each["clients"]]
+            if collapse.see({**each, "clients": clients}) is not None:
+                told[log.parent.name] = each["round"]
+    assert told == {"fedca-seed0": 80}
+
+
 def test_a_method_with_one_view_cannot_collapse() -> None:
     assert told(*[(0.0, 1.0)] * 4, alignment=None) == []
 
 
 def test_a_round_in_which_nobody_trained_says_nothing() -> None:
-    watch = Watch([line(1, HEALTHY), line(2, (0.0, 1.0))])
-    assert watch.see(line(3)) is None
-    assert watch.see(line(4, (0.0, 1.0))) is not None
+    collapse = Collapse([line(1, HEALTHY), line(2, (0.0, 1.0))])
+    assert collapse.see(line(3)) is None
+    assert collapse.see(line(4, (0.0, 1.0))) is not None
 
 
 def test_a_resumed_run_knows_what_was_before() -> None:
     earlier = [line(1, HEALTHY), line(2, (0.9, 19.0))]
-    said = Watch(earlier).see(line(3, (0.09, 10.0)))
+    said = Collapse(earlier).see(line(3, (0.09, 10.0)))
     assert said is not None
     assert "2 rounds in a row: the spread of embeddings is 0.09" in said
-    assert "fallen from 80 to 10" in said
-    assert Watch([*earlier, line(3, (0.9, 19.0))]).see(line(4, (0.9, 19.0))) is None, "told of before"
+    assert "fallen to 12% of the largest it was" in said
+    assert Collapse([*earlier, line(3, (0.9, 19.0))]).see(line(4, (0.9, 19.0))) is None, "told of before"
 
 
 def test_the_end_counts() -> None:
     bad = line(3, (0.09, 80.0))
-    assert Watch([line(1, HEALTHY), bad, bad]).collapsed is not None
-    assert Watch([bad, bad, line(1, HEALTHY)]).collapsed is None
+    assert Collapse([line(1, HEALTHY), bad, bad]).likely is not None
+    assert Collapse([bad, bad, line(1, HEALTHY)]).likely is None
 
 
 def run(folder: Path, capfd: pytest.CaptureFixture[str], seed: int, stop_gradient: bool) -> tuple[bool, list[str]]:
