@@ -217,8 +217,8 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield rows(TrainSettings, list(TrainSettings.model_fields), ["train."], meanings)
     yield "## `[guard]`"
     yield (
-        "What an upload must satisfy beside being what the algorithm expects and finite. A table as it is by default "
-        "is left out of files. [More](../explanation/guarantees.md#uploads)."
+        "What an upload must satisfy beside being what the algorithm expects and finite. "
+        "[More](../explanation/guarantees.md#uploads)."
     )
     yield rows(GuardSettings, list(GuardSettings.model_fields), ["guard."], meanings)
     yield "## `[probe]`"

@@ -99,8 +99,8 @@ class Experiment(Settings):
             ) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, every default filled in; only what has no value is left out, public images that nobody has
-        asked for, and a guard as it is by default: what no honest run notices is no part of a run's identity."""
+        """Plain values, every default filled in; only what has no value is left out, and public images that nobody has
+        asked for."""
         plain = {key: getattr(self, key) for key in ("seed", "rounds", "clients")}
         for table, registry in CHOICES.items():
             chosen = getattr(self, table)
@@ -108,17 +108,17 @@ class Experiment(Settings):
             plain[table] = {"name": registry.name_of(owner)} | dump(chosen)
         if not self.algorithm.needs_public and self.public == HeldOut():
             del plain["public"]
-        guard = {"guard": dump(self.guard)} if self.guard != GuardSettings() else {}
-        return plain | {"train": dump(self.train), **guard, "probe": dump(self.probe)}
+        return plain | {"train": dump(self.train), "guard": dump(self.guard), "probe": dump(self.probe)}
 
     def to_toml(self) -> str:
-        """As a file, which says what the guard is in any case."""
-        plain = self.to_dict()
-        probe = plain.pop("probe")
-        return tomli_w.dumps(plain | {"guard": dump(self.guard), "probe": probe})
+        return tomli_w.dumps(self.to_dict())
 
     def hash(self) -> str:
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        """What tells experiments apart. A guard as it is by default, which no honest run notices, does not."""
+        plain = self.to_dict()
+        if self.guard == GuardSettings():
+            del plain["guard"]
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def with_changes(self, changes: Mapping[str, Any]) -> Experiment:
         """A copy with dotted keys replaced, e.g. {"algorithm.update": "both"}."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors import safe_open
 
 import fedssl
 from fedssl.experiment import Experiment
@@ -177,6 +178,8 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     code, out, _ = cli("run", "mine.toml", "--quiet")
     assert code == 0
     assert "k = 200 is more than the 36 labelled images there are: all of them vote\n" in out
+    with safe_open("runs/mine/backbone.safetensors", "pt") as file:
+        assert file.metadata()["notes"] == "; ".join(json.loads(Path("runs/mine/results.json").read_text())["notes"])
     code, out, _ = cli("evaluate", "runs/mine", "--probe", "knn", "--set", "k=3")
     assert code == 0
     heading = "knn on mine.npz: accuracy on 12 test images, learned from 36 labelled images\n"

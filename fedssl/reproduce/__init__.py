@@ -179,8 +179,8 @@ def _measurable(outcome: Outcome, todo: dict[Training, list[Measure]]) -> dict[T
     for training, measures in todo.items():
         if some := [each for each in measures if (training, each.file) not in problems]:
             kept[training] = some
-    asked = sum(want.measure is not None for want in outcome.wanted)
-    if problems and len(problems) == asked:
+    asked = {(want.training, want.measure.file) for want in outcome.wanted if want.training and want.measure}
+    if problems and asked <= problems.keys():
         raise ConfigError(next(iter(problems.values())))
     return kept
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,20 @@ def test_what_can_be_measured_is_trained(mine: str, tmp_path: Path) -> None:
     states = {(each.cell.row, each.cell.probe): each.state for each in made.results}
     assert states["data.path=none.npz", "linear"] == states["data.path=tests.npz", "per-client"] == "failed"
     assert states["data.path=tests.npz", "linear"] == "missing"
+
+
+def test_what_was_measured_before_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A sweep that is run again has only what cannot be measured to do; that is no error, unless it is all there is."""
+    module = import_module("fedssl.reproduce")
+    done, never = (SimpleNamespace(training=f"{i}", measure=SimpleNamespace(file="linear")) for i in range(2))
+    monkeypatch.setattr(module, "unmeasurable", lambda *args: {(never.training, "linear"): "there are no labels"})
+    outcome = SimpleNamespace(wanted=[done, never], where=SimpleNamespace(data_dir=tmp_path), problems={})
+    todo = {never.training: [never.measure]}
+    assert module._measurable(outcome, todo) == {}
+    assert outcome.problems == {("1", "linear"): "there are no labels"}
+    outcome.wanted = [never]
+    with pytest.raises(ConfigError, match="no labels"):
+        module._measurable(outcome, todo)
 
 
 def test_images_that_are_not_there_are_left_to_be_said_by_their_training(mine: str, tmp_path: Path) -> None:
