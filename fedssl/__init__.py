@@ -1,11 +1,6 @@
 """fedssl: pre-train vision backbones on unlabelled images that never leave their owners."""
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    __version__ = version("fedssl")
-except PackageNotFoundError:  # a source tree on PYTHONPATH
-    __version__ = "0+source"
+__version__ = "0.1.0"
 
 from fedssl.errors import FedsslError
 from fedssl.experiment import Experiment
