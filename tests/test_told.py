@@ -60,8 +60,11 @@ def test_a_stop_is_heard_at_once(go: Go, monkeypatch: pytest.MonkeyPatch) -> Non
             told.set()
 
     def slow(self: Trainer, *args: Any) -> Metrics:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert told.wait(20)
+        for _ in range(10):  # one that comes in the midst of a finalizer is lost: Python ignores what is raised there
+            os.kill(os.getpid(), signal.SIGINT)
+            if told.wait(2):
+                break
+        assert told.is_set()
         return fit(self, *args)
 
     monkeypatch.setattr("fedssl.drive.say_on_stderr", say)
