@@ -156,7 +156,7 @@ class Evaluation:
         """What is unusual about measuring with a probe."""
         known, k = len(self.sets()[0]), self.experiment.probe.k
         notes = [self.note, self.few.note if probe == "semi" else None]
-        if probe == "knn" and k > known:
+        if "k" in USES[probe] and k > known:
             notes.append(f"k = {k} is more than the {known} labelled images there are: all of them vote")
         if self._asked_for(probe) > known:
             labels = self.experiment.probe.labels

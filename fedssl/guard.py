@@ -9,19 +9,14 @@ from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from fedssl.algorithm import Heard, Rows, Spec
+from fedssl.algorithm import Heard, Spec
 from fedssl.bound import FIRST, Bound
-from fedssl.layout import Layout
-from fedssl.rows import finite
+from fedssl.soundness import fault, journey
 from fedssl.train import Metrics
-from fedssl.tree import State, Tree, Value, nbytes
+from fedssl.tree import Tree, nbytes
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
 MOST_NOTES = 20
-MOST_IMAGES = 10**8  # no client holds as many; more is a lie that would decide the mean
 MOST_NUMBER = 1e38  # that a client may tell of itself: finite, and so is its product with a count
 MOST_TEXT = 200  # characters of a stranger's, in a log
 
@@ -103,7 +98,10 @@ class Guard:
         if (stray := self.stray(reply)) is not None:
             return Looked(reply._replace(upload=None), stray, stray=True)
         self._awaited.remove(reply.client)
-        message, wrong = self.sent.pop(reply.client, {}), reply.error or fault(reply, self.wire)
+        message, wrong = (
+            self.sent.pop(reply.client, {}),
+            reply.error or fault(reply.images, reply.upload or {}, self.wire),
+        )
         down, moved_on = nbytes(message), reply.upload is not None
         if wrong is None and reply.upload is not None:
             names = self._renamed(reply.upload)
@@ -155,70 +153,14 @@ def _take(held: deque[Looked], looked: Iterator[Looked]) -> bool:
     return len(held) > before
 
 
-def fault(reply: Reply, wire: Mapping[str, Spec]) -> str | None:
-    """Why this upload must not count; None if it is what the wire says. Whether models are finite is seen later."""
-    images, upload = reply.images, reply.upload or {}
-    if isinstance(images, bool) or not isinstance(images, int) or not 0 < images <= MOST_IMAGES:
-        return f"claims {images!r} images"
-    if upload.keys() != wire.keys():
-        odd = sorted(upload.keys() ^ wire.keys())
-        return f'key "{odd[0]}" is {"not expected" if odd[0] in upload else "missing"}'
-    return next((f"{key}: {why}" for key, spec in wire.items() if (why := _fault(upload[key], spec))), None)
-
-
 def unsound(reply: Reply, wire: Mapping[str, Spec]) -> str | None:
     """All that the guard would drop this reply for, for whoever must know before the guard sees it."""
     if reply.error is not None or reply.upload is None:
         return reply.error or "no upload"
-    return fault(reply, wire) or journey({}, reply.upload)[1]
-
-
-def _fault(value: Value, spec: Spec) -> str | None:
-    if isinstance(spec, Layout):
-        if not isinstance(value, State):
-            return "is not a model"
-        return spec.first_difference(value.layout) or _rows_fault(value)
-    if isinstance(spec, Rows):
-        if not isinstance(value, Tensor) or value.dtype != spec.dtype or len(value.shape) != len(spec.shape):
-            return f"is not {spec.dtype} of {len(spec.shape)} dimensions"
-        if any(want is not None and want != got for want, got in zip(spec.shape, value.shape, strict=True)):
-            return f"has shape {tuple(value.shape)}, expected {spec.shape}"
-        return None if bool(torch.isfinite(value).all()) else "is not finite"
-    kind = int if isinstance(spec, range) else spec
-    if isinstance(value, bool) or not isinstance(value, kind):
-        return f"is not {kind.__name__}"
-    if isinstance(spec, range) and value not in spec:
-        return f"is not one of {spec.start} … {spec.stop - 1}"
-    return None if value == value and abs(value) != float("inf") else "is not finite"
+    return fault(reply.images, reply.upload, wire) or journey({}, reply.upload)[1]
 
 
 def legible(notes: Mapping[str, float]) -> dict[str, float]:
     """Those of a client's notes that a log can hold: a few finite numbers."""
     numbers = {key: note for key, note in notes.items() if isinstance(note, int | float) and abs(note) <= MOST_NUMBER}
     return {plain(key, 40): numbers[key] for key in list(numbers)[:MOST_NOTES]}
-
-
-def _rows_fault(state: State) -> str | None:
-    layout = state.layout
-    if state.floats.dtype != torch.float32 or state.floats.shape != (layout.floats,):
-        return "its float row is not what its layout says"
-    if state.counts.dtype != torch.int64 or state.counts.shape != (layout.counts,):
-        return "its counter row is not what its layout says"
-    return None
-
-
-def journey(message: Tree, upload: Tree) -> tuple[float | None, str | None]:
-    """How far the models that came back are from those sent under the same keys, over parameters: None where there
-    are none, infinity where it is too far for float32 to say. And what is wrong with them. One pass does both: a
-    distance is finite only if its terms are."""
-    squares = []
-    for key, back in upload.items():
-        if not isinstance(back, State):
-            continue
-        sound, sent = False, message.get(key)
-        if isinstance(sent, State):
-            squares.append(back.distance(sent).item() ** 2)
-            sound = math.isfinite(squares[-1]) and all(map(finite, back.stretches(("statistic", "buffer"))))
-        if not sound and not finite(back.floats):
-            return None, f"{key}: is not finite"
-    return (math.sqrt(sum(squares)) if squares else None), None

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from fedssl.algorithm import Rows, Spec, Upload
 from fedssl.algorithms import FedAvg
-from fedssl.guard import Guard, Reply, journey, legible, plain, unsound
+from fedssl.guard import Guard, Reply, legible, plain, unsound
 from fedssl.layout import Entry, Layout
+from fedssl.soundness import journey
 from fedssl.train import Metrics
 from fedssl.tree import Mean, State, Tree, model, nbytes
 
