@@ -42,6 +42,7 @@ class Run(NamedTuple):
     experiment: Mapping[str, Any]
     rounds: Sequence[Mapping[str, Any]]
     results: Mapping[str, Any]
+    probes: Sequence[Mapping[str, Any]]  # what further ones measured
 
     @classmethod
     def read(cls, folder: Path) -> Run:
@@ -51,6 +52,7 @@ class Run(NamedTuple):
             tomllib.loads((folder / "experiment.toml").read_text("utf-8")),
             [json.loads(line) for line in lines],
             _json(folder / "results.json"),
+            _json(folder / "probes.json") if (folder / "probes.json").is_file() else (),
         )
 
     @property
@@ -120,6 +122,9 @@ def group(name: str, runs: list[Run]) -> Iterator[str]:
     )
     yield table(("run", "", *differing, "kNN", "linear"), rows)
     yield f"![kNN accuracy by round](results/{name}.png)\n"
+    if further := [[run.name, *probe] for run in runs for probe in map(_probe, run.probes)]:
+        yield "Measured with other probes:\n"
+        yield table(("run", "probe", "settings", "labelled images", "accuracy", ""), further)
 
 
 def draw(name: str, runs: list[Run]) -> None:
@@ -239,6 +244,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def _each(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.1f}" for value in values)
+
+
+def _probe(found: Mapping[str, Any]) -> list[str]:
+    """One measurement in words: probe, settings, labelled images, accuracy, note."""
+    said = ("probe", "labelled", "accuracy", "note")
+    settings = ", ".join(f"{key} = {value}" for key, value in found.items() if key not in said)
+    return [found["probe"], settings, f"{found['labelled']:,}", f"{found['accuracy']:.2f}", found.get("note", "")]
 
 
 def _rate(mode: Mapping[str, Any] | None) -> str:
