@@ -146,6 +146,17 @@ def test_the_first_answer_of_this_round_counts_and_no_other(case: str) -> None:
             assert sum(report.dropped is not None for report in round.reports) == 1
 
 
+@pytest.mark.parametrize("value", [-1, 10**6, math.nan, math.inf, "0", True, 0.5])
+def test_a_number_that_must_be_one_of_a_few(value: Any) -> None:
+    tried = [(case, key) for case in CASES for key, spec in known(case).wire.items() if isinstance(spec, range)]
+    assert ("featarc", "cluster") in tried
+    for case, key in tried:
+        record = known(case)
+        round = record.instead(_with(record.replies[BAD], key, value))
+        assert bits(round) == bits(record.without(BAD))
+        assert [report.client for report in round.reports if report.dropped] == [BAD]
+
+
 @pytest.mark.parametrize("topology", ["cycle", *(pytest.param(t, marks=pytest.mark.slow) for t in OTHER_PEERS)])
 @pytest.mark.parametrize("case", CASES)
 def test_peers_are_as_safe_as_a_server(case: str, topology: str) -> None:
