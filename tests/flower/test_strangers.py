@@ -44,11 +44,10 @@ def _clients(nodes: Nodes) -> list[str]:
 # -- what a node says --
 
 
-@pytest.mark.parametrize("case", ["fedca", "ccl"])
-def test_bad_rows_of_features_cost_themselves_alone(case: str, nodes: Nodes) -> None:
+@pytest.mark.parametrize("case", [("fedca", "simclr", "dictionary = 12\nbeta = 0.0"), CASES["ccl"]], ids=lambda c: c[0])
+def test_bad_rows_of_features_cost_themselves_alone(case: tuple[str, ...], nodes: Nodes) -> None:
     """Also where every client must have sent a sound upload."""
-    algorithm, method, settings, more = CASES[case]
-    experiment = tiny(algorithm, method, settings, more, rounds=2)
+    experiment = tiny(*case, rounds=2)
     grid = nodes.grid(experiment)
     honest = grid.nodes[11]
 
