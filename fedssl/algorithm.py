@@ -23,7 +23,22 @@ class Rows(NamedTuple):
     dtype: torch.dtype
 
 
-Spec = Layout | Rows | range | type[float] | type[int]  # range: an integer in it
+class Features(NamedTuple):
+    """Rows of unit length that clients show each other: a bad one is left out, and the rest of its upload counts.
+
+    `columns` are keys of `Rows` beside it, with a word on each row; they lose the same ones.
+    """
+
+    width: int
+    most: int  # that a client may share
+    columns: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> Rows:
+        return Rows((None, self.width), torch.float32)
+
+
+Spec = Layout | Rows | Features | range | type[float] | type[int]  # range: an integer in it
 
 
 class Heard(NamedTuple):
@@ -78,7 +93,7 @@ class Algorithm(Settings, ABC):
 
     @abstractmethod
     def wire(self, method: Method) -> Mapping[str, Spec]:
-        """What an upload looks like, key by key; the guard drops whatever differs."""
+        """What an upload looks like, key by key; the guard drops what differs, and rows of `Features` one by one."""
 
     @abstractmethod
     def init(self, home: Client) -> Tree:

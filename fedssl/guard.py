@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fedssl.algorithm import Heard, Spec
 from fedssl.bound import FIRST, Bound
-from fedssl.soundness import fault, journey
+from fedssl.soundness import fault, journey, sifted
 from fedssl.train import Metrics
 from fedssl.tree import Tree, nbytes
 
@@ -52,6 +52,7 @@ class Report(NamedTuple):
     moved_on: bool = False  # dropped after training: what the client remembers is a round ahead
     notes: Mapping[str, float] = NOTHING
     clipped: float | None = None  # the share of its update that counted, where that was not all of it
+    rows_left_out: str | None = None  # of the features it shares, and why; its model counts
 
 
 class Looked(NamedTuple):
@@ -65,6 +66,8 @@ class Looked(NamedTuple):
     sent: Tree = MappingProxyType({})  # what its models are measured from
     moved: float | None = None  # how far they went; None: nobody knows
     bounded: bool = False  # whether that has a bound
+    bytes_up: int = 0  # as it came
+    rows_left_out: str | None = None
 
 
 class Guard:
@@ -98,18 +101,16 @@ class Guard:
         if (stray := self.stray(reply)) is not None:
             return Looked(reply._replace(upload=None), stray, stray=True)
         self._awaited.remove(reply.client)
-        message, wrong = (
-            self.sent.pop(reply.client, {}),
-            reply.error or fault(reply.images, reply.upload or {}, self.wire),
-        )
+        message, (upload, left_out) = self.sent.pop(reply.client, {}), sifted(reply.upload or {}, self.wire)
+        wrong = reply.error or fault(reply.images, upload, self.wire)
         down, moved_on = nbytes(message), reply.upload is not None
         if wrong is None and reply.upload is not None:
-            names = self._renamed(reply.upload)
-            sent = {**message, **{key: message[name] for key, name in names.items()}}
-            moved, wrong = journey(sent, reply.upload)
+            up, reply = nbytes(reply.upload), reply._replace(upload=upload)
+            sent = {**message, **{key: message[name] for key, name in self._renamed(upload).items()}}
+            moved, wrong = journey(sent, upload)
             if wrong is None:
                 bounded = moved is not None and reply.client in self._bounded
-                return Looked(reply, None, False, moved_on, down, sent, moved, bounded)
+                return Looked(reply, None, False, moved_on, down, sent, moved, bounded, up, left_out)
         return Looked(reply._replace(upload=None), wrong or "no upload", False, moved_on, down)
 
     def _wait(self, looked: Iterator[Looked]) -> Iterator[Looked]:
@@ -135,8 +136,9 @@ class Guard:
             self.reports.append(Report(reply.client, why, None, looked.bytes_down, moved_on=looked.moved_on))
             return None if looked.stray else Heard(reply.client, 0, None)
         told = moved if moved is not None and math.isfinite(moved) else None  # the log has no word for infinity
-        up, notes = nbytes(upload), legible(reply.notes)
-        self.reports.append(Report(reply.client, None, reply.metrics, looked.bytes_down, up, told, False, notes, share))
+        left_out = None if looked.rows_left_out is None else plain(looked.rows_left_out)
+        numbers = (looked.bytes_down, looked.bytes_up, told, False, legible(reply.notes), share, left_out)
+        self.reports.append(Report(reply.client, None, reply.metrics, *numbers))
         return Heard(reply.client, int(reply.images), upload)
 
     def stray(self, reply: Reply) -> str | None:
@@ -157,7 +159,8 @@ def unsound(reply: Reply, wire: Mapping[str, Spec]) -> str | None:
     """All that the guard would drop this reply for, for whoever must know before the guard sees it."""
     if reply.error is not None or reply.upload is None:
         return reply.error or "no upload"
-    return fault(reply.images, reply.upload, wire) or journey({}, reply.upload)[1]
+    upload, _ = sifted(reply.upload, wire)
+    return fault(reply.images, upload, wire) or journey({}, upload)[1]
 
 
 def legible(notes: Mapping[str, float]) -> dict[str, float]:

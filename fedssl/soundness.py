@@ -1,4 +1,4 @@
-"""Whether an upload, by itself, is what the wire says and finite, and how far its models have come."""
+"""Whether an upload, by itself, is what the wire says and finite, or some of its rows; how far its models have come."""
 
 from __future__ import annotations
 
@@ -8,12 +8,59 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedssl.algorithm import Rows, Spec
+from fedssl.algorithm import Features, Rows, Spec
 from fedssl.layout import Layout
 from fedssl.rows import finite
-from fedssl.tree import State, Tree, Value
+from fedssl.tree import State, Tree, Value, tensor
 
 MOST_IMAGES = 10**8  # no client holds as many; more is a lie that would decide the mean
+UNIT = 0.01  # how far the length of a row of unit length may be from 1
+
+
+def sifted(upload: Tree, wire: Mapping[str, Spec]) -> tuple[Tree, str | None]:
+    """An upload without those rows of features that must not count, and what was wrong with them; the upload itself and
+    None where all may. To be asked before `fault`, which finds missing keys and would refuse the whole for a row."""
+    said = []
+    for key, spec in wire.items():
+        if isinstance(spec, Features) and upload.keys() >= {key, *spec.columns}:
+            left, why = _sift(upload, wire, key, spec)
+            if why is not None:
+                upload = {**upload, **left}
+                said.append(f"{key}: {why}")
+    return upload, "; ".join(said) or None
+
+
+def _sift(upload: Tree, wire: Mapping[str, Spec], key: str, spec: Features) -> tuple[Tree, str | None]:
+    """What is left of features and their columns, and why that is not all."""
+    columns = {name: rows for name in spec.columns if isinstance(rows := wire[name], Rows)}
+    if (why := _mismatch(upload, key, spec, columns)) is not None:
+        return _no_rows({key: spec.rows, **columns}, upload), f"all left out, {why}"
+    features = tensor(upload, key)
+    some = features[: spec.most]
+    good = (torch.linalg.vector_norm(some, dim=1) - 1).abs() <= UNIT  # of NaN this is false
+    if len(some) == len(features) and bool(good.all()):
+        return {}, None
+    bad, infinite = int((~good).sum()), int((~torch.isfinite(some).all(1)).sum())
+    surplus = len(features) - len(some)
+    counts = {"not finite": infinite, "not of unit length": bad - infinite, f"more than {spec.most}": surplus}
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+    left = {name: tensor(upload, name)[: spec.most][good] for name in (key, *columns)}
+    return left, f"{bad + surplus} of {len(features)} rows left out, {reasons}"
+
+
+def _mismatch(upload: Tree, key: str, spec: Features, columns: Mapping[str, Rows]) -> str | None:
+    """Why nobody can tell which row is which, if so."""
+    for name, rows in {key: spec.rows, **columns}.items():
+        if (why := _shape_fault(upload[name], rows)) is not None:
+            return f"{name} {why}"
+    counts = {name: len(tensor(upload, name)) for name in (key, *columns)}
+    return None if len(set(counts.values())) == 1 else f"numbers of rows differ: {counts}"
+
+
+def _no_rows(rows: Mapping[str, Rows], upload: Tree) -> Tree:
+    """Tensors as expected, of no rows, where the upload's models lie."""
+    device = next((value.floats.device for value in upload.values() if isinstance(value, State)), None)
+    return {name: torch.empty([n or 0 for n in r.shape], dtype=r.dtype, device=device) for name, r in rows.items()}
 
 
 def fault(images: object, upload: Tree, wire: Mapping[str, Spec]) -> str | None:
@@ -32,18 +79,25 @@ def _fault(value: Value, spec: Spec) -> str | None:
         if not isinstance(value, State):
             return "is not a model"
         return spec.first_difference(value.layout) or _rows_fault(value)
+    if isinstance(spec, Features):
+        spec = spec.rows
     if isinstance(spec, Rows):
-        if not isinstance(value, Tensor) or value.dtype != spec.dtype or len(value.shape) != len(spec.shape):
-            return f"is not {spec.dtype} of {len(spec.shape)} dimensions"
-        if any(want is not None and want != got for want, got in zip(spec.shape, value.shape, strict=True)):
-            return f"has shape {tuple(value.shape)}, expected {spec.shape}"
-        return None if bool(torch.isfinite(value).all()) else "is not finite"
+        wrong = _shape_fault(value, spec)
+        return wrong or (None if isinstance(value, Tensor) and bool(torch.isfinite(value).all()) else "is not finite")
     kind = int if isinstance(spec, range) else spec
     if isinstance(value, bool) or not isinstance(value, kind):
         return f"is not {kind.__name__}"
     if isinstance(spec, range) and value not in spec:
         return f"is not one of {spec.start} … {spec.stop - 1}"
     return None if value == value and abs(value) != float("inf") else "is not finite"
+
+
+def _shape_fault(value: Value, rows: Rows) -> str | None:
+    if not isinstance(value, Tensor) or value.dtype != rows.dtype or len(value.shape) != len(rows.shape):
+        return f"is not {rows.dtype} of {len(rows.shape)} dimensions"
+    if any(want is not None and want != got for want, got in zip(rows.shape, value.shape, strict=True)):
+        return f"has shape {tuple(value.shape)}, expected {rows.shape}"
+    return None
 
 
 def _rows_fault(state: State) -> str | None:

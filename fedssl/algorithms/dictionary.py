@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedssl.algorithm import Averaging, Rows, Spec, Upload
+from fedssl.algorithm import Averaging, Features, Rows, Spec, Upload
 from fedssl.algorithms.averaged import Averaged
 from fedssl.client import Client
 from fedssl.method import Given, Method
@@ -40,7 +40,8 @@ class Dictionary(Averaged, ABC):
         models = super().wire(method)
         if not self.dictionary:
             return models
-        return {**models, "features": Rows((None, width(method)), torch.float32), "index": Rows((None,), torch.int64)}
+        features = Features(width(method), self.dictionary, columns=("index",))
+        return {**models, "features": features, "index": Rows((None,), torch.int64)}
 
     def init(self, home: Client) -> Tree:
         rows = nothing_gathered(self.dictionary, home.method) if self.dictionary else {}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedssl.algorithm import Averaging, Rows, Spec, Upload
+from fedssl.algorithm import Averaging, Features, Spec, Upload
 from fedssl.algorithms.averaged import Averaged
 from fedssl.algorithms.instahide import mixtures, warning_of
 from fedssl.client import Client
@@ -47,8 +47,8 @@ class Sharing(Averaged, ABC):
 
     def wire(self, method: Method) -> Mapping[str, Spec]:
         models = {"model": self.shared(method), "target": method.state.layout.pick(("target",))}
-        rows = Rows((None, local_keys(method).shape[1]), torch.float32)
-        return {**models, "features": rows} if self.shares else models
+        features = Features(local_keys(method).shape[1], self.features)
+        return {**models, "features": features} if self.shares else models
 
     def init(self, home: Client) -> Tree:
         models = {**super().init(home), "target": home.method.state.pick(("target",))}

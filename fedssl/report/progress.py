@@ -35,7 +35,13 @@ def summary(line: dict[str, Any], rounds: int) -> str:
     if line["knn"] is not None:
         parts.append(f"kNN {line['knn']:.1f}%")
     parts += [f"client {c['client']} dropped: {c['dropped']}" for c in dropped]
+    parts += [f"client {c['client']}: {c['rows_left_out']}" for c in line["clients"] if "rows_left_out" in c]
     return "  ".join(parts)
+
+
+def _amiss(line: dict[str, Any]) -> bool:
+    """Whether not all that clients have sent counts."""
+    return any(c["dropped"] or "rows_left_out" in c for c in line["clients"])
 
 
 class Lines:
@@ -49,7 +55,7 @@ class Lines:
 
     def round(self, line: dict[str, Any]) -> None:
         worth = line["knn"] is not None or line["failed"] or line["round"] in (1, self.rounds)
-        if worth or any(c["dropped"] for c in line["clients"]) or time.monotonic() - self._last > self.every:
+        if worth or _amiss(line) or time.monotonic() - self._last > self.every:
             self._last = time.monotonic()
             # In one piece, so that nothing comes between a line and its end.
             print(f"{self.title}: {summary(line, self.rounds)}\n", end="", file=sys.stderr, flush=True)
@@ -76,7 +82,7 @@ class Bars:
     def round(self, line: dict[str, Any]) -> None:
         if line["knn"] is not None:
             self._knn = f"kNN {line['knn']:.1f}%  "
-        if any(c["dropped"] for c in line["clients"]):
+        if _amiss(line):
             self._bar.console.print(f"{self._title}: {summary(line, self._rounds)}", markup=False)
         loss = f"loss {line['loss']:.4f}  " if line["loss"] is not None else ""
         self._bar.update(

@@ -53,6 +53,7 @@ def _client(report: Report) -> dict[str, Any]:
         "images_per_s": m.images / m.seconds,
         "divergence": report.divergence,
         **({"clipped": report.clipped} if report.clipped is not None else {}),
+        **({"rows_left_out": report.rows_left_out} if report.rows_left_out is not None else {}),
         "embedding_std": m.embedding_std,
         "effective_rank": m.effective_rank,
         "alignment": m.alignment,

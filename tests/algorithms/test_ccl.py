@@ -181,15 +181,20 @@ def test_no_client_shares_more_than_it_may(scripted: Callable[..., Federation]) 
     assert len(site["features"]) == 2  # type: ignore[arg-type]
 
 
-def test_features_of_another_width_are_dropped(scripted: Callable[..., Federation]) -> None:
+def test_features_of_another_width_are_left_out_and_the_model_counts(scripted: Callable[..., Federation]) -> None:
+    """A's model moved by 4 from 10 whatever its features are; of these none is left."""
     federation = scripted()
     federation.round("A")
     wire = federation.algorithm.wire(federation.method)
     for wrong in (torch.ones(3, 5), torch.ones(3), torch.full((3, 2), float("nan")), torch.ones(3, 2).double()):
         guard = Guard(wire, 0, ["A"], {"A": {}})
         heard = next(guard([Reply("A", 1, {**federation.uploads["A"], "features": wrong}, None)]))
-        assert heard.tree is None
-        assert "features" in str(guard.reports[0].dropped)
+        assert heard.tree is not None
+        assert guard.reports[0].dropped is None
+        assert "features" in str(guard.reports[0].rows_left_out)
+        site = federation.algorithm.merge(federation.site, [Upload("A", 1.0, heard.tree)], Mean)
+        assert model(site, "model").tensors()["backbone.w"].item() == 14
+        assert (site["features"].shape, site["owners"].shape) == ((0, 2), (0,))  # type: ignore[union-attr]
 
 
 # -- choosing among the features of others --

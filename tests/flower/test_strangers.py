@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, Nodes, edited, tiny
+from fake_grid import CASES, FakeGrid, Nodes, edited, tiny
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from PIL import Image
 
@@ -16,10 +16,12 @@ from fedssl.errors import ClientError, RunError
 from fedssl.guard import Reply
 from fedssl.runtimes.flower import client, client_app, words
 from fedssl.runtimes.flower.awaited import awaited
+from fedssl.runtimes.flower.codec import decode, encode
 from fedssl.runtimes.flower.memory import STALE, NodeMemory
 from fedssl.runtimes.flower.node import Node, Place
 from fedssl.runtimes.flower.words import Task, hello_in, put_hello, put_task, task_in
 from fedssl.train import Stopped
+from fedssl.tree import tensor
 
 HUGE = 10**400
 RUN = "0123456789abcdef" * 2
@@ -40,6 +42,34 @@ def _clients(nodes: Nodes) -> list[str]:
 
 
 # -- what a node says --
+
+
+@pytest.mark.parametrize("case", [("fedca", "simclr", "dictionary = 12\nbeta = 0.0"), CASES["ccl"]], ids=lambda c: c[0])
+def test_bad_rows_of_features_cost_themselves_alone(case: tuple[str, ...], nodes: Nodes) -> None:
+    """Also where every client must have sent a sound upload."""
+    experiment = tiny(*case, rounds=2)
+    grid = nodes.grid(experiment)
+    honest = grid.nodes[11]
+
+    def spoiled(message: Message) -> Message | None:
+        answer = honest(message)
+        if message.metadata.message_type == "train" and answer is not None:
+            upload = decode(answer.content)
+            tensor(upload, "features")[0] = float("nan")
+            for name, record in encode(upload).items():
+                answer.content[name] = record
+        return answer
+
+    grid.nodes[11] = spoiled
+    nodes.serve(experiment, grid, quorum=1.0)
+    lines = _lines(nodes)
+    assert len(lines) == 2
+    for line in lines:
+        assert [told["dropped"] for told in line["clients"]] == [None] * 3
+        said = [told.get("rows_left_out") for told in line["clients"]]
+        assert (said[0], said[2]) == (None, None)
+        assert said[1].startswith("features: 1 of ")
+        assert said[1].endswith(" rows left out, 1 not finite")
 
 
 @pytest.mark.parametrize(

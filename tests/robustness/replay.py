@@ -1,0 +1,142 @@
+"""One round of every algorithm, recorded once with real training and played again with other replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pytest
+
+from fedssl import combinations
+from fedssl.algorithm import ALGORITHMS, Algorithm, Spec
+from fedssl.bound import Bound, GuardSettings, Usual
+from fedssl.combinations import Combination, images, tiny
+from fedssl.errors import ConfigError
+from fedssl.experiment import Experiment
+from fedssl.federate import Round, Runtime, Sites, federate
+from fedssl.guard import Reply
+from fedssl.method import METHODS
+from fedssl.topology import TOPOLOGIES, Topology
+from fedssl.tree import Mean, State, Tree, dumps, loads
+
+CLIENTS = 5
+BAD = "1"
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in ALGORITHMS.names()},  # one of another package is among them
+    "fedavg of both": {"name": "fedavg", "aggregate": "both", "update": "both"},
+    "fedbn with norms": {"name": "fedbn", "eval_norm": "mean"},
+    "fedca, small": {"name": "fedca", "beta": 0.0, "dictionary": 10},
+    "ccl, small": {"name": "ccl", "features": 3, "mix": 2},
+}
+
+
+class Played:
+    """A runtime that has answers ready."""
+
+    def __init__(self, clients: Sequence[str], replies: Sequence[Reply]) -> None:
+        self.clients, self.replies = clients, replies
+
+    def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
+        for client in home:
+            message(client)
+        return iter(self.replies)
+
+
+class Recorder:
+    """A runtime that remembers what clients have answered, round by round."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime, self.clients = runtime, runtime.clients
+        self.rounds: list[list[Reply]] = []
+
+    def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
+        self.rounds.append([])
+        for reply in self.runtime.exchange(round, home, message):
+            assert reply.upload is not None, reply.error
+            self.rounds[-1].append(reply._replace(upload=loads(dumps(reply.upload))))
+            yield reply
+
+
+class Record(NamedTuple):
+    """The second round of a run, so that sites and memories have something in them."""
+
+    algorithm: Algorithm
+    topology: Topology
+    wire: Mapping[str, Spec]
+    sites: Sites  # before it
+    usual: Usual | None
+    first: Mapping[str, Reply]  # of the round before
+    replies: Mapping[str, Reply]
+
+    def sent(self, client: str) -> Tree:
+        """What a client was sent, under the keys it answers with."""
+        upload = self.replies[client].upload
+        assert upload is not None
+        home = self.topology.plan(list(self.replies), 1, 0).home[client]
+        message = self.algorithm.broadcast(self.sites[home], client)
+        return {**message, **{key: message[name] for key, name in self.algorithm.renamed(upload).items()}}
+
+    def play(self, replies: Sequence[Reply], clients: Sequence[str] | None = None) -> Round:
+        """The round with these replies instead, in a federation of these clients alone."""
+        bound, runtime = Bound(GuardSettings(), usual=self.usual), Played(clients or list(self.replies), replies)
+        (round,) = federate(self.algorithm, self.topology, runtime, self.wire, self.sites, Mean, 0, 1, 2, bound)
+        return round
+
+    def instead(self, reply: Reply) -> Round:
+        """The round with this reply in the place of its client's."""
+        return self.play([reply if reply.client == client else honest for client, honest in self.replies.items()])
+
+    def without(self, client: str) -> Round:
+        """The round with a client that has not even been asked."""
+        others = [other for other in self.replies if other != client]
+        return self.play([self.replies[other] for other in others], others)
+
+
+def bits(round: Round) -> dict[str, bytes]:
+    """Sites to the last bit, whatever lies in them."""
+    return {site: dumps(tree) for site, tree in round.sites.items()}
+
+
+def models(tree: Tree) -> dict[str, State]:
+    return {key: value for key, value in tree.items() if isinstance(value, State)}
+
+
+def fitting(algorithm: Mapping[str, Any], topology: str) -> Experiment | None:
+    """An experiment with the first method, of a few usual ones and then of all, that goes with an algorithm."""
+    for method in ("byol", "simclr", "mocov2", *METHODS.names()):
+        train = {"batch": 4, "lr": 0.01, "workers": 1}
+        experiment = tiny(Combination("fedavg", method, topology), algorithm=algorithm, clients=CLIENTS, train=train)
+        try:
+            experiment.check()
+        except ConfigError:
+            continue
+        return experiment
+    assert ALGORITHMS[algorithm["name"]].needs_server > TOPOLOGIES[topology].has_server
+    return None
+
+
+@lru_cache
+def recorded(case: str, topology: str = "star") -> Record | None:
+    """None where the algorithm needs a server and the topology has none."""
+    experiment = fitting(CASES[case], topology)
+    if experiment is None:
+        return None
+    kept: list[Any] = []
+
+    def watched(algorithm: Algorithm, topology: Topology, runtime: Runtime, *rest: Any) -> Iterator[Round]:
+        recorder, rounds = Recorder(runtime), list[Round]()
+        kept[:] = recorder, rest[0], rounds
+        bound = Bound(GuardSettings())
+        for round in federate(algorithm, topology, recorder, *rest, bound):
+            rounds.append(round)
+            yield round
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(combinations, "federate", watched)
+        combinations.train(experiment, images())
+    recorder, wire, rounds = kept
+    first, second = ({reply.client: reply for reply in replies} for replies in recorder.rounds)
+    record = Record(experiment.algorithm, experiment.topology, wire, rounds[0].sites, rounds[0].usual, first, second)
+    assert bits(record.play(list(second.values()))) == bits(rounds[1])
+    return record
