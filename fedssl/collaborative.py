@@ -20,8 +20,9 @@ from fedssl.data import Dataset
 from fedssl.data.progress import Say
 from fedssl.drive import drive
 from fedssl.errors import ConfigError
-from fedssl.evaluate import FEW_LABELS, Evaluation, classified
+from fedssl.evaluate import Evaluation, classified
 from fedssl.experiment import Experiment
+from fedssl.labelled import FEW_LABELS
 from fedssl.lacking import OF_CLIENTS
 from fedssl.models import Models, models_of
 from fedssl.probes import balanced, fine_tuning, how_many
@@ -39,6 +40,7 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
     if not evaluation.data.train.labelled:
         raise ConfigError(OF_CLIENTS[PROBE])
     (name, state), score = next(iter(models.items())), Score()
+    tested, classes = evaluation.images.tested, evaluation.images.classes
     data = labelled_part(evaluation.experiment, evaluation.data, say)
     assert data.owners is not None
     score.labelled = sum(map(len, data.owners.values()))
@@ -52,13 +54,13 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "backbone.safetensors"
         nets.save_backbone(state.pick(("backbone",)).without_prefix("backbone").tensors(), weights, {})
-        experiment = supervised(evaluation.experiment, weights, evaluation.classes)
+        experiment = supervised(evaluation.experiment, weights, classes)
         drive(experiment, Path(folder) / "run", data, None, evaluation.device, PROBE, quiet=True)
         snapshot = Store(Path(folder) / "run").load(say, check_rows=False)
         assert snapshot is not None
         tuned = models_of(experiment, snapshot.sites, snapshot.memory)["global"]
-        guessed = classified(experiment, tuned, evaluation.sets()[1].held, evaluation.device)
-    score.add(name, confusion(evaluation.sets()[1].labels.to(guessed.device), guessed, evaluation.classes))
+        guessed = classified(experiment, tuned, tested.held, evaluation.device)
+    score.add(name, confusion(tested.labels.to(guessed.device), guessed, classes))
     return score
 
 

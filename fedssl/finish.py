@@ -59,7 +59,7 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         collapse.see(line)
         lines.append((line["of"], line.get("code", UNKNOWN)))
     lengths, codes = sorted({of for of, _ in lines}), list(dict.fromkeys([*(made for _, made in lines), code()]))
-    notes = [evaluation.note] if evaluation.note else []
+    notes = [evaluation.images.note] if evaluation.images.note else []
     if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
         notes.append(f"begun as a run of {lengths[0]} rounds and prolonged to {lengths[-1]}")
     if not models:
@@ -77,9 +77,9 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         "notes": notes,
         "table": {},
     }
-    measurable = evaluation.possible and bool(models)
+    measurable = evaluation.images.possible and bool(models)
     if measurable:
-        said = [note for probe in probes(experiment) for note in evaluation.notes(probe)]
+        said = [note for probe in probes(experiment) for note in evaluation.images.notes(probe)]
         notes += [note for note in dict.fromkeys(said) if note not in notes]
     export(experiment, folder, models, image, snapshot.rounds, notes)
     if measurable:

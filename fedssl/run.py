@@ -18,7 +18,7 @@ from fedssl.data import Dataset, from_python
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.drive import drive
 from fedssl.errors import ConfigError, RunError
-from fedssl.evaluate import Evaluation, backbone_of, check_probe, for_probe
+from fedssl.evaluate import Evaluation, backbone_of, for_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
 from fedssl.models import Models, models_of
@@ -91,7 +91,6 @@ class Run:
         """A probe's accuracy in percent for every model; settings as under [probe], e.g. labels=100. `on` names other
         images to measure with: a data set, a table as under [data], or a Dataset."""
         changed = for_probe(self.experiment, probe, settings)
-        check_probe(probe)
         models = self._some_models()
         if on is not None and not self._trained_on(on):
             return self._transfer(changed, probe, on, models)

@@ -106,10 +106,10 @@ def test_few_labels_are_few() -> None:
 )
 def test_without_labels_there_is_nothing_to_measure(data: Dataset, sentence: str) -> None:
     evaluation = Evaluation(experiment(), data, CPU)
-    assert not evaluation.possible
+    assert not evaluation.images.possible
     with pytest.raises(ConfigError, match=sentence):
         evaluation.measure({"x": state()}, ("knn",))
-    assert evaluation.note is None
+    assert evaluation.images.note is None
 
 
 def test_what_can_be_done_about_lacking_test_images_depends_on_whose_they_are() -> None:
@@ -190,9 +190,9 @@ def test_halves_of_the_test_images_where_training_images_have_no_labels(labels: 
     """No image in both, none in neither; of every class as many in one as in the other, but for an odd one."""
     data = Dataset(images(6, 0, labelled=False), _numbered(labels))
     evaluation = Evaluation(experiment(), data, CPU)
-    assert evaluation.possible
-    assert evaluation.note is not None
-    halves = evaluation.sets()
+    assert evaluation.images.possible
+    assert evaluation.images.note is not None
+    halves = evaluation.images.known, evaluation.images.tested
     numbers = [half.pixels[:, 0, 0, 0].tolist() for half in halves]
     assert sorted(numbers[0] + numbers[1]) == list(range(len(labels)))
     assert [len(half) for half in halves] == [len(labels) // 2, (len(labels) + 1) // 2]
@@ -200,14 +200,14 @@ def test_halves_of_the_test_images_where_training_images_have_no_labels(labels: 
         assert half.labels.tolist() == [labels[k] for k in mine]
     known, unknown = (torch.bincount(half.labels, minlength=5) for half in halves)
     assert int((known - unknown).abs().max()) <= 1
-    other = Evaluation(experiment().with_changes({"seed": 1}), data, CPU).sets()
-    assert torch.equal(other[0].pixels, halves[0].pixels)  # runs of different seeds are measured on the same images
+    other = Evaluation(experiment().with_changes({"seed": 1}), data, CPU).images
+    assert torch.equal(other.known.pixels, halves[0].pixels)  # runs of different seeds are measured on the same images
 
 
 def test_labelled_training_images_leave_the_test_images_whole() -> None:
     evaluation = Evaluation(experiment(), DATA, CPU)
-    assert evaluation.sets() == (DATA.train, DATA.test)
-    assert evaluation.note is None
+    assert (evaluation.images.known, evaluation.images.tested) == (DATA.train, DATA.test)
+    assert evaluation.images.note is None
 
 
 def test_one_half_is_learned_from_and_the_other_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_one_half_is_learned_from_and_the_other_measured_on(monkeypatch: pytest.
     seen = []
     monkeypatch.setattr(evaluation, "_knn", lambda subject: seen.append(subject) or torch.zeros(16, dtype=torch.int64))
     score = evaluation.measure({"x": state()}, ("knn",))["knn"]
-    (known, unknown), (subject,) = evaluation.sets(), seen
+    known, unknown, (subject,) = evaluation.images.known, evaluation.images.tested, seen
     assert torch.equal(subject.train.labels, known.labels)
     torch.testing.assert_close(subject.train.features, evaluation.features(state(), known.pixels))
     torch.testing.assert_close(subject.test, evaluation.features(state(), unknown.pixels))
