@@ -19,6 +19,7 @@ from fedssl.numerics import float32
 from fedssl.pixels import Rows
 from fedssl.probes import (
     LINEAR,
+    OF_TRAINING,
     USES,
     Labelled,
     ProbeSettings,
@@ -45,8 +46,18 @@ def check_probe(name: str) -> None:
         raise ConfigError(f'unknown probe "{name}"{suggest(name, PROBES) or "; known: " + ", ".join(PROBES)}')
 
 
+def check_suits(probe: str, experiment: Experiment) -> None:
+    """Refuse a probe that could find nothing in what an experiment trains, or would ignore what it says."""
+    check_probe(probe)
+    if probe == "classifier" and not experiment.method.method.classifies:
+        name = experiment.to_dict()["method"]["name"]
+        raise ConfigError(f'probe "classifier" measures one that the run itself trained; {name} trains none')
+    if "solver" in USES[probe]:
+        experiment.probe.check()
+
+
 FINE_TUNING = ("semi", "collaborative")  # probes that train the whole model
-ANEW = {"labels": 0, "epochs": None, "lr": None, "batch": None}
+ANEW = {"labels": 0, **dict.fromkeys(OF_TRAINING)}
 
 
 def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]) -> Experiment:
@@ -57,7 +68,9 @@ def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]
         if key in ProbeSettings.model_fields and key not in USES[probe]:
             raise ConfigError(f'probe "{probe}" does not use {key}; it uses {", ".join(USES[probe]) or "no settings"}')
     anew = ANEW if probe in FINE_TUNING else {}
-    return experiment.with_changes({f"probe.{key}": value for key, value in (anew | dict(settings)).items()})
+    changed = experiment.with_changes({f"probe.{key}": value for key, value in (anew | dict(settings)).items()})
+    check_suits(probe, changed)
+    return changed
 
 
 class Evaluation:
@@ -86,7 +99,7 @@ class Evaluation:
     ) -> dict[str, Score]:
         """Each probe's accuracy for each model; a model that goes by several names is measured once."""
         for probe in probes:
-            check_probe(probe)
+            check_suits(probe, self.experiment)
         labels = self.images.tested.labels.to(self.device)
         scores = {probe: Score() for probe in probes}
         # Weak: a client's own model goes when the next one is asked for, and its successor may lie where it lay.
@@ -165,9 +178,6 @@ class Subject:
 def classified(experiment: Experiment, state: State, images: Rows, device: torch.device) -> Tensor:
     """The classes (n,) that a model says itself, with the layer it was trained with."""
     method = build_method(experiment, images.image, device).eval()
-    if not method.classifies:
-        name = experiment.to_dict()["method"]["name"]
-        raise ConfigError(f'probe "classifier" measures one that the run itself trained; {name} trains none')
     method.state.load(state)
     return torch.cat([method.encode(method.clean(x.to(device))).z.argmax(1) for x in images.chunks(1000)])
 

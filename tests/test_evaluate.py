@@ -151,6 +151,21 @@ def test_an_experiment_may_have_settings_of_other_probes() -> None:
     assert for_probe(whole, "linear", {"epochs": 2}).probe.labels == 3
 
 
+@pytest.mark.parametrize("probe", ["linear", "per-client"])
+@pytest.mark.parametrize(("key", "value"), [("epochs", 5), ("lr", 0.1), ("batch", 8)])
+def test_an_exact_minimum_is_not_trained(probe: str, key: str, value: float) -> None:
+    """What would be ignored is refused, whichever of the two is said first; a training of the run's own is let go."""
+    sentence = rf'^probe\.solver = "lbfgs" finds the minimum itself and makes no use of {key}: leave those out'
+    with pytest.raises(ConfigError, match=sentence):
+        for_probe(experiment(), probe, {"solver": "lbfgs", key: value})
+    exact = for_probe(experiment(), probe, {"solver": "lbfgs"})
+    assert (exact.probe.solver, exact.probe.epochs) == ("lbfgs", None)
+    with pytest.raises(ConfigError, match=sentence):
+        for_probe(exact, probe, {key: value})
+    assert for_probe(exact, probe, {"solver": "protocol", key: value}).probe.solver == "protocol"
+    assert getattr(for_probe(exact, "semi", {key: value}).probe, key) == value  # which has no solver
+
+
 def test_more_than_there_is_is_said() -> None:
     """Of 60 labelled images, 61 neighbours cannot vote, and 61 labels cannot be learned from."""
     asked = Evaluation(experiment(k=61, labels=61, epochs=1), DATA, CPU).measure({"x": state()}, ("knn", "linear"))
