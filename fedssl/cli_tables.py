@@ -46,11 +46,11 @@ def reproduce(
         return
     if table is None:
         raise ConfigError("name a table; fedssl reproduce --list has them all")
-    from fedssl.report.tables import watching
+    from fedssl.report.tables import displayed
 
     find_table(table)
-    with watching() as watch:
-        outcome = run(table, scale, seeds, cells, dir, device, data_dir, watch, fresh)
+    with displayed() as display:
+        outcome = run(table, scale, seeds, cells, dir, device, data_dir, display, fresh)
     _tell(outcome, as_json)
 
 
@@ -74,11 +74,11 @@ def sweep(
 
     Commas within brackets or quotes do not separate values: --set "method.augment.crop=[0.2,1],[0.5,1]" has two.
     """
-    from fedssl.report.tables import watching
+    from fedssl.report.tables import displayed
     from fedssl.reproduce import sweep as run
 
-    with watching() as watch:
-        outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, watch, fresh)
+    with displayed() as display:
+        outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, display, fresh)
     _tell(outcome, as_json)
 
 

@@ -36,7 +36,7 @@ ROOT = Path("runs/reproduce")
 BLINK = 0.5  # seconds between looks at what the processes do
 
 
-class Watch(Protocol):
+class Display(Protocol):
     """Tells a person how a table comes about."""
 
     def look(self, outcome: Outcome, pool: Pool) -> None:
@@ -54,7 +54,7 @@ def reproduce(
     dir: str | Path = ROOT,
     device: str = "auto",
     data_dir: str | Path = "data",
-    watch: Watch | None = None,
+    display: Display | None = None,
     fresh: bool = False,
 ) -> Outcome:
     """Train and measure what is missing of a published table; what is there already is not made again.
@@ -66,7 +66,7 @@ def reproduce(
     if scale not in SCALES:
         raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
     chosen = find_table(table)
-    return _make(chosen, scale, SCALES[scale], seeds, some_cells(chosen, cells), dir, device, data_dir, watch, fresh)
+    return _make(chosen, scale, SCALES[scale], seeds, some_cells(chosen, cells), dir, device, data_dir, display, fresh)
 
 
 def sweep(
@@ -77,13 +77,13 @@ def sweep(
     dir: str | Path = ROOT,
     device: str = "auto",
     data_dir: str | Path = "data",
-    watch: Watch | None = None,
+    display: Display | None = None,
     fresh: bool = False,
 ) -> Outcome:
     """Train and measure a recipe or a TOML file with every combination of settings: `set` is ["algorithm.tau=0.5,0.7",
     "method=byol,simsiam"]; commas within brackets or quotes do not separate values."""
     table = swept(recipe, set, probes)
-    return _make(table, "as it is", "", seeds, table.cells, dir, device, data_dir, watch, fresh)
+    return _make(table, "as it is", "", seeds, table.cells, dir, device, data_dir, display, fresh)
 
 
 def find_table(name: str) -> Table:
@@ -127,7 +127,7 @@ def _make(
     dir: str | Path,
     device: str,
     data_dir: str | Path,
-    watch: Watch | None,
+    display: Display | None,
     fresh: bool,
 ) -> Outcome:
     if seeds < 1:
@@ -143,7 +143,7 @@ def _make(
         todo = _measurable(outcome, todo)
     outcome.save(markdown(outcome))
     if todo:
-        _serve(outcome, Pool(todo, devices(on), where.data_dir), watch)
+        _serve(outcome, Pool(todo, devices(on), where.data_dir), display)
     return outcome
 
 
@@ -185,17 +185,17 @@ def _measurable(outcome: Outcome, todo: dict[Training, list[Measure]]) -> dict[T
     return kept
 
 
-def _serve(outcome: Outcome, pool: Pool, watch: Watch | None) -> None:
+def _serve(outcome: Outcome, pool: Pool, display: Display | None) -> None:
     try:
         while pool.busy or not pool.ended.empty():
-            if watch is not None:
-                watch.look(outcome, pool)
+            if display is not None:
+                display.look(outcome, pool)
             while (ended := pool.next_ended(BLINK)) is not None:
                 training, problems = ended
                 outcome.problems |= {(training, file): problem for file, problem in problems.items()}
                 outcome.save(markdown(outcome))
-                if watch is not None:
-                    watch.ended(outcome, training, problems)
+                if display is not None:
+                    display.ended(outcome, training, problems)
     except KeyboardInterrupt:
         pool.stop()
         outcome.save(markdown(outcome))  # what has ended since the last look counts
