@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 import torch
@@ -25,35 +26,24 @@ class Own(Mapping[str, State]):
     """
 
     def __init__(self, clients: Sequence[str], make: Callable[[str], State | None]) -> None:
-        self._clients, self._make = dict.fromkeys(clients), make
-        self._last: tuple[str, State | None] | None = None
-        self._names: dict[str, None] | None = None  # once all have been looked at
+        self._make = lru_cache(maxsize=1)(make)
+        self._has: dict[str, bool | None] = dict.fromkeys(clients)  # None: nobody has looked yet
 
     def __getitem__(self, client: str) -> State:
-        state = self._look(client) if client in self._clients else None
+        state = self._make(client) if client in self else None
         if state is None:
             raise KeyError(client)
         return state
 
-    def _look(self, client: str) -> State | None:
-        if self._last is None or self._last[0] != client:
-            self._last = None  # before the next is made: two need not be there at once
-            self._last = client, self._make(client)
-        return self._last[1]
+    def __contains__(self, client: object) -> bool:
+        if not isinstance(client, str) or client not in self._has:
+            return False
+        if self._has[client] is None:
+            self._has[client] = self._make(client) is not None
+        return bool(self._has[client])
 
     def __iter__(self) -> Iterator[str]:
-        if self._names is None:
-            names: dict[str, None] = {}
-            for client in self._clients:
-                if self._look(client) is not None:
-                    names[client] = None
-                    yield client
-            self._names = names
-        else:
-            yield from self._names
-
-    def __contains__(self, client: object) -> bool:
-        return super().__contains__(client) if self._names is None else client in self._names
+        return (client for client in self._has if client in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
