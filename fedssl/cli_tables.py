@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli_options import AsJson, DataDir, Name
 from fedssl.errors import ConfigError
 from fedssl.reproduce import ROOT, Outcome
 
 Seeds = Annotated[int, typer.Option(help="How many: 0, 1, … up to one less.")]
 Dir = Annotated[Path, typer.Option(help="Where trainings and tables are kept; goes on with what lies there.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda (a training on each of them), cuda:N (that one), or auto.")]
-DataDir = Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Make again what other code has made, which is kept aside.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 
 
 def reproduce(
@@ -55,7 +54,7 @@ def reproduce(
 
 
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A recipe's name or an experiment's TOML file.")],
+    name: Name,
     set: Annotated[
         list[str],
         typer.Option("--set", "-s", metavar="KEY=V1,V2", help="Values of a setting; repeat it for all combinations."),

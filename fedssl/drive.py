@@ -14,7 +14,7 @@ from fedssl import assemble, kernels
 from fedssl.agree import agree, agree_on_images
 from fedssl.client import Meter, unmetered
 from fedssl.data import Dataset
-from fedssl.data.progress import Say, meter, say_on_stderr
+from fedssl.data.progress import Say, meter, say_nothing, say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
@@ -40,7 +40,7 @@ def drive(
     quiet: bool,
 ) -> None:
     """Train what is left of an experiment in its directory; nothing if it is finished."""
-    say: Say = (lambda line: None) if quiet else say_on_stderr
+    say: Say = say_nothing if quiet else say_on_stderr
     train = experiment.train
     exact = resolve_precision(train.precision, device) == "fp32"
     mode, problem = resolve_mode(train.mode, device), kernels.missing(device)

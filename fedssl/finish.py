@@ -15,7 +15,7 @@ from torch import Tensor
 import fedssl
 from fedssl import assemble, nets
 from fedssl.data import Dataset, Images
-from fedssl.data.progress import say_on_stderr
+from fedssl.data.progress import say_nothing, say_on_stderr
 from fedssl.drive import drive
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
@@ -45,7 +45,7 @@ def finish(
 
 def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool, alone: bool) -> bool:
     experiment = Experiment.from_file(folder / "experiment.toml")
-    snapshot = Store(folder).load(lambda line: None, check_rows=False)
+    snapshot = Store(folder).load(say_nothing, check_rows=False)
     assert snapshot is not None
     measured = {"test_images": _hash(data.test), "labels": _labels(data)}
     beside = [name for name in experiment.probe.beside if name == "random" or not alone]
@@ -167,7 +167,7 @@ def table(
             rows[name] = rows["this run"]
             continue
         drive(other, folder / name, data, public, device, name, quiet)
-        snapshot = Store(folder / name).load(lambda line: None, check_rows=False)
+        snapshot = Store(folder / name).load(say_nothing, check_rows=False)
         assert snapshot is not None
         trained = models_of(other, snapshot.sites, snapshot.memory)
         rows[name] = row(trained, trained.apart)

@@ -15,7 +15,7 @@ from fedssl import assemble, nets
 from fedssl.agree import agree
 from fedssl.collaborative import collaborative
 from fedssl.data import Dataset, from_python
-from fedssl.data.progress import Say, say_on_stderr
+from fedssl.data.progress import Say, say_nothing, say_on_stderr
 from fedssl.drive import drive
 from fedssl.errors import ConfigError, RunError
 from fedssl.evaluate import Evaluation, backbone_of, for_probe
@@ -96,7 +96,7 @@ class Run:
             return self._transfer(changed, probe, on, models)
         evaluation = Evaluation(changed, self.data(), self.device)
         if probe in WITH_CLIENTS:
-            return WITH_CLIENTS[probe](evaluation, models, _quiet)
+            return WITH_CLIENTS[probe](evaluation, models, say_nothing)
         return evaluation.measure(models, (probe,), models.apart)[probe]
 
     def _transfer(self, changed: Experiment, probe: str, on: On, models: Models) -> Score:
@@ -165,8 +165,8 @@ def run(
     own_name = bool(changed) or isinstance(experiment, Experiment)
     folder = Path(dir) if dir is not None else default_dir(title, chosen, own_name)
     torch_device = assemble.resolve_device(device)
-    agree(chosen, folder, torch_device, _quiet)  # again under the lock, but here before images are read
-    root, say = Path(data_dir or "data"), _quiet if quiet else say_on_stderr
+    agree(chosen, folder, torch_device, say_nothing)  # again under the lock, but here before images are read
+    root, say = Path(data_dir or "data"), say_nothing if quiet else say_on_stderr
     data = assemble.read_data(chosen, root, dataset, say)
     public = assemble.read_public(chosen, data, root, say)
     try:
@@ -192,6 +192,3 @@ def _dotted(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in changes.items():
         flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
-
-
-def _quiet(line: str) -> None: ...
