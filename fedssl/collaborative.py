@@ -24,11 +24,10 @@ from fedssl.evaluate import Evaluation, classified
 from fedssl.experiment import Experiment
 from fedssl.labelled import FEW_LABELS
 from fedssl.lacking import OF_CLIENTS
-from fedssl.models import Models, models_of
+from fedssl.models import Models, saved_models
 from fedssl.probes import balanced, fine_tuning, how_many
 from fedssl.score import Score, confusion
 from fedssl.seeds import generator
-from fedssl.store import Store
 
 PROBE = "collaborative"
 
@@ -56,9 +55,7 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
         nets.save_backbone(state.pick(("backbone",)).without_prefix("backbone").tensors(), weights, {})
         experiment = supervised(evaluation.experiment, weights, classes)
         drive(experiment, Path(folder) / "run", data, None, evaluation.device, PROBE, quiet=True)
-        snapshot = Store(Path(folder) / "run").load(say, check_rows=False)
-        assert snapshot is not None
-        tuned = models_of(experiment, snapshot.sites, snapshot.memory)["global"]
+        tuned = saved_models(experiment, Path(folder) / "run", say)["global"]
         guessed = classified(experiment, tuned, tested.held, evaluation.device)
     score.add(name, confusion(tested.labels.to(guessed.device), guessed, classes))
     return score

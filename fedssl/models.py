@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
-from fedssl.errors import RunError
+from fedssl.data.progress import Say
+from fedssl.errors import ConfigError, RunError
 from fedssl.experiment import Experiment
 from fedssl.federate import Sites
 from fedssl.memory import Remembered
+from fedssl.store import Store
 from fedssl.topology import MEAN
 from fedssl.tree import Mean, State, to_device
 
@@ -105,6 +108,14 @@ def models_of(
             shared[f"{site}/{name}" if short is None or short in taken else short] = state
     apart = shared if some else [name for name in shared if peers and name.partition("/")[0] == MEAN]
     return Models(own, shared, list(apart))
+
+
+def saved_models(experiment: Experiment, folder: Path, say: Say) -> Models:
+    """Those of the newest checkpoint of a run directory."""
+    snapshot = Store(folder).load(say, check_rows=False)
+    if snapshot is None:
+        raise ConfigError(f"{folder} has no checkpoint yet")
+    return models_of(experiment, snapshot.sites, snapshot.memory)
 
 
 def _own(

@@ -21,11 +21,10 @@ from fedssl.errors import ConfigError, RunError
 from fedssl.evaluate import Evaluation, backbone_of, for_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
-from fedssl.models import Models, models_of
+from fedssl.models import Models, saved_models
 from fedssl.per_client import per_client
 from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
-from fedssl.store import Store
 from fedssl.transfer import On, other_images
 
 RUNS = Path("runs")
@@ -70,10 +69,7 @@ class Run:
 
     def models(self) -> Models:
         """The models of the newest checkpoint, by name."""
-        snapshot = Store(self.dir).load(say_on_stderr, check_rows=False)
-        if snapshot is None:
-            raise ConfigError(f"{self.dir} has no checkpoint yet")
-        return models_of(self.experiment, snapshot.sites, snapshot.memory)
+        return saved_models(self.experiment, self.dir, say_on_stderr)
 
     def backbone(self, model: str | None = None) -> nets.Backbone:
         """A trained backbone as a module in eval mode; `model` names one where there are several."""

@@ -75,7 +75,7 @@ MAY_SEE = {
         "data",
         "drive",
         "errors",
-        "finish",
+        "export",
         "lock",
         "nets",
         "report",
