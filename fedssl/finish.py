@@ -52,22 +52,12 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     if _finished(folder, experiment, snapshot.rounds, measured, beside):
         return False
     models = models_of(experiment, snapshot.sites, snapshot.memory)
-    image = data.train.image
     evaluation = Evaluation(experiment, data, device)
-    collapse, lines = Collapse(), []
-    for line in read_rounds(folder / "rounds.jsonl"):
-        collapse.see(line)
-        lines.append((line["of"], line.get("code", UNKNOWN)))
-    lengths, codes = sorted({of for of, _ in lines}), list(dict.fromkeys([*(made for _, made in lines), code()]))
-    notes = [evaluation.images.note] if evaluation.images.note else []
-    if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
-        notes.append(f"begun as a run of {lengths[0]} rounds and prolonged to {lengths[-1]}")
+    notes, codes = _logged(folder)
     if not models:
-        notes.append("no model was measured: each client has one of its own, and none of them is here")
-    if collapse.likely:
-        notes.append(collapse.likely)
-    if len(codes) > 1:
-        notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
+        notes.insert(0, "no model was measured: each client has one of its own, and none of them is here")
+    if evaluation.images.note:
+        notes.insert(0, evaluation.images.note)
     results: dict[str, Any] = {
         "experiment": experiment.hash(),
         "rounds": snapshot.rounds,
@@ -81,7 +71,7 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     if measurable:
         said = [note for probe in probes(experiment) for note in evaluation.images.notes(probe)]
         notes += [note for note in dict.fromkeys(said) if note not in notes]
-    export(experiment, folder, models, image, snapshot.rounds, notes)
+    export(experiment, folder, models, data.train.image, snapshot.rounds, notes)
     if measurable:
         scores = table(evaluation, folder, public, models, beside, quiet)
         results["table"] = {
@@ -95,6 +85,23 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         except ConfigError as problem:  # a missing extra must not hide what was measured
             say_on_stderr(f"no picture: {problem}")
     return True
+
+
+def _logged(folder: Path) -> tuple[list[str], list[str]]:
+    """What is to be noted about how the rounds went, and the code that made them and makes the rest."""
+    collapse, lengths, codes, notes = Collapse(), set[int](), dict[str, None](), list[str]()
+    for line in read_rounds(folder / "rounds.jsonl"):
+        collapse.see(line)
+        lengths.add(line["of"])
+        codes[line.get("code", UNKNOWN)] = None
+    codes[code()] = None
+    if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
+        notes.append(f"begun as a run of {min(lengths)} rounds and prolonged to {max(lengths)}")
+    if collapse.likely:
+        notes.append(collapse.likely)
+    if len(codes) > 1:
+        notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
+    return notes, list(codes)
 
 
 def _hash(images: Images | None) -> str | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedssl import assemble, nets
 from fedssl.agree import agree
+from fedssl.changes import flat
 from fedssl.collaborative import collaborative
 from fedssl.data import Dataset, from_python
 from fedssl.data.progress import Say, say_nothing, say_on_stderr
@@ -148,7 +149,7 @@ def run(
     """
     if test is not None and (dataset is None or isinstance(dataset, Dataset)):
         raise ConfigError("test= goes with training images in dataset=; a Dataset brings its own test images")
-    changed = _dotted(changes) | dict(set or {})
+    changed = flat(changes) | dict(set or {})
     if dataset is not None:
         dataset = from_python(dataset, test) if not isinstance(dataset, Dataset) else dataset
         changed.setdefault("data.name", "given")
@@ -181,10 +182,3 @@ def run(
 def default_dir(title: str, experiment: Experiment, changed: bool) -> Path:
     """runs/NAME for a recipe as it is; a changed one gets a name of its own and never meets the other's files."""
     return RUNS / (f"{title}-{experiment.hash()[:8]}" if changed else title)
-
-
-def _dotted(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in changes.items():
-        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
