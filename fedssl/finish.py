@@ -18,11 +18,10 @@ from fedssl.drive import drive
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
-from fedssl.export import environment as environment
-from fedssl.export import export
 from fedssl.lock import locked
-from fedssl.models import Models, models_of, saved_models
+from fedssl.models import Models, export, models_of, saved_models
 from fedssl.provenance import UNKNOWN, code
+from fedssl.provenance import environment as environment
 from fedssl.report.collapse import Collapse
 from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds

@@ -1,7 +1,9 @@
-"""The models a run has to show, by name: what its sites export, and each client's own where an algorithm makes them."""
+"""The models a run has to show, by name: what its sites export, and each client's own where an algorithm makes them;
+and their backbones as files for others to use."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -9,6 +11,8 @@ from types import MappingProxyType
 
 import torch
 
+import fedssl
+from fedssl import nets
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError, RunError
 from fedssl.experiment import Experiment
@@ -141,3 +145,33 @@ def _mean_of(exported: Sequence[Mapping[str, State]]) -> dict[str, State]:
         for name, mean in means.items():
             mean.add(named[name], 1.0)
     return {name: mean.result() for name, mean in means.items()}
+
+
+def export(
+    experiment: Experiment,
+    folder: Path,
+    models: Mapping[str, State],
+    image: tuple[int, int, int],
+    rounds: int,
+    notes: list[str],
+) -> None:
+    """backbone.safetensors, or backbone-MODEL.safetensors where a run ends with several."""
+    method, data = experiment.to_dict()["method"], experiment.data
+    header = {
+        "format": "pt",
+        "fedssl": fedssl.__version__,
+        "experiment": experiment.hash(),
+        "method": method["name"],
+        "backbone": method["backbone"],
+        "stem": method["stem"],
+        "rounds": str(rounds),
+        "notes": "; ".join(notes),
+        "image": json.dumps(image),
+        "mean": json.dumps(data.mean),
+        "std": json.dumps(data.std),
+        "input": "pixels / 255, then (x - mean) / std where mean is given; eval mode",
+    }
+    for name, state in models.items():
+        file = "backbone.safetensors" if len(models) == 1 else nets.backbone_file(name)
+        tensors = state.pick(("backbone",)).without_prefix("backbone").tensors()
+        nets.save_backbone(tensors, folder / file, header | {"model": name})

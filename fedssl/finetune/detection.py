@@ -23,7 +23,6 @@ from fedssl import nets
 from fedssl.assemble import resolve_device
 from fedssl.data.progress import Say, meter, say_nothing, say_on_stderr
 from fedssl.errors import ConfigError, RunError
-from fedssl.export import environment
 from fedssl.finetune import maskrcnn
 from fedssl.finetune.batches import Batches
 from fedssl.finetune.coco import Coco, read_coco
@@ -34,6 +33,7 @@ from fedssl.finetune.settings import DetectionSettings
 from fedssl.finetune.start import Start, read_start
 from fedssl.finetune.training import Training
 from fedssl.lock import entered
+from fedssl.provenance import environment
 from fedssl.store import write_atomic
 
 FEW = 8  # images: with fewer in a batch, statistics of one batch say little about the next

@@ -65,8 +65,8 @@ def reproduce(
     """
     if scale not in SCALES:
         raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
-    chosen = find_table(table)
-    return _make(chosen, scale, SCALES[scale], seeds, some_cells(chosen, cells), dir, device, data_dir, display, fresh)
+    chosen, where = find_table(table), Where(Path(dir), Path(data_dir), device)
+    return _make(chosen, scale, SCALES[scale], seeds, some_cells(chosen, cells), where, display, fresh)
 
 
 def sweep(
@@ -82,8 +82,8 @@ def sweep(
 ) -> Outcome:
     """Train and measure a recipe or a TOML file with every combination of settings: `set` is ["algorithm.tau=0.5,0.7",
     "method=byol,simsiam"]; commas within brackets or quotes do not separate values."""
-    table = swept(recipe, set, probes)
-    return _make(table, "as it is", "", seeds, table.cells, dir, device, data_dir, display, fresh)
+    table, where = swept(recipe, set, probes), Where(Path(dir), Path(data_dir), device)
+    return _make(table, "as it is", "", seeds, table.cells, where, display, fresh)
 
 
 def find_table(name: str) -> Table:
@@ -124,15 +124,13 @@ def _make(
     suffix: str,
     seeds: int,
     asked: Sequence[Cell],
-    dir: str | Path,
-    device: str,
-    data_dir: str | Path,
+    where: Where,
     display: Display | None,
     fresh: bool,
 ) -> Outcome:
     if seeds < 1:
         raise ConfigError(f"seeds is a number above 0 (got {seeds})")
-    where, on = Where(Path(dir), Path(data_dir), device), resolve_device(device)
+    on = resolve_device(where.device)
     outcome = Outcome(table, scale, _wants(table, suffix, seeds, where.root, on), seeds, asked, where)
     if all(want.training is None and want.cell.cannot is None for want in outcome.wanted):
         raise ConfigError(outcome.wanted[0].problem or "")  # a setting that no cell can have is a mistake, not a result

@@ -171,7 +171,7 @@ class Node:
 
     def keep(self, task: Task, message: Tree) -> Reply:
         """Make the model of a client's own, and leave its backbone beside what the client remembers."""
-        from fedssl.export import export
+        from fedssl.models import export
 
         memory = self._memory(task)
         state = self.experiment.algorithm.personal(message, memory.read())
