@@ -7,7 +7,7 @@ for row in outcome.rows: print(row["row"], row["column"], row["published"], row[
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -97,10 +97,7 @@ def find_table(name: str) -> Table:
 
 def some_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
     """Those that one of the patterns fits; without patterns, all."""
-    chosen = list(table.cells)
-    for_all = [_fits(pattern) for pattern in patterns]
-    if for_all:
-        chosen = [cell for cell in chosen if any(fits(cell) for fits in for_all)]
+    chosen = [cell for cell in table.cells if not patterns or any(_fits(pattern, cell) for pattern in patterns)]
     if not chosen:
         raise ConfigError(
             f"no cell of {table.name} is like {', '.join(patterns)}; fedssl reproduce {table.name} --list"
@@ -108,14 +105,11 @@ def some_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
     return chosen
 
 
-def _fits(pattern: str) -> Callable[[Cell], bool]:
-    def fits(cell: Cell) -> bool:
-        names = (cell.recipe, cell.row, cell.column, f"{cell.row}, {cell.column}")
-        if {*pattern} & {*"*#{"}:
-            return bool(matching(names, pattern))
-        return any(pattern.lower() in name.lower() for name in names)
-
-    return fits
+def _fits(pattern: str, cell: Cell) -> bool:
+    names = (cell.recipe, cell.row, cell.column, f"{cell.row}, {cell.column}")
+    if {*pattern} & {*"*#{"}:
+        return bool(matching(names, pattern))
+    return any(pattern.lower() in name.lower() for name in names)
 
 
 def _make(
@@ -147,13 +141,13 @@ def _make(
 
 def _wants(table: Table, suffix: str, seeds: int, root: Path, device: torch.device) -> list[Want]:
     """Of the seeds asked for, and of further ones as far as some cell has been measured with them."""
-    found_all = list(wants(table.cells, suffix, range(seeds), root, device))
-    for seed in itertools.count(seeds):
-        more = list(wants(table.cells, suffix, [seed], root, device))
-        if not any(w.training and w.measure and found.measured(w.training, w.measure) for w in more):
-            return found_all
-        found_all += more
-    raise AssertionError
+    asked = list(wants(table.cells, suffix, range(seeds), root, device))
+    more = (list(wants(table.cells, suffix, [seed], root, device)) for seed in itertools.count(seeds))
+    return asked + list(itertools.chain(*itertools.takewhile(_some_measured, more)))
+
+
+def _some_measured(some: Sequence[Want]) -> bool:
+    return any(w.training and w.measure and found.measured(w.training, w.measure) for w in some)
 
 
 def _todo(outcome: Outcome) -> dict[Training, list[Measure]]:
@@ -173,14 +167,11 @@ def _measurable(outcome: Outcome, todo: dict[Training, list[Measure]]) -> dict[T
     for."""
     problems = unmeasurable(todo, outcome.where.data_dir, say_on_stderr)
     outcome.problems |= problems
-    kept: dict[Training, list[Measure]] = {}
-    for training, measures in todo.items():
-        if some := [each for each in measures if (training, each.file) not in problems]:
-            kept[training] = some
     asked = {(want.training, want.measure.file) for want in outcome.wanted if want.training and want.measure}
     if problems and asked <= problems.keys():
         raise ConfigError(next(iter(problems.values())))
-    return kept
+    kept = {t: [each for each in measures if (t, each.file) not in problems] for t, measures in todo.items()}
+    return {training: measures for training, measures in kept.items() if measures}
 
 
 def _serve(outcome: Outcome, pool: Pool, display: Display | None) -> None:
