@@ -41,7 +41,10 @@ def _state(**tensors: list[float]) -> State:
     entries = [
         Entry(name, tuple(t.shape), "statistic" if name.endswith("mean") else "weight") for name, t in named.items()
     ]
-    return State.from_tensors(Layout.of(entries), named)
+    state = State.empty(Layout.of(entries))
+    for name, view in state.tensors().items():
+        view.copy_(named[name])
+    return state
 
 
 def test_angles_by_hand() -> None:
