@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedssl import nets
-from fedssl.client import Client, Watch, unwatched
+from fedssl.client import Client, Meter, unmetered
 from fedssl.data import Dataset, HeldOut, from_python
 from fedssl.data.progress import Say
 from fedssl.errors import ClientError, ConfigError, DataError, RunError
@@ -182,12 +182,12 @@ def first_sites(
     trainer: Trainer,
     clients: list[str],
     public: Tensor | None = None,
-    watch: Watch = unwatched,
+    meter: Meter = unmetered,
 ) -> Sites:
     """Every site's first state, from one common initialisation; `public` images are on the trainer's device, and
-    `watch` is told of what takes long."""
+    `meter` is told of what takes long."""
     nobody, rounds = trainer.method.state.floats.new_empty(0, dtype=torch.uint8), experiment.rounds
-    home = Client(HOME, nobody, None, {}, trainer, experiment.seed, 0, rounds=rounds, public=public, watch=watch)
+    home = Client(HOME, nobody, None, {}, trainer, experiment.seed, 0, rounds=rounds, public=public, meter=meter)
     try:
         with threads(experiment.train.threads):  # as many as a client has: an algorithm may train here
             first = experiment.algorithm.init(home)

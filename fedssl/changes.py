@@ -15,6 +15,7 @@ from fedssl.algorithm import ALGORITHMS
 from fedssl.data import PARTITIONS, PUBLIC, SOURCES
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, Method
+from fedssl.probes import OF_TRAINING
 from fedssl.settings import Settings
 from fedssl.topology import TOPOLOGIES
 
@@ -56,10 +57,13 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too."""
+    """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too, and choosing
+    the probe's exact solver none of how a recipe would have trained the probe."""
     merged: dict[str, Any] = copy.deepcopy(dict(values))
     # `method=byol` is short for `method.name=byol`, and keeps the rest of the table.
     changes = {f"{k}.name" if k in CHOICES and isinstance(v, str) else k: v for k, v in changes.items()}
+    if changes.get("probe.solver") == "lbfgs":
+        merged["probe"] = {key: v for key, v in merged.get("probe", {}).items() if key not in OF_TRAINING}
     for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
         *path, leaf = key.split(".")
         table = merged
@@ -91,7 +95,7 @@ def _plain(value: Any) -> Any:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted keys in which two experiments' plain values differ, with both values."""
-    before, after = _flat(old), _flat(new)
+    before, after = flat(old), flat(new)
     keys = dict.fromkeys([*before, *after])
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
@@ -100,8 +104,9 @@ def harmless(key: str) -> bool:
     return any(key == allowed or key.startswith(allowed + ".") for allowed in HARMLESS)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by dotted keys."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found

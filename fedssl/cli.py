@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from fedssl import cli_finetune, cli_flower, cli_tables
+from fedssl.cli_options import AsJson, DataDir, Name, Quiet, RunDir, Sets
 from fedssl.errors import ConfigError, DataError, FedsslError
 
 app = typer.Typer(
@@ -26,11 +27,7 @@ app = typer.Typer(
 
 PATIENCE = 10.0  # seconds a run has to end in
 
-Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A recipe's name or an experiment's TOML file.")]
-Sets = Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda (all of them), cuda:N (that one), or auto: cuda if there is any.")]
-DataDir = Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 
 
 def _version(asked: bool) -> None:
@@ -51,10 +48,10 @@ def options(
 def run(
     name: Name,
     set: Sets = [],  # noqa: B006 - typer reads it, nobody changes it
-    dir: Annotated[Path | None, typer.Option(help="The run directory; goes on where it stands.")] = None,
+    dir: RunDir = None,
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
-    quiet: Annotated[bool, typer.Option(help="No progress, only the result.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment, or go on with one, and measure the backbone it ends with."""

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-Sets = Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
+from fedssl.cli_options import AsJson, Quiet, Sets
+
 Device = Annotated[str, typer.Option(help="cpu, cuda (the first), cuda:N (that one), or auto: cuda if there is any.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 
 finetune = typer.Typer(no_args_is_help=True, help="Fine-tune an exported backbone for another task.")
 
@@ -41,7 +41,7 @@ def detection(
     model: Annotated[str | None, typer.Option(help="Which backbone, of a run with several.")] = None,
     dir: Annotated[Path | None, typer.Option(help="Where to write; goes on where it stands.")] = None,
     device: Device = "auto",
-    quiet: Annotated[bool, typer.Option(help="No progress, only the result.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune Mask R-CNN with a feature pyramid, and measure the precision of its boxes and masks.

@@ -8,12 +8,10 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli_options import DataDir, Name, Quiet, RunDir, Sets
 from fedssl.errors import ConfigError
 
 flower = typer.Typer(no_args_is_help=True, help="Run on Flower: clients on their own machines.")
-
-Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A recipe's name or an experiment's TOML file.")]
-Sets = Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
 
 
 @flower.command()
@@ -43,10 +41,10 @@ def up(
         typer.Option(min=1, help="How many SuperNodes; the experiment's clients are dealt among them. Else one each."),
     ] = None,
     set: Sets = [],  # noqa: B006
-    dir: Annotated[Path | None, typer.Option(help="The run directory; goes on where it stands.")] = None,
+    dir: RunDir = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto; for the server and every node.")] = "auto",
-    data_dir: Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")] = Path("data"),
-    quiet: Annotated[bool, typer.Option(help="No progress, only the result.")] = False,
+    data_dir: DataDir = Path("data"),
+    quiet: Quiet = False,
 ) -> None:
     """Run an experiment on a SuperLink and SuperNodes on this machine, with TLS and keys made for the occasion."""
     from fedssl.changes import parse_assignment

@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli_options import AsJson, DataDir, Name
 from fedssl.errors import ConfigError
 from fedssl.reproduce import ROOT, Outcome
 
 Seeds = Annotated[int, typer.Option(help="How many: 0, 1, … up to one less.")]
 Dir = Annotated[Path, typer.Option(help="Where trainings and tables are kept; goes on with what lies there.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda (a training on each of them), cuda:N (that one), or auto.")]
-DataDir = Annotated[Path, typer.Option(help="Where data sets lie, or are downloaded to.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Make again what other code has made, which is kept aside.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 
 
 def reproduce(
@@ -46,16 +45,16 @@ def reproduce(
         return
     if table is None:
         raise ConfigError("name a table; fedssl reproduce --list has them all")
-    from fedssl.report.tables import watching
+    from fedssl.report.tables import displayed
 
     find_table(table)
-    with watching() as watch:
-        outcome = run(table, scale, seeds, cells, dir, device, data_dir, watch, fresh)
+    with displayed() as display:
+        outcome = run(table, scale, seeds, cells, dir, device, data_dir, display, fresh)
     _tell(outcome, as_json)
 
 
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A recipe's name or an experiment's TOML file.")],
+    name: Name,
     set: Annotated[
         list[str],
         typer.Option("--set", "-s", metavar="KEY=V1,V2", help="Values of a setting; repeat it for all combinations."),
@@ -74,11 +73,11 @@ def sweep(
 
     Commas within brackets or quotes do not separate values: --set "method.augment.crop=[0.2,1],[0.5,1]" has two.
     """
-    from fedssl.report.tables import watching
+    from fedssl.report.tables import displayed
     from fedssl.reproduce import sweep as run
 
-    with watching() as watch:
-        outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, watch, fresh)
+    with displayed() as display:
+        outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, display, fresh)
     _tell(outcome, as_json)
 
 

@@ -19,10 +19,10 @@ from fedssl.step import Objective
 from fedssl.train import Draw, Metrics, Task, Trainer, no_draws
 from fedssl.tree import State, Tree
 
-Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+Meter = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def unwatched(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+def unmetered(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
     """Work that nobody follows: what is told of it goes nowhere."""
     return nullcontext(lambda amount: None)
 
@@ -45,7 +45,7 @@ class Client:
     stop: threading.Event = field(default_factory=threading.Event)
     metrics: list[Metrics] = field(default_factory=list)  # one for each call of `train`; the first is told of
     notes: MutableMapping[str, float] = field(default_factory=dict)  # what an algorithm writes into the rounds log
-    watch: Watch = unwatched  # told what takes long and how much of it is done; in `Algorithm.init`
+    meter: Meter = unmetered  # told what takes long and how much of it is done; in `Algorithm.init`
 
     @property
     def method(self) -> Method:

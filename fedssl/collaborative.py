@@ -20,14 +20,14 @@ from fedssl.data import Dataset
 from fedssl.data.progress import Say
 from fedssl.drive import drive
 from fedssl.errors import ConfigError
-from fedssl.evaluate import FEW_LABELS, Evaluation, classified
+from fedssl.evaluate import Evaluation, classified
 from fedssl.experiment import Experiment
+from fedssl.labelled import FEW_LABELS
 from fedssl.lacking import OF_CLIENTS
-from fedssl.models import Models, models_of
+from fedssl.models import Models, saved_models
 from fedssl.probes import balanced, fine_tuning, how_many
 from fedssl.score import Score, confusion
 from fedssl.seeds import generator
-from fedssl.store import Store
 
 PROBE = "collaborative"
 
@@ -39,6 +39,7 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
     if not evaluation.data.train.labelled:
         raise ConfigError(OF_CLIENTS[PROBE])
     (name, state), score = next(iter(models.items())), Score()
+    tested, classes = evaluation.images.tested, evaluation.images.classes
     data = labelled_part(evaluation.experiment, evaluation.data, say)
     assert data.owners is not None
     score.labelled = sum(map(len, data.owners.values()))
@@ -52,13 +53,11 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "backbone.safetensors"
         nets.save_backbone(state.pick(("backbone",)).without_prefix("backbone").tensors(), weights, {})
-        experiment = supervised(evaluation.experiment, weights, evaluation.classes)
+        experiment = supervised(evaluation.experiment, weights, classes)
         drive(experiment, Path(folder) / "run", data, None, evaluation.device, PROBE, quiet=True)
-        snapshot = Store(Path(folder) / "run").load(say, check_rows=False)
-        assert snapshot is not None
-        tuned = models_of(experiment, snapshot.sites, snapshot.memory)["global"]
-        guessed = classified(experiment, tuned, evaluation.sets()[1].held, evaluation.device)
-    score.add(name, confusion(evaluation.sets()[1].labels.to(guessed.device), guessed, evaluation.classes))
+        tuned = saved_models(experiment, Path(folder) / "run", say)["global"]
+        guessed = classified(experiment, tuned, tested.held, evaluation.device)
+    score.add(name, confusion(tested.labels.to(guessed.device), guessed, classes))
     return score
 
 

@@ -13,6 +13,7 @@ import torch
 from fedssl import assemble
 from fedssl.algorithm import ALGORITHMS
 from fedssl.data import Dataset, from_python
+from fedssl.data.progress import say_nothing
 from fedssl.errors import ConfigError, FedsslError
 from fedssl.experiment import Experiment
 from fedssl.federate import Sites, federate
@@ -76,8 +77,8 @@ def images() -> Dataset:
 
 def train(experiment: Experiment, data: Dataset, device: torch.device = CPU, memory: Memory | None = None) -> Sites:
     """The sites after the last round; nothing is written anywhere. `memory` ends as what clients remember."""
-    seen, owners = assemble.deal(experiment, data, _quiet)
-    found = assemble.read_public(experiment, data, Path(), _quiet)
+    seen, owners = assemble.deal(experiment, data, say_nothing)
+    found = assemble.read_public(experiment, data, Path(), say_nothing)
     trainers = assemble.build_trainers(experiment, seen.train.image, device, 1)
     public = {} if found is None else {device: found.to(device)}
     sites = assemble.first_sites(experiment, trainers[0], list(owners), public.get(device))
@@ -139,9 +140,6 @@ def tables(found: Mapping[Combination, Outcome]) -> str:
 
     whys = [f"{i}. {reason}" for i, reason in enumerate(reasons, 1)]
     return "\n".join([*grid("method"), "", *grid("topology"), *(["", *whys] if whys else [])])
-
-
-def _quiet(line: str) -> None: ...
 
 
 def _reason(outcome: Outcome) -> str:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedssl import assemble, kernels
 from fedssl.agree import agree, agree_on_images
-from fedssl.client import Watch, unwatched
+from fedssl.client import Meter, unmetered
 from fedssl.data import Dataset
-from fedssl.data.progress import Say, meter, say_on_stderr
+from fedssl.data.progress import Say, meter, say_nothing, say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
@@ -40,7 +40,7 @@ def drive(
     quiet: bool,
 ) -> None:
     """Train what is left of an experiment in its directory; nothing if it is finished."""
-    say: Say = (lambda line: None) if quiet else say_on_stderr
+    say: Say = say_nothing if quiet else say_on_stderr
     train = experiment.train
     exact = resolve_precision(train.precision, device) == "fp32"
     mode, problem = resolve_mode(train.mode, device), kernels.missing(device)
@@ -96,9 +96,9 @@ class Drive:
 
     def train(self, resumed: Snapshot | None, title: str, quiet: bool) -> None:
         trainer = self.trainers[0]
-        watch: Watch = unwatched if quiet else lambda what, total: meter(what, total, self.loop.say)
+        bar: Meter = unmetered if quiet else lambda what, total: meter(what, total, self.loop.say)
         last = resumed or self.loop.begin(
-            assemble.first_sites(self.experiment, trainer, self.clients, self.public.get(trainer.device), watch)
+            assemble.first_sites(self.experiment, trainer, self.clients, self.public.get(trainer.device), bar)
         )
         tier, ahead = self.experiment.train.memory, len(self.trainers)
         memory = Memory(self.store.rows, last.memory, tier, self.device, len(self.clients), ahead)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fedssl
-from fedssl import assemble, nets
+from fedssl import assemble
 from fedssl.data import Dataset, Images
-from fedssl.data.progress import say_on_stderr
+from fedssl.data.progress import say_nothing, say_on_stderr
 from fedssl.drive import drive
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.lock import locked
-from fedssl.models import Models, models_of
+from fedssl.models import Models, export, models_of, saved_models
 from fedssl.provenance import UNKNOWN, code
+from fedssl.provenance import environment as environment
 from fedssl.report.collapse import Collapse
 from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
@@ -45,29 +44,19 @@ def finish(
 
 def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool, alone: bool) -> bool:
     experiment = Experiment.from_file(folder / "experiment.toml")
-    snapshot = Store(folder).load(lambda line: None, check_rows=False)
+    snapshot = Store(folder).load(say_nothing, check_rows=False)
     assert snapshot is not None
     measured = {"test_images": _hash(data.test), "labels": _labels(data)}
     beside = [name for name in experiment.probe.beside if name == "random" or not alone]
     if _finished(folder, experiment, snapshot.rounds, measured, beside):
         return False
     models = models_of(experiment, snapshot.sites, snapshot.memory)
-    image = data.train.image
     evaluation = Evaluation(experiment, data, device)
-    collapse, lines = Collapse(), []
-    for line in read_rounds(folder / "rounds.jsonl"):
-        collapse.see(line)
-        lines.append((line["of"], line.get("code", UNKNOWN)))
-    lengths, codes = sorted({of for of, _ in lines}), list(dict.fromkeys([*(made for _, made in lines), code()]))
-    notes = [evaluation.note] if evaluation.note else []
-    if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
-        notes.append(f"begun as a run of {lengths[0]} rounds and prolonged to {lengths[-1]}")
+    notes, codes = _logged(folder)
     if not models:
-        notes.append("no model was measured: each client has one of its own, and none of them is here")
-    if collapse.likely:
-        notes.append(collapse.likely)
-    if len(codes) > 1:
-        notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
+        notes.insert(0, "no model was measured: each client has one of its own, and none of them is here")
+    if evaluation.images.note:
+        notes.insert(0, evaluation.images.note)
     results: dict[str, Any] = {
         "experiment": experiment.hash(),
         "rounds": snapshot.rounds,
@@ -77,13 +66,13 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         "notes": notes,
         "table": {},
     }
-    measurable = evaluation.possible and bool(models)
+    measurable = evaluation.images.possible and bool(models)
     if measurable:
-        said = [note for probe in probes(experiment) for note in evaluation.notes(probe)]
+        said = [note for probe in probes(experiment) for note in evaluation.images.notes(probe)]
         notes += [note for note in dict.fromkeys(said) if note not in notes]
-    export(experiment, folder, models, image, snapshot.rounds, notes)
+    export(experiment, folder, models, data.train.image, snapshot.rounds, notes)
     if measurable:
-        scores = table(experiment, folder, data, public, device, evaluation, models, beside, quiet)
+        scores = table(evaluation, folder, public, models, beside, quiet)
         results["table"] = {
             name: {probe: each.summary() for probe, each in row.items()} for name, row in scores.items()
         }
@@ -91,10 +80,27 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     write_atomic(folder / "results.json", (json.dumps(results, indent=2) + "\n").encode())
     if experiment.probe.picture and data.test is not None and data.test.labelled:
         try:
-            draw(folder, evaluation, data.test, results["table"], first_models(experiment, image, device), models)
+            draw(folder, evaluation, data.test, results["table"], models)
         except ConfigError as problem:  # a missing extra must not hide what was measured
             say_on_stderr(f"no picture: {problem}")
     return True
+
+
+def _logged(folder: Path) -> tuple[list[str], list[str]]:
+    """What is to be noted about how the rounds went, and the code that made them and makes the rest."""
+    collapse, lengths, codes, notes = Collapse(), set[int](), dict[str, None](), list[str]()
+    for line in read_rounds(folder / "rounds.jsonl"):
+        collapse.see(line)
+        lengths.add(line["of"])
+        codes[line.get("code", UNKNOWN)] = None
+    codes[code()] = None
+    if len(lengths) > 1:  # not what one run of that length would have given, unless the rate is constant
+        notes.append(f"begun as a run of {min(lengths)} rounds and prolonged to {max(lengths)}")
+    if collapse.likely:
+        notes.append(collapse.likely)
+    if len(codes) > 1:
+        notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
+    return notes, list(codes)
 
 
 def _hash(images: Images | None) -> str | None:
@@ -140,17 +146,10 @@ def probes(experiment: Experiment) -> tuple[str, ...]:
 
 
 def table(
-    experiment: Experiment,
-    folder: Path,
-    data: Dataset,
-    public: Tensor | None,
-    device: torch.device,
-    evaluation: Evaluation,
-    models: Models,
-    beside: list[str],
-    quiet: bool,
+    evaluation: Evaluation, folder: Path, public: Tensor | None, models: Models, beside: list[str], quiet: bool
 ) -> dict[str, dict[str, Score]]:
     """Every probe for this run's models and for those it is to be seen beside."""
+    experiment, data, device = evaluation.experiment, evaluation.data, evaluation.device
 
     def row(models: Mapping[str, State], apart: frozenset[str] = frozenset()) -> dict[str, Score]:
         return evaluation.measure(models, probes(experiment), apart)
@@ -167,9 +166,7 @@ def table(
             rows[name] = rows["this run"]
             continue
         drive(other, folder / name, data, public, device, name, quiet)
-        snapshot = Store(folder / name).load(lambda line: None, check_rows=False)
-        assert snapshot is not None
-        trained = models_of(other, snapshot.sites, snapshot.memory)
+        trained = saved_models(other, folder / name, say_nothing)
         rows[name] = row(trained, trained.apart)
     return rows
 
@@ -187,16 +184,10 @@ def by_class(scores: Mapping[str, Mapping[str, Score]], test: Images | None) -> 
     return {"classes": list(test.classes) if test is not None else [], "table": rows}
 
 
-def draw(
-    folder: Path,
-    evaluation: Evaluation,
-    test: Images,
-    table: Mapping[str, Any],
-    before: Mapping[str, State],
-    after: Mapping[str, State],
-) -> None:
+def draw(folder: Path, evaluation: Evaluation, test: Images, table: Mapping[str, Any], after: Models) -> None:
     """picture.png from the rounds log, the table and the first model's view of some test images."""
     some = test.select(torch.arange(min(MAPPED, len(test))))
+    before = first_models(evaluation.experiment, evaluation.data.train.image, evaluation.device)
     first, last = (
         evaluation.features(next(iter(models.values())), some.held).cpu().numpy() for models in (before, after)
     )
@@ -209,44 +200,3 @@ def first_models(experiment: Experiment, image: tuple[int, int, int], device: to
     method = experiment.method.model_copy(update={"init": None})
     untrained = experiment.model_copy(update={"method": method})
     return {"random": assemble.build_method(untrained, image, device).state}
-
-
-def export(
-    experiment: Experiment,
-    folder: Path,
-    models: Mapping[str, State],
-    image: tuple[int, int, int],
-    rounds: int,
-    notes: list[str],
-) -> None:
-    """backbone.safetensors, or backbone-MODEL.safetensors where a run ends with several."""
-    method, data = experiment.to_dict()["method"], experiment.data
-    header = {
-        "format": "pt",
-        "fedssl": fedssl.__version__,
-        "experiment": experiment.hash(),
-        "method": method["name"],
-        "backbone": method["backbone"],
-        "stem": method["stem"],
-        "rounds": str(rounds),
-        "notes": "; ".join(notes),
-        "image": json.dumps(image),
-        "mean": json.dumps(data.mean),
-        "std": json.dumps(data.std),
-        "input": "pixels / 255, then (x - mean) / std where mean is given; eval mode",
-    }
-    for name, state in models.items():
-        file = "backbone.safetensors" if len(models) == 1 else nets.backbone_file(name)
-        tensors = state.pick(("backbone",)).without_prefix("backbone").tensors()
-        nets.save_backbone(tensors, folder / file, header | {"model": name})
-
-
-def environment(device: torch.device) -> dict[str, str]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "fedssl": fedssl.__version__,
-        "code": code(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": f"{device.type}: {name}",
-    }

@@ -96,8 +96,8 @@ class Loop:
     ) -> None:
         """The rounds after `last`; `carry` makes the runtime, given whom to tell of clients that have finished."""
         code()  # of now: files may be edited while this runs
-        if self.evaluation.note and self.experiment.probe.every:
-            self.say(self.evaluation.note)
+        if self.evaluation.images.note and self.experiment.probe.every:
+            self.say(self.evaluation.images.note)
         if warning := self.experiment.algorithm.warning:
             self.say(warning)
         log = RoundsLog(self.folder / "rounds.jsonl", last.rounds)
@@ -150,7 +150,7 @@ class Loop:
     def _knn(self, done: Snapshot) -> Score | None:
         every = self.experiment.probe.every
         due = every and (done.rounds % every == 0 or done.rounds == self.experiment.rounds)
-        if not due or not self.evaluation.possible:
+        if not due or not self.evaluation.images.possible:
             return None
         models = models_of(self.experiment, done.sites, done.memory, self.device)
         return self.evaluation.measure(models, ("knn",), models.apart)["knn"] if models else None

@@ -1,16 +1,24 @@
-"""The models a run has to show, by name: what its sites export, and each client's own where an algorithm makes them."""
+"""The models a run has to show, by name: what its sites export, and each client's own where an algorithm makes them;
+and their backbones as files for others to use."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
-from fedssl.errors import RunError
+import fedssl
+from fedssl import nets
+from fedssl.data.progress import Say
+from fedssl.errors import ConfigError, RunError
 from fedssl.experiment import Experiment
 from fedssl.federate import Sites
 from fedssl.memory import Remembered
+from fedssl.store import Store
 from fedssl.topology import MEAN
 from fedssl.tree import Mean, State, to_device
 
@@ -25,35 +33,24 @@ class Own(Mapping[str, State]):
     """
 
     def __init__(self, clients: Sequence[str], make: Callable[[str], State | None]) -> None:
-        self._clients, self._make = dict.fromkeys(clients), make
-        self._last: tuple[str, State | None] | None = None
-        self._names: dict[str, None] | None = None  # once all have been looked at
+        self._make = lru_cache(maxsize=1)(make)
+        self._has: dict[str, bool | None] = dict.fromkeys(clients)  # None: nobody has looked yet
 
     def __getitem__(self, client: str) -> State:
-        state = self._look(client) if client in self._clients else None
+        state = self._make(client) if client in self else None
         if state is None:
             raise KeyError(client)
         return state
 
-    def _look(self, client: str) -> State | None:
-        if self._last is None or self._last[0] != client:
-            self._last = None  # before the next is made: two need not be there at once
-            self._last = client, self._make(client)
-        return self._last[1]
+    def __contains__(self, client: object) -> bool:
+        if not isinstance(client, str) or client not in self._has:
+            return False
+        if self._has[client] is None:
+            self._has[client] = self._make(client) is not None
+        return bool(self._has[client])
 
     def __iter__(self) -> Iterator[str]:
-        if self._names is None:
-            names: dict[str, None] = {}
-            for client in self._clients:
-                if self._look(client) is not None:
-                    names[client] = None
-                    yield client
-            self._names = names
-        else:
-            yield from self._names
-
-    def __contains__(self, client: object) -> bool:
-        return super().__contains__(client) if self._names is None else client in self._names
+        return (client for client in self._has if client in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -117,6 +114,14 @@ def models_of(
     return Models(own, shared, list(apart))
 
 
+def saved_models(experiment: Experiment, folder: Path, say: Say) -> Models:
+    """Those of the newest checkpoint of a run directory."""
+    snapshot = Store(folder).load(say, check_rows=False)
+    if snapshot is None:
+        raise ConfigError(f"{folder} has no checkpoint yet")
+    return models_of(experiment, snapshot.sites, snapshot.memory)
+
+
 def _own(
     experiment: Experiment, sites: Sites, memory: Mapping[str, Remembered], device: torch.device | str
 ) -> Mapping[str, State]:
@@ -140,3 +145,33 @@ def _mean_of(exported: Sequence[Mapping[str, State]]) -> dict[str, State]:
         for name, mean in means.items():
             mean.add(named[name], 1.0)
     return {name: mean.result() for name, mean in means.items()}
+
+
+def export(
+    experiment: Experiment,
+    folder: Path,
+    models: Mapping[str, State],
+    image: tuple[int, int, int],
+    rounds: int,
+    notes: list[str],
+) -> None:
+    """backbone.safetensors, or backbone-MODEL.safetensors where a run ends with several."""
+    method, data = experiment.to_dict()["method"], experiment.data
+    header = {
+        "format": "pt",
+        "fedssl": fedssl.__version__,
+        "experiment": experiment.hash(),
+        "method": method["name"],
+        "backbone": method["backbone"],
+        "stem": method["stem"],
+        "rounds": str(rounds),
+        "notes": "; ".join(notes),
+        "image": json.dumps(image),
+        "mean": json.dumps(data.mean),
+        "std": json.dumps(data.std),
+        "input": "pixels / 255, then (x - mean) / std where mean is given; eval mode",
+    }
+    for name, state in models.items():
+        file = "backbone.safetensors" if len(models) == 1 else nets.backbone_file(name)
+        tensors = state.pick(("backbone",)).without_prefix("backbone").tensors()
+        nets.save_backbone(tensors, folder / file, header | {"model": name})

@@ -54,7 +54,7 @@ def per_client(evaluation: Evaluation, models: Models, say: Say) -> Score:
     _, owners = assemble.deal(evaluation.experiment, evaluation.data, say)
     held = {client: index for client, index in owners.items() if len(index)}
     score = evaluation.measure(ByClient(models, list(held)), (PROBE,))[PROBE]
-    counts = dict(zip(held, histogram(held, train.labels, evaluation.classes), strict=True))
+    counts = dict(zip(held, histogram(held, train.labels, evaluation.images.classes), strict=True))
     score.own_mix = {client: weighted(torch.tensor(score.confusion[client]), counts[client]) for client in score}
     return score
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import platform
 from functools import cache
 from pathlib import Path
+
+import torch
 
 import fedssl
 
@@ -20,6 +23,7 @@ TELLING = {  # modules and packages; report/rounds.py is not among them: tables 
     "cli",
     "cli_finetune",
     "cli_flower",
+    "cli_options",
     "cli_tables",
     "combinations",
     "doctor",
@@ -60,3 +64,14 @@ def statements(source: str) -> str:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
     return ast.unparse(tree)
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "fedssl": fedssl.__version__,
+        "code": code(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.type}: {name}",
+    }

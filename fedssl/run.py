@@ -13,19 +13,19 @@ from torch import Tensor
 
 from fedssl import assemble, nets
 from fedssl.agree import agree
+from fedssl.changes import flat
 from fedssl.collaborative import collaborative
 from fedssl.data import Dataset, from_python
-from fedssl.data.progress import Say, say_on_stderr
+from fedssl.data.progress import Say, say_nothing, say_on_stderr
 from fedssl.drive import drive
 from fedssl.errors import ConfigError, RunError
-from fedssl.evaluate import Evaluation, backbone_of, check_probe, for_probe
+from fedssl.evaluate import Evaluation, backbone_of, for_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
-from fedssl.models import Models, models_of
+from fedssl.models import Models, saved_models
 from fedssl.per_client import per_client
 from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
-from fedssl.store import Store
 from fedssl.transfer import On, other_images
 
 RUNS = Path("runs")
@@ -70,10 +70,7 @@ class Run:
 
     def models(self) -> Models:
         """The models of the newest checkpoint, by name."""
-        snapshot = Store(self.dir).load(say_on_stderr, check_rows=False)
-        if snapshot is None:
-            raise ConfigError(f"{self.dir} has no checkpoint yet")
-        return models_of(self.experiment, snapshot.sites, snapshot.memory)
+        return saved_models(self.experiment, self.dir, say_on_stderr)
 
     def backbone(self, model: str | None = None) -> nets.Backbone:
         """A trained backbone as a module in eval mode; `model` names one where there are several."""
@@ -91,13 +88,12 @@ class Run:
         """A probe's accuracy in percent for every model; settings as under [probe], e.g. labels=100. `on` names other
         images to measure with: a data set, a table as under [data], or a Dataset."""
         changed = for_probe(self.experiment, probe, settings)
-        check_probe(probe)
         models = self._some_models()
         if on is not None and not self._trained_on(on):
             return self._transfer(changed, probe, on, models)
         evaluation = Evaluation(changed, self.data(), self.device)
         if probe in WITH_CLIENTS:
-            return WITH_CLIENTS[probe](evaluation, models, _quiet)
+            return WITH_CLIENTS[probe](evaluation, models, say_nothing)
         return evaluation.measure(models, (probe,), models.apart)[probe]
 
     def _transfer(self, changed: Experiment, probe: str, on: On, models: Models) -> Score:
@@ -153,7 +149,7 @@ def run(
     """
     if test is not None and (dataset is None or isinstance(dataset, Dataset)):
         raise ConfigError("test= goes with training images in dataset=; a Dataset brings its own test images")
-    changed = _dotted(changes) | dict(set or {})
+    changed = flat(changes) | dict(set or {})
     if dataset is not None:
         dataset = from_python(dataset, test) if not isinstance(dataset, Dataset) else dataset
         changed.setdefault("data.name", "given")
@@ -166,8 +162,8 @@ def run(
     own_name = bool(changed) or isinstance(experiment, Experiment)
     folder = Path(dir) if dir is not None else default_dir(title, chosen, own_name)
     torch_device = assemble.resolve_device(device)
-    agree(chosen, folder, torch_device, _quiet)  # again under the lock, but here before images are read
-    root, say = Path(data_dir or "data"), _quiet if quiet else say_on_stderr
+    agree(chosen, folder, torch_device, say_nothing)  # again under the lock, but here before images are read
+    root, say = Path(data_dir or "data"), say_nothing if quiet else say_on_stderr
     data = assemble.read_data(chosen, root, dataset, say)
     public = assemble.read_public(chosen, data, root, say)
     try:
@@ -186,13 +182,3 @@ def run(
 def default_dir(title: str, experiment: Experiment, changed: bool) -> Path:
     """runs/NAME for a recipe as it is; a changed one gets a name of its own and never meets the other's files."""
     return RUNS / (f"{title}-{experiment.hash()[:8]}" if changed else title)
-
-
-def _dotted(changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in changes.items():
-        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
-
-
-def _quiet(line: str) -> None: ...

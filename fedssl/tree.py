@@ -34,13 +34,6 @@ class State:
         floats = recycle.row(layout.floats, device=device).zero_()
         return cls(layout, floats, torch.zeros(layout.counts, dtype=torch.int64, device=device))
 
-    @classmethod
-    def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> State:
-        state = cls.empty(layout)
-        for name, view in state.tensors().items():
-            view.copy_(tensors[name])
-        return state
-
     def view(self, entry: Entry) -> Tensor:
         """The entry as its module sees it. Convolutions lie as (out, h, w, in): the accelerators' order."""
         row = self.counts if entry.role == "counter" else self.floats

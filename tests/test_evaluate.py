@@ -106,10 +106,10 @@ def test_few_labels_are_few() -> None:
 )
 def test_without_labels_there_is_nothing_to_measure(data: Dataset, sentence: str) -> None:
     evaluation = Evaluation(experiment(), data, CPU)
-    assert not evaluation.possible
+    assert not evaluation.images.possible
     with pytest.raises(ConfigError, match=sentence):
         evaluation.measure({"x": state()}, ("knn",))
-    assert evaluation.note is None
+    assert evaluation.images.note is None
 
 
 def test_what_can_be_done_about_lacking_test_images_depends_on_whose_they_are() -> None:
@@ -151,6 +151,21 @@ def test_an_experiment_may_have_settings_of_other_probes() -> None:
     assert for_probe(whole, "linear", {"epochs": 2}).probe.labels == 3
 
 
+@pytest.mark.parametrize("probe", ["linear", "per-client"])
+@pytest.mark.parametrize(("key", "value"), [("epochs", 5), ("lr", 0.1), ("batch", 8)])
+def test_an_exact_minimum_is_not_trained(probe: str, key: str, value: float) -> None:
+    """What would be ignored is refused, whichever of the two is said first; a training of the run's own is let go."""
+    sentence = rf'^probe\.solver = "lbfgs" finds the minimum itself and makes no use of {key}: leave those out'
+    with pytest.raises(ConfigError, match=sentence):
+        for_probe(experiment(), probe, {"solver": "lbfgs", key: value})
+    exact = for_probe(experiment(), probe, {"solver": "lbfgs"})
+    assert (exact.probe.solver, exact.probe.epochs) == ("lbfgs", None)
+    with pytest.raises(ConfigError, match=sentence):
+        for_probe(exact, probe, {key: value})
+    assert for_probe(exact, probe, {"solver": "protocol", key: value}).probe.solver == "protocol"
+    assert getattr(for_probe(exact, "semi", {key: value}).probe, key) == value  # which has no solver
+
+
 def test_more_than_there_is_is_said() -> None:
     """Of 60 labelled images, 61 neighbours cannot vote, and 61 labels cannot be learned from."""
     asked = Evaluation(experiment(k=61, labels=61, epochs=1), DATA, CPU).measure({"x": state()}, ("knn", "linear"))
@@ -190,9 +205,9 @@ def test_halves_of_the_test_images_where_training_images_have_no_labels(labels: 
     """No image in both, none in neither; of every class as many in one as in the other, but for an odd one."""
     data = Dataset(images(6, 0, labelled=False), _numbered(labels))
     evaluation = Evaluation(experiment(), data, CPU)
-    assert evaluation.possible
-    assert evaluation.note is not None
-    halves = evaluation.sets()
+    assert evaluation.images.possible
+    assert evaluation.images.note is not None
+    halves = evaluation.images.known, evaluation.images.tested
     numbers = [half.pixels[:, 0, 0, 0].tolist() for half in halves]
     assert sorted(numbers[0] + numbers[1]) == list(range(len(labels)))
     assert [len(half) for half in halves] == [len(labels) // 2, (len(labels) + 1) // 2]
@@ -200,14 +215,14 @@ def test_halves_of_the_test_images_where_training_images_have_no_labels(labels: 
         assert half.labels.tolist() == [labels[k] for k in mine]
     known, unknown = (torch.bincount(half.labels, minlength=5) for half in halves)
     assert int((known - unknown).abs().max()) <= 1
-    other = Evaluation(experiment().with_changes({"seed": 1}), data, CPU).sets()
-    assert torch.equal(other[0].pixels, halves[0].pixels)  # runs of different seeds are measured on the same images
+    other = Evaluation(experiment().with_changes({"seed": 1}), data, CPU).images
+    assert torch.equal(other.known.pixels, halves[0].pixels)  # runs of different seeds are measured on the same images
 
 
 def test_labelled_training_images_leave_the_test_images_whole() -> None:
     evaluation = Evaluation(experiment(), DATA, CPU)
-    assert evaluation.sets() == (DATA.train, DATA.test)
-    assert evaluation.note is None
+    assert (evaluation.images.known, evaluation.images.tested) == (DATA.train, DATA.test)
+    assert evaluation.images.note is None
 
 
 def test_one_half_is_learned_from_and_the_other_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +232,7 @@ def test_one_half_is_learned_from_and_the_other_measured_on(monkeypatch: pytest.
     seen = []
     monkeypatch.setattr(evaluation, "_knn", lambda subject: seen.append(subject) or torch.zeros(16, dtype=torch.int64))
     score = evaluation.measure({"x": state()}, ("knn",))["knn"]
-    (known, unknown), (subject,) = evaluation.sets(), seen
+    known, unknown, (subject,) = evaluation.images.known, evaluation.images.tested, seen
     assert torch.equal(subject.train.labels, known.labels)
     torch.testing.assert_close(subject.train.features, evaluation.features(state(), known.pixels))
     torch.testing.assert_close(subject.test, evaluation.features(state(), unknown.pixels))

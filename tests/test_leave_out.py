@@ -13,8 +13,9 @@ import fedssl
 from fedssl import assemble
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
-from fedssl.evaluate import HALVED, SEEN, Evaluation, for_probe
+from fedssl.evaluate import Evaluation, for_probe
 from fedssl.experiment import Experiment
+from fedssl.labelled import HALVED, SEEN
 from fedssl.tree import State
 
 CPU = torch.device("cpu")
@@ -50,7 +51,7 @@ def state() -> State:
 
 
 def few(chosen: Experiment, data: Dataset | None = None) -> Any:
-    return Evaluation(chosen, data or dataset(), CPU).few
+    return Evaluation(chosen, data or dataset(), CPU).images.few
 
 
 def numbers(pixels: Tensor) -> list[int]:
@@ -109,19 +110,19 @@ def test_exactly_those_are_learned_from() -> None:
     left = assemble.left_out(chosen, dataset()).tolist()
     for settings in ({}, {"labels": 0.1}, {"labels": 20}):
         found = few(for_probe(chosen, "semi", settings))
-        assert numbers(found.pixels) == left
-        assert torch.equal(found.labels, dataset().train.labels[left])
+        assert numbers(found.images.pixels) == left
+        assert torch.equal(found.images.labels, dataset().train.labels[left])
         assert (found.share, found.note) == (0.1, None)
     some = few(for_probe(chosen, "semi", {"labels": 10}))
-    assert set(numbers(some.pixels)) < set(left)
-    assert some.labels.bincount().tolist() == [2] * 5
+    assert set(numbers(some.images.pixels)) < set(left)
+    assert some.images.labels.bincount().tolist() == [2] * 5
     assert some.note is None
 
 
 @pytest.mark.parametrize(("leave_out", "labels", "count"), [(0.0, 0, 2), (0.0, 0.1, 20), (0.1, 0.2, 40), (0.1, 1, 200)])
 def test_images_that_were_seen_are_said_to_be(leave_out: float, labels: float, count: int) -> None:
     found = few(for_probe(experiment(data__leave_out=leave_out), "semi", {"labels": labels}))
-    assert (len(found.labels), found.note) == (count, SEEN)
+    assert (len(found.images.labels), found.note) == (count, SEEN)
 
 
 def test_halves_of_the_test_images_were_not_seen() -> None:

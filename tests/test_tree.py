@@ -60,11 +60,6 @@ def test_tensors_are_live_views() -> None:
     assert bool((state.counts == 7).all())
 
 
-def test_from_tensors_and_back() -> None:
-    state = random_state()
-    assert same(State.from_tensors(LAYOUT, state.tensors()), state)
-
-
 def test_a_settled_module_lives_in_its_rows() -> None:
     """Values, roles and gradients are those of the module before; what is written to the row, the module computes."""
     module = nn.ModuleDict({"backbone": nn.Sequential(nn.Conv2d(3, 2, 2), nn.BatchNorm2d(2), nn.Flatten())})

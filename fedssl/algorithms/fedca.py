@@ -65,7 +65,7 @@ class FedCA(Dictionary):
         """Server, line 2: all that is kept of the alignment model is what it makes of the public images."""
         assert home.public is not None
         state, first = home.method.state, home.method.state.clone()
-        with home.watch(BEFORE, home.rounds) as advance:
+        with home.meter(BEFORE, home.rounds) as advance:
             for r in range(home.rounds):
                 rate, progress = home.trainer.settings.rate(r, home.rounds), r / home.rounds
                 replace(home, pixels=home.public, round=r, rate=rate, progress=progress).train(self.contrast, {})

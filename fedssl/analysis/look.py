@@ -64,6 +64,12 @@ def look(number: int) -> dict[str, Any]:
     }
 
 
+def titled(model: str) -> str:
+    """A model's name where it stands alone: clients that were dealt their images are called by a number only."""
+    run, slash, name = model.rpartition("/")
+    return f"{run}{slash}client {name}" if name.isdigit() else model
+
+
 def over_rounds(axes: Any, label: str) -> None:
     axes.set(xlabel="round", ylabel=label)
     axes.xaxis.get_major_locator().set_params(integer=True)

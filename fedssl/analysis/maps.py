@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedssl.analysis.analysis import ANALYSES, Found, Summary, listed
 from fedssl.analysis.features import OfFeatures
-from fedssl.analysis.look import COLOURS, MARKERS, figure
+from fedssl.analysis.look import COLOURS, MARKERS, figure, titled
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
 from fedssl.report.picture import FEWEST, scatter, tsne
@@ -98,7 +98,7 @@ class Map(OfFeatures):
             drawn, axes = figure(1, 1, width=6.5, height=5)
             for number, (name, xy) in enumerate(maps.items()):
                 style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-                axes[0, 0].scatter(*xy.T, s=7, alpha=0.7, label=name, **style)
+                axes[0, 0].scatter(*xy.T, s=7, alpha=0.7, label=titled(name), **style)
             axes[0, 0].set(title=f"test images, {WORDS[self.how]}", xticks=[], yticks=[])
             axes[0, 0].set_frame_on(False)
         else:
@@ -109,7 +109,7 @@ class Map(OfFeatures):
                 each.set_axis_off()
             classes = found["classes"] if found["labels"] else ["without a label"]
             for each, (name, xy) in zip(axes.flat, maps.items(), strict=False):
-                scatter(each, xy, labels, classes, name, MARKERS)
+                scatter(each, xy, labels, classes, titled(name), MARKERS)
         handles, names = axes[0, 0].get_legend_handles_labels()
         drawn.legend(handles, names, loc="outside right center", frameon=False, markerscale=2)
         return drawn

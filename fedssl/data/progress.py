@@ -17,6 +17,9 @@ def say_on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def say_nothing(line: str) -> None: ...
+
+
 def on_a_terminal() -> bool:
     """Whether somebody watches. If not, what is said may be kept as a log, where names of private files must not be."""
     return sys.stderr.isatty()

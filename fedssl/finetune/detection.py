@@ -21,7 +21,7 @@ from torch import nn
 
 from fedssl import nets
 from fedssl.assemble import resolve_device
-from fedssl.data.progress import Say, meter, say_on_stderr
+from fedssl.data.progress import Say, meter, say_nothing, say_on_stderr
 from fedssl.errors import ConfigError, RunError
 from fedssl.finetune import maskrcnn
 from fedssl.finetune.batches import Batches
@@ -32,8 +32,8 @@ from fedssl.finetune.progress import telling
 from fedssl.finetune.settings import DetectionSettings
 from fedssl.finetune.start import Start, read_start
 from fedssl.finetune.training import Training
-from fedssl.finish import environment
 from fedssl.lock import entered
+from fedssl.provenance import environment
 from fedssl.store import write_atomic
 
 FEW = 8  # images: with fewer in a batch, statistics of one batch say little about the next
@@ -67,7 +67,7 @@ def fine_tune(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Fine-tune, going on where the directory stands, and measure: what metrics.json has, and "dir" where it lies."""
-    say: Say = _silent if quiet else say_on_stderr
+    say: Say = say_nothing if quiet else say_on_stderr
     settings = settings or DetectionSettings()
     maskrcnn.check_installed()
     maskrcnn.check(settings)
@@ -202,6 +202,3 @@ def _finished(folder: Path) -> dict[str, Any] | None:
 
 def _hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _silent(line: str) -> None: ...

@@ -5,10 +5,11 @@ from fedssl.probes.finetune import fine_tune
 from fedssl.probes.knn import knn_predict
 from fedssl.probes.linear import Solver, linear_predict
 from fedssl.probes.protocol import LINEAR, Name, Protocol, fine_tuning
-from fedssl.probes.settings import USES, ProbeSettings
+from fedssl.probes.settings import OF_TRAINING, USES, ProbeSettings
 
 __all__ = [
     "LINEAR",
+    "OF_TRAINING",
     "USES",
     "Labelled",
     "Name",

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, PositiveInt
 
+from fedssl.errors import ConfigError
 from fedssl.probes.linear import Solver
 from fedssl.probes.protocol import Name
 from fedssl.settings import Settings
@@ -38,8 +39,18 @@ class ProbeSettings(Settings):
     picture: bool = False  # picture.png at the end: the kNN curve, a map of the test images before and after
     beside: tuple[str, ...] = ()  # measured the same way: "random" backbone, "isolated" or "centralized" training
 
+    def check(self) -> None:
+        """Refuse settings of a training where there is none."""
+        said = [key for key in OF_TRAINING if getattr(self, key) is not None]
+        if said and self.solver == "lbfgs":
+            raise ConfigError(
+                f'probe.solver = "lbfgs" finds the minimum itself and makes no use of {", ".join(said)}: leave those '
+                'out, or set solver = "protocol"'
+            )
 
-_TRAINED = ("labels", "protocol", "epochs", "lr", "batch")
+
+OF_TRAINING = ("epochs", "lr", "batch")  # of a probe that is trained
+_TRAINED = ("labels", "protocol", *OF_TRAINING)
 _LINEAR = (*_TRAINED, "penalty", "solver")
 USES: Mapping[str, tuple[str, ...]] = {  # every probe, and the settings that decide what it finds
     "knn": ("k", "temperature"),
@@ -47,5 +58,5 @@ USES: Mapping[str, tuple[str, ...]] = {  # every probe, and the settings that de
     "semi": _TRAINED,
     "classifier": (),
     "per-client": _LINEAR,
-    "collaborative": ("labels", "epochs", "lr", "batch"),
+    "collaborative": ("labels", *OF_TRAINING),
 }

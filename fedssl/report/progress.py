@@ -65,15 +65,9 @@ class Bars:
     """One bar that counts client-rounds, with images/s, the last measurement and the time left."""
 
     def __init__(self, bar: Any, task: Any, title: str, rounds: int, per_round: int) -> None:
-        self._bar, self._task, self._title, self._rounds, self._per_round = (
-            bar,
-            task,
-            title,
-            rounds,
-            per_round,
-        )
+        self._bar, self._task, self._title = bar, task, title
+        self._rounds, self._per_round = rounds, per_round
         self._knn, self._lock = "", threading.Lock()
-        self._done = 0
 
     def client(self, reply: Reply) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedssl.reproduce import Outcome, Watch
+from fedssl.reproduce import Display, Outcome
 from fedssl.reproduce.found import rounds
 from fedssl.reproduce.made import cautions
 from fedssl.reproduce.markdown import against, figure
@@ -27,7 +27,7 @@ FRAME = 8  # lines of a terminal that are not cells
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
+def displayed() -> Iterator[Display]:
     """Whatever suits standard error."""
     console = Console(stderr=True)
     if not console.is_terminal:

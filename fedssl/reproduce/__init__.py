@@ -7,7 +7,7 @@ for row in outcome.rows: print(row["row"], row["column"], row["published"], row[
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -36,7 +36,7 @@ ROOT = Path("runs/reproduce")
 BLINK = 0.5  # seconds between looks at what the processes do
 
 
-class Watch(Protocol):
+class Display(Protocol):
     """Tells a person how a table comes about."""
 
     def look(self, outcome: Outcome, pool: Pool) -> None:
@@ -54,7 +54,7 @@ def reproduce(
     dir: str | Path = ROOT,
     device: str = "auto",
     data_dir: str | Path = "data",
-    watch: Watch | None = None,
+    display: Display | None = None,
     fresh: bool = False,
 ) -> Outcome:
     """Train and measure what is missing of a published table; what is there already is not made again.
@@ -65,8 +65,8 @@ def reproduce(
     """
     if scale not in SCALES:
         raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
-    chosen = find_table(table)
-    return _make(chosen, scale, SCALES[scale], seeds, some_cells(chosen, cells), dir, device, data_dir, watch, fresh)
+    chosen, where = find_table(table), Where(Path(dir), Path(data_dir), device)
+    return _make(chosen, scale, SCALES[scale], seeds, some_cells(chosen, cells), where, display, fresh)
 
 
 def sweep(
@@ -77,13 +77,13 @@ def sweep(
     dir: str | Path = ROOT,
     device: str = "auto",
     data_dir: str | Path = "data",
-    watch: Watch | None = None,
+    display: Display | None = None,
     fresh: bool = False,
 ) -> Outcome:
     """Train and measure a recipe or a TOML file with every combination of settings: `set` is ["algorithm.tau=0.5,0.7",
     "method=byol,simsiam"]; commas within brackets or quotes do not separate values."""
-    table = swept(recipe, set, probes)
-    return _make(table, "as it is", "", seeds, table.cells, dir, device, data_dir, watch, fresh)
+    table, where = swept(recipe, set, probes), Where(Path(dir), Path(data_dir), device)
+    return _make(table, "as it is", "", seeds, table.cells, where, display, fresh)
 
 
 def find_table(name: str) -> Table:
@@ -97,10 +97,7 @@ def find_table(name: str) -> Table:
 
 def some_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
     """Those that one of the patterns fits; without patterns, all."""
-    chosen = list(table.cells)
-    for_all = [_fits(pattern) for pattern in patterns]
-    if for_all:
-        chosen = [cell for cell in chosen if any(fits(cell) for fits in for_all)]
+    chosen = [cell for cell in table.cells if not patterns or any(_fits(pattern, cell) for pattern in patterns)]
     if not chosen:
         raise ConfigError(
             f"no cell of {table.name} is like {', '.join(patterns)}; fedssl reproduce {table.name} --list"
@@ -108,14 +105,11 @@ def some_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
     return chosen
 
 
-def _fits(pattern: str) -> Callable[[Cell], bool]:
-    def fits(cell: Cell) -> bool:
-        names = (cell.recipe, cell.row, cell.column, f"{cell.row}, {cell.column}")
-        if {*pattern} & {*"*#{"}:
-            return bool(matching(names, pattern))
-        return any(pattern.lower() in name.lower() for name in names)
-
-    return fits
+def _fits(pattern: str, cell: Cell) -> bool:
+    names = (cell.recipe, cell.row, cell.column, f"{cell.row}, {cell.column}")
+    if {*pattern} & {*"*#{"}:
+        return bool(matching(names, pattern))
+    return any(pattern.lower() in name.lower() for name in names)
 
 
 def _make(
@@ -124,15 +118,13 @@ def _make(
     suffix: str,
     seeds: int,
     asked: Sequence[Cell],
-    dir: str | Path,
-    device: str,
-    data_dir: str | Path,
-    watch: Watch | None,
+    where: Where,
+    display: Display | None,
     fresh: bool,
 ) -> Outcome:
     if seeds < 1:
         raise ConfigError(f"seeds is a number above 0 (got {seeds})")
-    where, on = Where(Path(dir), Path(data_dir), device), resolve_device(device)
+    on = resolve_device(where.device)
     outcome = Outcome(table, scale, _wants(table, suffix, seeds, where.root, on), seeds, asked, where)
     if all(want.training is None and want.cell.cannot is None for want in outcome.wanted):
         raise ConfigError(outcome.wanted[0].problem or "")  # a setting that no cell can have is a mistake, not a result
@@ -143,19 +135,19 @@ def _make(
         todo = _measurable(outcome, todo)
     outcome.save(markdown(outcome))
     if todo:
-        _serve(outcome, Pool(todo, devices(on), where.data_dir), watch)
+        _serve(outcome, Pool(todo, devices(on), where.data_dir), display)
     return outcome
 
 
 def _wants(table: Table, suffix: str, seeds: int, root: Path, device: torch.device) -> list[Want]:
     """Of the seeds asked for, and of further ones as far as some cell has been measured with them."""
-    found_all = list(wants(table.cells, suffix, range(seeds), root, device))
-    for seed in itertools.count(seeds):
-        more = list(wants(table.cells, suffix, [seed], root, device))
-        if not any(w.training and w.measure and found.measured(w.training, w.measure) for w in more):
-            return found_all
-        found_all += more
-    raise AssertionError
+    asked = list(wants(table.cells, suffix, range(seeds), root, device))
+    more = (list(wants(table.cells, suffix, [seed], root, device)) for seed in itertools.count(seeds))
+    return asked + list(itertools.chain(*itertools.takewhile(_some_measured, more)))
+
+
+def _some_measured(some: Sequence[Want]) -> bool:
+    return any(w.training and w.measure and found.measured(w.training, w.measure) for w in some)
 
 
 def _todo(outcome: Outcome) -> dict[Training, list[Measure]]:
@@ -175,27 +167,24 @@ def _measurable(outcome: Outcome, todo: dict[Training, list[Measure]]) -> dict[T
     for."""
     problems = unmeasurable(todo, outcome.where.data_dir, say_on_stderr)
     outcome.problems |= problems
-    kept: dict[Training, list[Measure]] = {}
-    for training, measures in todo.items():
-        if some := [each for each in measures if (training, each.file) not in problems]:
-            kept[training] = some
     asked = {(want.training, want.measure.file) for want in outcome.wanted if want.training and want.measure}
     if problems and asked <= problems.keys():
         raise ConfigError(next(iter(problems.values())))
-    return kept
+    kept = {t: [each for each in measures if (t, each.file) not in problems] for t, measures in todo.items()}
+    return {training: measures for training, measures in kept.items() if measures}
 
 
-def _serve(outcome: Outcome, pool: Pool, watch: Watch | None) -> None:
+def _serve(outcome: Outcome, pool: Pool, display: Display | None) -> None:
     try:
         while pool.busy or not pool.ended.empty():
-            if watch is not None:
-                watch.look(outcome, pool)
+            if display is not None:
+                display.look(outcome, pool)
             while (ended := pool.next_ended(BLINK)) is not None:
                 training, problems = ended
                 outcome.problems |= {(training, file): problem for file, problem in problems.items()}
                 outcome.save(markdown(outcome))
-                if watch is not None:
-                    watch.ended(outcome, training, problems)
+                if display is not None:
+                    display.ended(outcome, training, problems)
     except KeyboardInterrupt:
         pool.stop()
         outcome.save(markdown(outcome))  # what has ended since the last look counts

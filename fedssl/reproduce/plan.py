@@ -21,7 +21,7 @@ import torch
 
 from fedssl.changes import merge_changes, parse_assignment
 from fedssl.errors import ConfigError, FedsslError
-from fedssl.evaluate import ANEW, FINE_TUNING
+from fedssl.evaluate import ANEW, FINE_TUNING, check_suits
 from fedssl.experiment import Experiment, plain_values
 from fedssl.probes import USES, ProbeSettings
 from fedssl.tables import LOGGED, Cell
@@ -123,6 +123,7 @@ def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
     said = {key.removeprefix("probe."): value for key, value in map(parse_assignment, cell.settings)}
     if cell.probe in LOGGED:
         return Measure(cell.probe, tuple(said.items()))
+    check_suits(cell.probe, experiment)
     asked = {key.removeprefix("probe.") for key, _ in map(parse_assignment, cell.set)}
     own = {key: getattr(experiment.probe, key) for key in PROBED if key in USES[cell.probe]}
     if cell.probe in FINE_TUNING:  # which takes over what a sweep asks for, but nothing of a recipe's linear probe

@@ -17,7 +17,8 @@ import fedssl
 from fedssl.analysis import analyse
 from fedssl.analysis.angles import angles, pairwise
 from fedssl.analysis.local import local_models
-from fedssl.analysis.maps import principal, same_class_nearby
+from fedssl.analysis.look import titled
+from fedssl.analysis.maps import Map, principal, same_class_nearby
 from fedssl.analysis.weights import common, distances
 from fedssl.data import Dataset, from_python
 from fedssl.errors import ConfigError
@@ -40,7 +41,10 @@ def _state(**tensors: list[float]) -> State:
     entries = [
         Entry(name, tuple(t.shape), "statistic" if name.endswith("mean") else "weight") for name, t in named.items()
     ]
-    return State.from_tensors(Layout.of(entries), named)
+    state = State.empty(Layout.of(entries))
+    for name, view in state.tensors().items():
+        view.copy_(named[name])
+    return state
 
 
 def test_angles_by_hand() -> None:
@@ -261,9 +265,18 @@ def test_maps_of_several_models(go: Go) -> None:
     run = go(**{"topology.name": "isolated"})
     apart = analyse("map", [run], say=quiet).found
     assert {name: len(xy) for name, xy in apart["maps"].items()} == {"0": 24, "1": 24, "2": 24}
+    assert [axes.get_title() for axes in Map().draw(apart).axes[:3]] == ["client 0", "client 1", "client 2"]
     assert apart["labels"] == [i % 3 for i in range(24)]
     one = analyse("map", [run], say=quiet, together=True, models=["0", "2"])
     assert {name: len(xy) for name, xy in one.found["maps"].items()} == {"0": 24, "2": 24}
+    (legend,) = Map(together=True).draw(one.found).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["client 0", "client 2"]
+
+
+def test_titles_of_models() -> None:
+    """A run may be called by a number, too: what is said of a client is said of the model."""
+    names = ("global", "0", "hospital", "runs/7", "7/global", "mean")
+    assert [titled(name) for name in names] == ["global", "client 0", "hospital", "runs/client 7", "7/global", "mean"]
 
 
 def test_umap_is_asked_for_and_missed(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:

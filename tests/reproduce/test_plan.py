@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_a_probe_gets_none_of_a_recipes_settings_that_it_does_not_use() -> None:
         "knn": set(),
     }
     for probe, keys in used.items():
-        want = one(Cell("r", "c", "ccl-cifar10-iid", probe, (), ("probe.penalty=0.1",)))
+        want = one(Cell("r", "c", "ccl-supervised-cifar10-iid", probe, (), ("probe.penalty=0.1",)))
         assert {*dict(want.measure.settings)} == keys, probe
         for_probe(want.training.experiment, probe, dict(want.measure.settings))
     assert one(Cell("r", "c", "demo", "knn", ("k=3",))).measure.settings == (("k", 3),)
@@ -167,3 +168,28 @@ def test_unknown_names_are_refused_with_what_is_near(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rouns"):
         fedssl.sweep("demo", ["rouns=1,2"], dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def refusal(cell: Cell) -> str | None:
+    """Why nothing is trained for a cell; None: something is."""
+    (want,) = wants([cell], "", [0], ROOT, CPU)
+    assert (want.training is None) == (want.problem is not None)
+    return want.problem
+
+
+def test_a_classifier_that_nobody_trains_is_refused_before_training(tmp_path: Path) -> None:
+    simclr = Cell("r", "c", "demo", "classifier")
+    assert refusal(simclr) == 'probe "classifier" measures one that the run itself trained; simclr trains none'
+    assert refusal(replace(simclr, set=("method=supervised", "method.classes=10"))) is None
+    with pytest.raises(ConfigError, match="simclr trains none"):
+        fedssl.sweep("demo", probes=["classifier"], dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_of_the_probe_that_its_solver_would_ignore_is_refused() -> None:
+    """Where it is asked for; a recipe's own, as the demo has 500 epochs, is let go in favour of the solver."""
+    exact = Cell("r", "c", "demo", "linear", (), ("probe.solver=lbfgs",))
+    assert refusal(exact) is None
+    assert dict(one(exact).measure.settings)["solver"] == "lbfgs"
+    assert "makes no use of epochs" in (refusal(replace(exact, set=("probe.solver=lbfgs", "probe.epochs=5"))) or "")
+    assert refusal(replace(exact, set=("probe.solver=lbfgs", "probe.epochs=5"), probe="semi")) is None

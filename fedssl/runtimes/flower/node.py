@@ -17,7 +17,7 @@ import torch
 import fedssl
 from fedssl import assemble
 from fedssl.data import Dataset, HeldOut
-from fedssl.data.progress import say_on_stderr
+from fedssl.data.progress import say_nothing, say_on_stderr
 from fedssl.errors import ClientError, ConfigError
 from fedssl.experiment import Experiment
 from fedssl.guard import Reply
@@ -93,7 +93,7 @@ class Node:
         """The images as clients see them, and which of them belong to each client that lives here."""
         e, place, data = self.experiment, self._place, self._data
         if place.images == "dealt":
-            seen, owners = assemble.deal(e, data, lambda line: None)
+            seen, owners = assemble.deal(e, data, say_nothing)
             here = sorted(owners)[place.part :: place.parts] if place.client is None else [place.client]
             if not here:
                 raise ClientError(f"more nodes than clients: none is left for node {place.part} of {place.parts}")
@@ -121,7 +121,7 @@ class Node:
     @cached_property
     def _work(self) -> Work:
         e = self.experiment
-        public = assemble.read_public(e, self._data, self._place.data, lambda line: None)
+        public = assemble.read_public(e, self._data, self._place.data, say_nothing)
         here = {} if public is None else {self.device: public.to(self.device)}
         return Work(e.algorithm, e.seed, assemble.pace(e), here, threading.Event())
 
@@ -171,7 +171,7 @@ class Node:
 
     def keep(self, task: Task, message: Tree) -> Reply:
         """Make the model of a client's own, and leave its backbone beside what the client remembers."""
-        from fedssl.finish import export
+        from fedssl.models import export
 
         memory = self._memory(task)
         state = self.experiment.algorithm.personal(message, memory.read())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedssl import assemble
 from fedssl.agree import agree
-from fedssl.data.progress import Say, say_on_stderr
+from fedssl.data.progress import Say, say_nothing, say_on_stderr
 from fedssl.errors import ConfigError, RunError
 from fedssl.experiment import Experiment
 from fedssl.finish import finish
@@ -51,9 +51,9 @@ def up(
     a client trains, and not what comes of it. In the run directory: `nodes`, what each client remembers; `flower`,
     keys, logs and the app.
     """
-    say: Say = (lambda line: None) if quiet else say_on_stderr
+    say: Say = say_nothing if quiet else say_on_stderr
     folder, data_dir = folder.resolve(), data_dir.resolve()
-    agree(experiment, folder, assemble.resolve_device(device), lambda line: None)  # before images are read
+    agree(experiment, folder, assemble.resolve_device(device), say_nothing)  # before images are read
     data = assemble.read_data(experiment, data_dir, None, say)
     public = assemble.read_public(experiment, data, data_dir, say)
     _, owners = assemble.deal(experiment, data, say)
@@ -79,7 +79,7 @@ def _trained(folder: Path, experiment: Experiment) -> bool:
     """Whether nothing is left to do for a federation."""
     if experiment.algorithm.personalises or not (folder / "results.json").is_file():
         return False  # clients may not have the models of their own yet
-    snapshot = Store(folder).load(lambda line: None, check_rows=False)
+    snapshot = Store(folder).load(say_nothing, check_rows=False)
     return snapshot is not None and snapshot.rounds >= experiment.rounds
 
 
