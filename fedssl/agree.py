@@ -47,7 +47,8 @@ def agree_on_images(
     experiment: Experiment, folder: Path, data: Dataset, owners: Mapping[str, Tensor], public: Tensor | None = None
 ) -> None:
     """Refuse to go on with other images, private or public, or the same ones dealt otherwise, than a run began with; or
-    with other first weights or labels, where it has begun with some."""
+    with other first weights or labels, where it has begun with some. images.sha256 has a hash of all that, and one of
+    clients' images alone."""
     digest, method = hashlib.sha256(), experiment.method
     if method.init is not None and method.init.is_file():
         digest.update(hashlib.sha256(method.init.read_bytes()).digest())
@@ -56,14 +57,28 @@ def agree_on_images(
     if public is not None:
         digest.update(json.dumps(list(public.shape)).encode())
         digest.update(public.numpy().data)
-    for client, index in owners.items():
-        digest.update(json.dumps([client, len(index), *data.train.image]).encode())
-        for part in data.train.held.select(index).chunks(1024):
-            digest.update(part.numpy().data)
+    images = _dealt(data, owners)
+    digest.update(images.encode())
     path, found = folder / "images.sha256", digest.hexdigest()
-    if path.is_file() and path.read_text("utf-8").strip() != found:
+    if path.is_file() and path.read_text("utf-8").split()[:1] != [found]:
         others = "on other images, or on these dealt otherwise"
         others += ", or with other labels" if method.method.learns_from_labels else ""
         others += ", or from other first weights" if method.init is not None else ""
         raise ConfigError(f"{folder} holds a run {others}. Choose another --dir")
-    write_atomic(path, f"{found}\n".encode())
+    write_atomic(path, f"{found}\n{images}\n".encode())
+
+
+def same_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor]) -> bool:
+    """Whether clients have the images now that a run began with, as far as its directory tells."""
+    path = folder / "images.sha256"
+    return not path.is_file() or path.read_text("utf-8").split()[1:] in ([], [_dealt(data, owners)])
+
+
+def _dealt(data: Dataset, owners: Mapping[str, Tensor]) -> str:
+    """A hash of who has which images."""
+    digest = hashlib.sha256()
+    for client, index in owners.items():
+        digest.update(json.dumps([client, len(index), *data.train.image]).encode())
+        for part in data.train.held.select(index).chunks(1024):
+            digest.update(part.numpy().data)
+    return digest.hexdigest()

@@ -15,7 +15,6 @@ from fedssl.algorithm import ALGORITHMS
 from fedssl.data import PARTITIONS, PUBLIC, SOURCES
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, Method
-from fedssl.probes import OF_TRAINING
 from fedssl.settings import Settings
 from fedssl.topology import TOPOLOGIES
 
@@ -57,13 +56,10 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too, and choosing
-    the probe's exact solver none of how a recipe would have trained the probe."""
+    """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too."""
     merged: dict[str, Any] = copy.deepcopy(dict(values))
     # `method=byol` is short for `method.name=byol`, and keeps the rest of the table.
     changes = {f"{k}.name" if k in CHOICES and isinstance(v, str) else k: v for k, v in changes.items()}
-    if changes.get("probe.solver") == "lbfgs":
-        merged["probe"] = {key: v for key, v in merged.get("probe", {}).items() if key not in OF_TRAINING}
     for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
         *path, leaf = key.split(".")
         table = merged

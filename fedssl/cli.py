@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 
 PATIENCE = 10.0  # seconds a run has to end in
+STOPPED = 130  # exit code of what was stopped by hand
 
 Device = Annotated[str, typer.Option(help="cpu, cuda (all of them), cuda:N (that one), or auto: cuda if there is any.")]
 
@@ -118,6 +119,8 @@ def evaluate(
     other = None if on is None else table | {"name": on}
     run = Run(dir, data_dir, device)
     score = run.evaluate(probe, other, **settings)
+    if not run.results:
+        score.add_note("the run is not finished: this is its newest checkpoint")
     if as_json:
         print(json.dumps({"probe": probe} | score.details()))
     else:
@@ -266,9 +269,11 @@ def main() -> None:
     except OSError as problem:
         print(f"fedssl: {problem}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("fedssl: stopped", file=sys.stderr)
-        sys.exit(130)
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != STOPPED:
+            raise
+        print("fedssl: stopped", file=sys.stderr)  # a KeyboardInterrupt, as it is or as typer passes it on
+        sys.exit(STOPPED)
     finally:  # nothing is left to be cut short, and the exit code must be ours
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedssl import assemble, nets
 from fedssl.data import Dataset
 from fedssl.data.progress import Say
-from fedssl.drive import drive
+from fedssl.drive import Interrupted, drive
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation, classified
 from fedssl.experiment import Experiment
@@ -54,7 +54,10 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
         weights = Path(folder) / "backbone.safetensors"
         nets.save_backbone(state.pick(("backbone",)).without_prefix("backbone").tensors(), weights, {})
         experiment = supervised(evaluation.experiment, weights, classes)
-        drive(experiment, Path(folder) / "run", data, None, evaluation.device, PROBE, quiet=True)
+        try:
+            drive(experiment, Path(folder) / "run", data, None, evaluation.device, PROBE, quiet=True)
+        except Interrupted:
+            raise Interrupted("stopped; nothing is kept of this fine-tuning") from None
         tuned = saved_models(experiment, Path(folder) / "run", say)["global"]
         guessed = classified(experiment, tuned, tested.held, evaluation.device)
     score.add(name, confusion(tested.labels.to(guessed.device), guessed, classes))

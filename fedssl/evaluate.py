@@ -47,13 +47,11 @@ def check_probe(name: str) -> None:
 
 
 def check_suits(probe: str, experiment: Experiment) -> None:
-    """Refuse a probe that could find nothing in what an experiment trains, or would ignore what it says."""
+    """Refuse a probe that could find nothing in what an experiment trains."""
     check_probe(probe)
     if probe == "classifier" and not experiment.method.method.classifies:
         name = experiment.to_dict()["method"]["name"]
         raise ConfigError(f'probe "classifier" measures one that the run itself trained; {name} trains none')
-    if "solver" in USES[probe]:
-        experiment.probe.check()
 
 
 FINE_TUNING = ("semi", "collaborative")  # probes that train the whole model
@@ -67,6 +65,12 @@ def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]
     for key in settings:
         if key in ProbeSettings.model_fields and key not in USES[probe]:
             raise ConfigError(f'probe "{probe}" does not use {key}; it uses {", ".join(USES[probe]) or "no settings"}')
+    ignored = [key for key in ("protocol", *OF_TRAINING) if key in settings]
+    if ignored and "solver" in USES[probe] and settings.get("solver", experiment.probe.solver) == "lbfgs":
+        raise ConfigError(
+            f'solver = "lbfgs" finds the minimum itself and makes no use of {", ".join(ignored)}: leave that out, or '
+            'set solver = "protocol"'
+        )
     anew = ANEW if probe in FINE_TUNING else {}
     changed = experiment.with_changes({f"probe.{key}": value for key, value in (anew | dict(settings)).items()})
     check_suits(probe, changed)
@@ -147,7 +151,7 @@ class Evaluation:
         how = fine_tuning(probe.protocol, few.share).changed(probe.epochs, probe.lr, probe.batch)
         backbone, classes, seed = self.backbone(subject.state), self.images.classes, self.experiment.seed
         pixels, labels = few.images.pixels.to(self.device), few.images.labels.to(self.device)
-        model = fine_tune(backbone, pixels, labels, classes, self._normalisation, how, seed)
+        model = fine_tune(backbone, pixels, labels, classes, self._normalisation, how, seed, probe.frozen)
         return embed(model, self.images.tested.held, self._normalisation, self.device).argmax(1)
 
     def _classifier(self, subject: Subject) -> Tensor:

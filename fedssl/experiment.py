@@ -153,7 +153,6 @@ class Experiment(Settings):
             raise ConfigError(
                 "[public] names the images of [data] itself: leave the table out to hold some of them out"
             )
-        self.probe.check()
         if self.method.init is not None and not self.method.init.is_file():
             raise ConfigError(f"method.init: there is no file {self.method.init}")
 

@@ -20,7 +20,7 @@ HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
     "and are measured on the other"
 )
-SEEN = "the model has seen the images it is fine-tuned on in pre-training: data.leave_out keeps them from it"
+SEEN = "the model has seen the images it is fine-tuned on in pre-training"
 FEW_LABELS = 0.01  # the share that `semi` has where nothing is said
 
 
@@ -104,4 +104,5 @@ class LabelledImages:
         pool = known if len(left) < wanted else known.select(left)
         if wanted < len(pool):
             pool = pool.select(balanced(pool.labels, wanted, generator(e.seed, "labelled")))
-        return Few(pool, len(pool) / len(known), SEEN if seen and len(left) < wanted else None)
+        kept = f"only {len(left)} were left out of it" if len(left) else "data.leave_out keeps them from it"
+        return Few(pool, len(pool) / len(known), f"{SEEN}: {kept}" if seen and len(left) < wanted else None)

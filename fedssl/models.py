@@ -118,7 +118,8 @@ def saved_models(experiment: Experiment, folder: Path, say: Say) -> Models:
     """Those of the newest checkpoint of a run directory."""
     snapshot = Store(folder).load(say, check_rows=False)
     if snapshot is None:
-        raise ConfigError(f"{folder} has no checkpoint yet")
+        gone = "no checkpoint any more" if (folder / "results.json").is_file() else "no checkpoint yet"
+        raise ConfigError(f"{folder} has {gone}")
     return models_of(experiment, snapshot.sites, snapshot.memory)
 
 

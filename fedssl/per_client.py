@@ -54,6 +54,8 @@ def per_client(evaluation: Evaluation, models: Models, say: Say) -> Score:
     _, owners = assemble.deal(evaluation.experiment, evaluation.data, say)
     held = {client: index for client, index in owners.items() if len(index)}
     score = evaluation.measure(ByClient(models, list(held)), (PROBE,))[PROBE]
+    if len(score) < len(held):
+        score.add_note(f"{len(held) - len(score)} of {len(held)} clients have no model of their own yet")
     counts = dict(zip(held, histogram(held, train.labels, evaluation.images.classes), strict=True))
     score.own_mix = {client: weighted(torch.tensor(score.confusion[client]), counts[client]) for client in score}
     return score
@@ -61,8 +63,7 @@ def per_client(evaluation: Evaluation, models: Models, say: Say) -> Score:
 
 def weighted(confusion: Tensor, counts: Tensor) -> float | None:
     """Accuracy in percent if the test images had classes in the proportions of `counts` (C,), given (C, C): images of
-    each class by what they were taken for. Classes without test images do not count; None if
-    there are no others."""
+    each class by what they were taken for. Classes without test images do not count; None if there are no others."""
     tested = confusion.sum(1)
     mix = torch.where(tested > 0, counts, 0).double()
     if not mix.sum():

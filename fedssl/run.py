@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedssl import assemble, nets
-from fedssl.agree import agree
+from fedssl.agree import agree, same_images
 from fedssl.changes import flat
 from fedssl.collaborative import collaborative
 from fedssl.data import Dataset, from_python
@@ -29,6 +29,7 @@ from fedssl.score import Score
 from fedssl.transfer import On, other_images
 
 RUNS = Path("runs")
+KNOWN = "the run was trained on images of this data set: among those measured on there may be some it has seen"
 WITH_CLIENTS = {"per-client": per_client, "collaborative": collaborative}  # probes that need to know who has what
 
 
@@ -68,6 +69,16 @@ class Run:
         """The images that everybody may see, if the algorithm needs some; `data` are the run's."""
         return assemble.read_public(self.experiment, data, self._data_dir, say)
 
+    def deal(self, data: Dataset, say: Say = say_nothing) -> tuple[Dataset, dict[str, Tensor]]:
+        """The run's images as clients saw them, and who held which; refused where they are not those of then."""
+        seen, owners = assemble.deal(self.experiment, data, say)
+        if not same_images(self.dir, seen, owners):
+            raise ConfigError(
+                f"the images are not those that {self.dir} was trained on: who had which, and which were left out, is "
+                "not known any more"
+            )
+        return seen, owners
+
     def models(self) -> Models:
         """The models of the newest checkpoint, by name."""
         return saved_models(self.experiment, self.dir, say_on_stderr)
@@ -91,7 +102,9 @@ class Run:
         models = self._some_models()
         if on is not None and not self._trained_on(on):
             return self._transfer(changed, probe, on, models)
-        evaluation = Evaluation(changed, self.data(), self.device)
+        evaluation = Evaluation(changed, data := self.data(), self.device)
+        if probe in WITH_CLIENTS or (probe == "semi" and changed.data.leave_out):
+            self.deal(data)
         if probe in WITH_CLIENTS:
             return WITH_CLIENTS[probe](evaluation, models, say_nothing)
         return evaluation.measure(models, (probe,), models.apart)[probe]
@@ -103,13 +116,23 @@ class Run:
             raise ConfigError("a classifier knows the classes it was trained on, and no others")
         data = other_images(on, self._image(), self._data_dir, say_on_stderr)
         without = changed.with_changes({"data.leave_out": 0.0})  # which were other images
-        return Evaluation(without, data, self.device, seen=False).measure(models, (probe,), models.apart)[probe]
+        score = Evaluation(without, data, self.device, seen=False).measure(models, (probe,), models.apart)[probe]
+        if self._own(on) is not None:
+            score.add_note(KNOWN)
+        return score
 
     def _trained_on(self, on: On) -> bool:
         """Whether these are the very images of the run, which it is then measured on as ever."""
+        own = self.experiment.to_dict()["data"]
+        return (said := self._own(on)) is not None and own | said == own
+
+    def _own(self, on: On) -> dict[str, Any] | None:
+        """What is said about images, where they are of the data set that the run trains on; None of others."""
         said = {"name": on} if isinstance(on, str) else on
         own = self.experiment.to_dict()["data"]
-        return not isinstance(said, Dataset) and own["name"] != "given" and own | dict(said) == own
+        if not isinstance(said, Mapping) or own["name"] == "given":
+            return None
+        return dict(said) if all(own.get(key) == said.get(key) for key in ("name", "path")) else None
 
     def _image(self) -> tuple[int, int, int]:
         """(C, H, W) of the images that the run trains on: as an exported backbone says, or as they are."""

@@ -34,6 +34,9 @@ class Score(dict[str, float]):
         self[name] = percent(int(confusion.trace()), int(confusion.sum()))
         self.confusion[name] = confusion.tolist()
 
+    def add_note(self, note: str) -> None:
+        self.note = "; ".join(filter(None, [self.note, note]))
+
     @property
     def per_class(self) -> dict[str, list[float | None]]:
         """For each model the accuracy in percent within each class; None where there are no test images of it."""

@@ -19,6 +19,8 @@ On = str | Mapping[str, Any] | Dataset  # a data set's name, a table as under [d
 
 def other_images(on: On, image: tuple[int, int, int], root: Path, say: Say) -> Dataset:
     """The images of another data set, of the size and with the channels (C, H, W) that a run's backbone knows."""
+    if not isinstance(on, str | Mapping | Dataset):
+        raise ConfigError("images to measure on are a data set's name, a table as under [data], or a Dataset")
     if not isinstance(on, Dataset):
         on = _source({"name": on} if isinstance(on, str) else on, root).load(root, say)
     return Dataset(_fit(on.train, image), None if on.test is None else _fit(on.test, image))

@@ -16,6 +16,7 @@ from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.evaluate import for_probe
 from fedssl.experiment import Experiment
+from fedssl.loop import Interrupted
 
 CPU = torch.device("cpu")
 
@@ -98,6 +99,18 @@ def test_clients_learn_together(tmp_path: Path) -> None:
     assert [sum(row) for row in score.confusion["global"]] == [10] * 4
     assert score.mean > 90
     assert run.evaluate("collaborative", labels=0.1, epochs=1).mean < score.mean
+
+
+def test_stopped_it_promises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training of its own that could be gone on with, were it not in a folder that is gone."""
+    run = fedssl.run(experiment(), tmp_path / "run", "cpu", dataset=DATA, quiet=True)
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Interrupted("stopped after round 1 of 2; the same command goes on")
+
+    monkeypatch.setattr("fedssl.collaborative.drive", stopped)
+    with pytest.raises(Interrupted, match=r"^stopped; nothing is kept of this fine-tuning$"):
+        run.evaluate("collaborative", labels=0.5)
 
 
 def test_a_client_with_one_labelled_image_does_not_train_and_that_is_said(tmp_path: Path) -> None:

@@ -475,15 +475,3 @@ def test_every_algorithm_has_a_name_in_its_toml() -> None:
     assert {base(algorithm=name).to_dict()["algorithm"]["name"] for name in ALGORITHMS.names()} == set(
         ALGORITHMS.names()
     )
-
-
-def test_an_exact_minimum_is_not_trained() -> None:
-    """[probe] says either: choosing the solver lets go of a recipe's epochs, and epochs beside it are refused."""
-    assert load("demo").probe.epochs == 500
-    exact = load("demo", ["probe.solver=lbfgs"])
-    assert (exact.probe.solver, exact.probe.epochs) == ("lbfgs", None)
-    for said in (["probe.solver=lbfgs", "probe.epochs=5", "probe.lr=0.1"], ["probe.lr=0.1", "probe.solver=lbfgs"]):
-        with pytest.raises(ConfigError, match=r'solver = "lbfgs" finds the minimum itself and makes no use of .*lr: '):
-            load("demo", said)
-    with pytest.raises(ConfigError, match="makes no use of batch"):
-        base(probe={"solver": "lbfgs", "batch": 8}).check()

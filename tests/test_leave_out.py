@@ -122,7 +122,8 @@ def test_exactly_those_are_learned_from() -> None:
 @pytest.mark.parametrize(("leave_out", "labels", "count"), [(0.0, 0, 2), (0.0, 0.1, 20), (0.1, 0.2, 40), (0.1, 1, 200)])
 def test_images_that_were_seen_are_said_to_be(leave_out: float, labels: float, count: int) -> None:
     found = few(for_probe(experiment(data__leave_out=leave_out), "semi", {"labels": labels}))
-    assert (len(found.images.labels), found.note) == (count, SEEN)
+    why = "only 20 were left out of it" if leave_out else "data.leave_out keeps them from it"
+    assert (len(found.images.labels), found.note) == (count, f"{SEEN}: {why}")
 
 
 def test_halves_of_the_test_images_were_not_seen() -> None:
@@ -143,7 +144,7 @@ def test_fine_tuning_leaves_the_model_alone() -> None:
     before = model.floats.clone()
     scores = evaluation.measure({"x": model}, ("knn", "semi"))
     assert torch.equal(model.floats, before)
-    assert scores["semi"].note == SEEN
+    assert scores["semi"].note == f"{SEEN}: data.leave_out keeps them from it"
     assert scores["knn"].note is None
     assert sum(map(sum, scores["semi"].confusion["x"])) == 20
 
@@ -154,4 +155,9 @@ def test_a_run_that_left_images_out(tmp_path: Path) -> None:
     score = run.evaluate("semi", epochs=1)
     assert list(score) == ["global"]
     assert score.note is None
-    assert run.evaluate("semi", epochs=1, labels=0.3).note == SEEN
+    assert run.evaluate("semi", epochs=1, labels=0.3).note == f"{SEEN}: only 20 were left out of it"
+    others = Dataset(images(210, 0), images(20, 1))  # ten more: other images would be taken for those left out
+    now = fedssl.Run(run.dir, device="cpu", dataset=others)
+    with pytest.raises(ConfigError, match=r"the images are not those that .*run was trained on"):
+        now.evaluate("semi", epochs=1)
+    assert now.evaluate("knn").labelled == 210  # what needs not know who had which is measured with what there is

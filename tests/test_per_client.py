@@ -85,6 +85,12 @@ def test_clients_own_models_and_not_what_all_share(tmp_path: Path) -> None:
     assert score.mean == pytest.approx(plain.mean)
 
 
+def test_who_has_no_model_yet_is_counted(tmp_path: Path) -> None:
+    score = finished(tmp_path, algorithm__name="perssfl", topology__participation=0.4).evaluate("per-client")
+    assert len(score) == 1
+    assert score.note == "2 of 3 clients have no model of their own yet"
+
+
 def test_whose_model() -> None:
     """Their own as far as they have one; else the only one there is; else nobody knows."""
     a, b, c = (object.__new__(State) for _ in range(3))

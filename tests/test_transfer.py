@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import fedssl
 from fedssl.data import Dataset, Images
 from fedssl.data.public import fitted
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
+from fedssl.run import KNOWN
 from fedssl.transfer import other_images
 
 
@@ -97,6 +99,7 @@ def test_a_data_set_by_name(run: fedssl.Run, tmp_path: Path) -> None:
         ({"name": "cifar10", "leave_out": 0.1}, "normalised as those of pre-training, and none are left out"),
         ("given", "come from a data set that has a name"),
         ({"path": "x"}, "come from a data set that has a name"),
+        (3, "a data set's name, a table as under"),
     ],
 )
 def test_refusals(run: fedssl.Run, on: Any, sentence: str) -> None:
@@ -119,6 +122,23 @@ def test_the_runs_own_images_are_no_others(tmp_path: Path) -> None:
     settings = {"labels": 20, "epochs": 1}
     for on in ("fashion-mini", {"name": "fashion-mini", "holdout": 0}):
         assert (run.evaluate("semi", on, **settings).note or "") == run.evaluate("semi", **settings).note
+    held_out = run.evaluate("semi", {"name": "fashion-mini", "holdout": 500}, **settings)
+    assert held_out.tested == 500
+    assert held_out.note == KNOWN  # the run has trained on all of them
+
+
+def test_a_folder_has_to_be_named(tmp_path: Path) -> None:
+    """A run of images in a folder does not take "folder" alone for its own."""
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for n in range(4):
+            Image.effect_noise((8, 8), 90).convert("RGB").save(tmp_path / "photos" / name / f"{n}.png")
+    data = {"name": "folder", "path": str(tmp_path / "photos"), "layout": "classes", "size": 8}
+    method = {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4}
+    chosen = Experiment.from_dict({"clients": 1, "rounds": 1, "data": data, "method": method})
+    run = fedssl.run(chosen, tmp_path / "run", "cpu", quiet=True)
+    with pytest.raises(ConfigError, match=r"^data\.path: field required"):
+        run.evaluate("knn", "folder")
 
 
 def test_a_clients_mix_is_of_its_own_images(run: fedssl.Run) -> None:

@@ -1,7 +1,8 @@
 """Fine-tuning: the whole model learns from few labelled images; the last epoch counts, never the best.
 
 protocol.py has the papers' settings. Departures: the papers state no augmentation, so images are clean; the hidden
-layer of the two-layer head, whose size they do not state, is as wide as the features and has no normalisation.
+layer of the two-layer head, whose size they do not state, is as wide as the features and has no normalisation. Frozen,
+the head alone learns: not what FedU and FedEMA write, but what public code does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedssl.method import Normalisation
-from fedssl.probes.features import as_input
+from fedssl.probes.features import as_input, embed
 from fedssl.probes.protocol import Protocol
 from fedssl.seeds import derive, generator
 
@@ -24,14 +25,18 @@ def fine_tune(
     normalisation: Normalisation | None,
     how: Protocol,
     seed: int,
+    frozen: bool = False,
 ) -> nn.Module:
     """Images to logits (n, classes): the backbone itself under a new head, trained on uint8 images (n, C, H, W)."""
     device, stream = images.device, generator(seed, "fine-tuning")
-    features: int = backbone.dim  # type: ignore[assignment]
-    model = nn.Sequential(backbone, _head(features, classes, how, seed)).to(device)
-    optimizer = _optimizer(model, how)
+    width: int = backbone.dim  # type: ignore[assignment]
+    head = _head(width, classes, how, seed)
+    model = nn.Sequential(backbone, head).to(device)
+    features = embed(backbone.eval(), images, normalisation, device) if frozen else None
+    learner = model if features is None else nn.Sequential(nn.Identity(), head)
+    optimizer = _optimizer(learner, how)
     rates = [group["lr"] for group in optimizer.param_groups]
-    model.train()  # normalisation layers too: their statistics become those of the labelled images
+    learner.train()  # normalisation layers too: their statistics become those of the labelled images
     for epoch in range(how.epochs):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * how.drop(epoch)
@@ -40,7 +45,8 @@ def fine_tune(
             if len(index) == 1 < len(images):  # which BatchNorm has no statistics of; its turn comes in other epochs
                 continue
             optimizer.zero_grad()
-            F.cross_entropy(model(as_input(images[index], normalisation)), labels[index]).backward()
+            x = as_input(images[index], normalisation) if features is None else features[index]
+            F.cross_entropy(learner(x), labels[index]).backward()
             optimizer.step()
     return model.eval()
 

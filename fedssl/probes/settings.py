@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from fedssl.errors import ConfigError
 from fedssl.probes.linear import Solver
 from fedssl.probes.protocol import Name
 from fedssl.settings import Settings
@@ -16,10 +15,10 @@ from fedssl.settings import Settings
 def _whole_above_one(labels: float) -> float:
     if labels > 1 and labels != int(labels):
         raise ValueError("a share of the images is at most 1, a number of them is whole")
-    return labels
+    return int(labels) if labels == int(labels) else labels
 
 
-Labels = Annotated[int | float, Field(ge=0), AfterValidator(_whole_above_one)]
+Labels = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_whole_above_one)]
 
 
 class ProbeSettings(Settings):
@@ -36,17 +35,9 @@ class ProbeSettings(Settings):
     batch: PositiveInt | None = None
     penalty: float = Field(0.0, ge=0)  # of the linear probe: penalty/2 · ‖weight‖² beside the mean cross-entropy
     solver: Solver = "protocol"  # of the linear probe; "lbfgs" finds the minimum itself, which no paper does
+    frozen: bool = False  # of `semi`: nothing but the new head learns, as in public code and against the papers' text
     picture: bool = False  # picture.png at the end: the kNN curve, a map of the test images before and after
     beside: tuple[str, ...] = ()  # measured the same way: "random" backbone, "isolated" or "centralized" training
-
-    def check(self) -> None:
-        """Refuse settings of a training where there is none."""
-        said = [key for key in OF_TRAINING if getattr(self, key) is not None]
-        if said and self.solver == "lbfgs":
-            raise ConfigError(
-                f'probe.solver = "lbfgs" finds the minimum itself and makes no use of {", ".join(said)}: leave those '
-                'out, or set solver = "protocol"'
-            )
 
 
 OF_TRAINING = ("epochs", "lr", "batch")  # of a probe that is trained
@@ -55,7 +46,7 @@ _LINEAR = (*_TRAINED, "penalty", "solver")
 USES: Mapping[str, tuple[str, ...]] = {  # every probe, and the settings that decide what it finds
     "knn": ("k", "temperature"),
     "linear": _LINEAR,
-    "semi": _TRAINED,
+    "semi": (*_TRAINED, "frozen"),
     "classifier": (),
     "per-client": _LINEAR,
     "collaborative": ("labels", *OF_TRAINING),

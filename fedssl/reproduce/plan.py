@@ -31,7 +31,7 @@ from fedssl.train import resolve_precision
 # rounds log or every probe depends on it.
 AFTERWARDS: dict[str, Any] = {"linear": False, "beside": [], "picture": False}
 PROBED: dict[str, Any] = {
-    key: ProbeSettings.model_fields[key].default for key in ("labels", "protocol", "penalty", "solver")
+    key: ProbeSettings.model_fields[key].default for key in ("labels", "protocol", "penalty", "solver", "frozen")
 }
 
 

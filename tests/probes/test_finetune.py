@@ -70,6 +70,27 @@ def test_every_layer_of_the_backbone_moves() -> None:
     assert any("running_mean" in key for key in before)
 
 
+def test_frozen_the_head_alone_learns() -> None:
+    """As a plain loop over features in eval mode has it; of the backbone nothing moves, statistics neither."""
+    how = fine_tuning("fedema", 0.1)._replace(epochs=3, batch=5)
+    found = fine_tune(backbone(), *data(10), 3, NORMALISATION, how, 2, frozen=True)
+    torch.manual_seed(derive(2, "fine-tuned head"))
+    head, (pixels, labels) = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3)), data(10)
+    with torch.no_grad():
+        features = backbone().eval()((pixels / 255 - SCALE[0]) / SCALE[1])
+    optimizer, stream = torch.optim.Adam(head.parameters(), 1e-3), generator(2, "fine-tuning")
+    for _ in range(3):
+        for index in torch.randperm(10, generator=stream).split(5):
+            optimizer.zero_grad()
+            F.cross_entropy(head(features[index]), labels[index]).backward()
+            optimizer.step()
+    expected = nn.Sequential(backbone(), head).state_dict()
+    for key, tensor in found.state_dict().items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5, msg=key)
+    assert all(torch.equal(found.state_dict()[f"0.{key}"], tensor) for key, tensor in backbone().state_dict().items())
+    assert not found.training
+
+
 def test_it_repeats_and_draws_nothing_from_the_default_generator() -> None:
     how, net = fine_tuning("fedu", 0.1)._replace(epochs=2), backbone()
     random = torch.get_rng_state()

@@ -184,12 +184,3 @@ def test_a_classifier_that_nobody_trains_is_refused_before_training(tmp_path: Pa
     with pytest.raises(ConfigError, match="simclr trains none"):
         fedssl.sweep("demo", probes=["classifier"], dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_training_of_the_probe_that_its_solver_would_ignore_is_refused() -> None:
-    """Where it is asked for; a recipe's own, as the demo has 500 epochs, is let go in favour of the solver."""
-    exact = Cell("r", "c", "demo", "linear", (), ("probe.solver=lbfgs",))
-    assert refusal(exact) is None
-    assert dict(one(exact).measure.settings)["solver"] == "lbfgs"
-    assert "makes no use of epochs" in (refusal(replace(exact, set=("probe.solver=lbfgs", "probe.epochs=5"))) or "")
-    assert refusal(replace(exact, set=("probe.solver=lbfgs", "probe.epochs=5"), probe="semi")) is None

@@ -204,5 +204,6 @@ def test_interrupted_while_images_are_read(federation: Any, kill: Kill) -> None:
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - asked < 10
     assert process.returncode == 130
+    assert err.splitlines()[-1] == "fedssl: stopped"
     assert "Traceback" not in err
     assert not (federation.root / "run").exists()
