@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fedssl
-from fedssl.finish import environment
+from fedssl.provenance import environment
 
 PROBES, OTHERS = ("knn", "linear"), ("random", "isolated")
 

@@ -25,18 +25,23 @@ from typing import Any, NamedTuple
 
 import fedssl
 
+Probe = tuple[str, Mapping[str, Any]]  # its name, and its settings
+
 
 class Case(NamedTuple):
     """A recipe, what is changed in it, and with which other probes the run is measured in the end."""
 
     recipe: str
     changes: Mapping[str, Any] = {}
-    also: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    also: Sequence[Probe] = ()
 
 
 BRIEFLY = {"rounds": 30}
-# As FedU's own table measures, and fine-tuned with few labels.
-ALSO = (("linear", {"protocol": "fedu"}), ("semi", {"labels": 0.01}), ("semi", {"labels": 0.1}))
+# As FedU's own table measures; fine-tuned with few labels, as papers write and as public code does.
+FEW: list[Probe] = [
+    ("semi", {"labels": labels, "frozen": frozen}) for labels in (0.01, 0.1) for frozen in (False, True)
+]
+ALSO: list[Probe] = [("linear", {"protocol": "fedu"}), *FEW]
 GROUPS: dict[str, dict[str, Case]] = {
     "cifar10-short": {
         "fedbyol": Case("fedbyol-cifar10-noniid-short"),

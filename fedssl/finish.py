@@ -20,8 +20,7 @@ from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.lock import locked
 from fedssl.models import Models, export, models_of, saved_models
-from fedssl.provenance import UNKNOWN, code
-from fedssl.provenance import environment as environment
+from fedssl.provenance import UNKNOWN, code, environment
 from fedssl.report.collapse import Collapse
 from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
