@@ -6,12 +6,14 @@ All that is known of a table is in these files, so that nothing is lost with the
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedssl.provenance import UNKNOWN
 from fedssl.reproduce.plan import Measure, Training
+from fedssl.score import rounded
 from fedssl.store import write_atomic
 
 MEASURES = "measures"
@@ -31,6 +33,16 @@ def measured(training: Training, measure: Measure) -> dict[str, Any] | None:
 def measurement(folder: Path, key: str, file: str) -> dict[str, Any] | None:
     found = _read(folder / MEASURES / file)
     return found if found.get("experiment") == key else None
+
+
+def value(measurement: Mapping[str, Any]) -> float | None:
+    """What a cell shows of a measurement. Of per-client, whose mean on all test images `linear` has too, it is the mean
+    over clients in their own mix of classes; None where there are no test images of these classes."""
+    if "own_mix" not in measurement:
+        found: float | None = measurement["value"]
+        return found
+    known = [accuracy for accuracy in measurement["own_mix"].values() if accuracy is not None]
+    return rounded(statistics.fmean(known)) if known else None
 
 
 def trained_by(training: Training) -> set[str]:
