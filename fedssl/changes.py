@@ -55,11 +55,15 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
+def full_key(key: str, value: Any) -> str:
+    """`method=byol` is short for `method.name=byol`, and keeps the rest of the table."""
+    return f"{key}.name" if key in CHOICES and isinstance(value, str) else key
+
+
 def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too."""
     merged: dict[str, Any] = copy.deepcopy(dict(values))
-    # `method=byol` is short for `method.name=byol`, and keeps the rest of the table.
-    changes = {f"{k}.name" if k in CHOICES and isinstance(v, str) else k: v for k, v in changes.items()}
+    changes = {full_key(key, value): value for key, value in changes.items()}
     for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
         *path, leaf = key.split(".")
         table = merged

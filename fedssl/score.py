@@ -57,6 +57,12 @@ class Score(dict[str, float]):
         return rounded(statistics.stdev(self._each())) if len(self._each()) > 1 else 0.0
 
     @property
+    def own_mix_mean(self) -> float | None:
+        """The mean over clients, each in its own mix of classes; None where none was measured so."""
+        known = [accuracy for accuracy in self.own_mix.values() if accuracy is not None]
+        return rounded(statistics.fmean(known)) if known else None
+
+    @property
     def common(self) -> float | None:
         """The mean over those apart; None where there are none."""
         return rounded(statistics.fmean(self[name] for name in self.apart)) if self.apart else None
@@ -74,7 +80,7 @@ class Score(dict[str, float]):
         """All there is, in plain values."""
         counts = {"labelled": self.labelled, "tested": self.tested}
         whole = {"note": self.note, **counts, "per_class": self.per_class, "confusion": self.confusion}
-        own = {"own_mix": self.own_mix} if self.own_mix else {}
+        own = {"own_mix": self.own_mix, "own_mix_mean": self.own_mix_mean} if self.own_mix else {}
         return self.summary() | {"models": dict(self)} | whole | own
 
 

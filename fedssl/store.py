@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedssl.bound import Usual
-from fedssl.errors import RunError
+from fedssl.errors import ConfigError, RunError
 from fedssl.extents import Extent, Extents, sync_folder
 from fedssl.federate import Sites
 from fedssl.memory import Remembered
@@ -189,6 +190,17 @@ class Store:
         flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])
         usual = Usual(*numbers) if (numbers := body.get("usual")) else None
         return Snapshot(body["rounds"], _unflatten(flat, body["sites"]), memory, usual)
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Refuse a folder, there or yet to be made, that nothing can be written to: before hours are spent on what belongs
+    there. Nothing is left in it. `option` names another."""
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as problem:
+        raise ConfigError(f"{folder} cannot be written to ({problem.strerror}); choose another with {option}") from None
 
 
 def write_atomic(path: Path, data: bytes) -> str:

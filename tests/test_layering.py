@@ -104,6 +104,7 @@ MAY_SEE = {
         "settings",
         "store",
         "tables",
+        "topology",
         "train",
         "variants",
     },

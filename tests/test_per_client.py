@@ -73,6 +73,9 @@ def test_every_client_by_its_own_model(topology: str, tmp_path: Path) -> None:
     assert len({*score.own_mix.values(), *score.values()}) > 1
     assert score.apart == frozenset()
     assert json.loads(json.dumps(score.details()))["own_mix"] == score.own_mix
+    assert score.details()["own_mix_mean"] == pytest.approx(sum(filter(None, score.own_mix.values())) / 3, abs=1e-4)
+    score.own_mix["3"] = None  # of whose classes there are no test images
+    assert score.own_mix_mean == pytest.approx(sum(filter(None, score.own_mix.values())) / 3, abs=1e-4)
     assert "own_mix" not in plain.details()
 
 

@@ -13,7 +13,7 @@ from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.run import Run
 from fedssl.settings import Registry, Settings, validate
-from fedssl.store import write_atomic
+from fedssl.store import check_writable, write_atomic
 
 Found = Mapping[str, Any]  # plain values only: what the JSON file holds
 
@@ -58,7 +58,7 @@ ANALYSES: Registry[Analysis] = Registry("analysis", "fedssl.analyses")
 
 def analyse(
     kind: str,
-    dirs: Sequence[str | Path | Run] = (),
+    dirs: str | Path | Run | Sequence[str | Path | Run] = (),
     out: str | Path | None = None,
     device: str = "auto",
     data_dir: str | Path | None = None,
@@ -66,17 +66,18 @@ def analyse(
     set: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Done:
-    """Run one kind of analysis over run directories; its settings change by keyword or in `set`.
+    """Run one kind of analysis over run directories, or one of them; its settings change by keyword or in `set`.
 
     `out` is a file's name without ending: OUT.json and OUT.png. Otherwise they go to analysis/KIND.{json,png} in the
     first run directory.
     """
     need_matplotlib()
     chosen = validate(ANALYSES[kind], {**settings, **(set or {})}, kind)
-    dirs = only_runs(dirs, say)
+    dirs = only_runs([dirs] if isinstance(dirs, str | Path | Run) else dirs, say)
     check_count(kind, chosen, len(dirs))
     base = _base(kind, dirs, out)
     runs = [each if isinstance(each, Run) else Run(each, data_dir, device) for each in dirs]
+    check_writable(base.parent, "--out")
     measured = chosen.measure(runs, say)
     found = {"analysis": kind, "settings": chosen.model_dump(mode="json"), **measured}
     text, picture = json.dumps(found, indent=1, allow_nan=False) + "\n", png(chosen.draw(found))

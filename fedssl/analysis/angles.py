@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedssl.analysis.analysis import ANALYSES, Found, Summary, listed
-from fedssl.analysis.features import OfFeatures
+from fedssl.analysis.features import OfFeatures, reader
 from fedssl.analysis.look import COLOURS, figure, matrix
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
@@ -61,7 +61,8 @@ def pairwise(features: Mapping[str, Tensor]) -> dict[str, Any]:
 @ANALYSES.register("angles")
 class Angles(OfFeatures):
     def measure(self, runs: Sequence[Run], say: Say) -> Found:
-        features, test = self.features(self.chosen(runs, say, fewest=2), say)
+        read = reader(say)
+        features, test = self.features(self.chosen(runs, read, say, fewest=2), read, say)
         return {"images": len(test), "percentiles": [100 * q for q in QUANTILES], **pairwise(features)}
 
     def draw(self, found: Found) -> Any:

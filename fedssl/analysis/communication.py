@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, run_names
-from fedssl.analysis.look import figure, legend, look
+from fedssl.analysis.look import figure, legend, look, whole_rounds
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import ConfigError
 from fedssl.run import Run
 from fedssl.store import Store
+
+Percent = Annotated[float, Field(ge=0, le=100)]
 
 STEP = 5  # points between targets where none are given
 TARGETS = 6  # the highest of them that are shown
@@ -71,7 +75,7 @@ def usual_targets(highest: float, lowest: float) -> list[float]:
 
 @ANALYSES.register("communication")
 class Communication(Analysis):
-    accuracies: tuple[float, ...] = ()  # in percent; none: round numbers among those that were measured
+    accuracies: tuple[Percent, ...] = ()  # none: round numbers among those that were measured
     of: Literal["knn", "knn_common"] = "knn"  # of the run's models on average, or of what they have in common
 
     def measure(self, runs: Sequence[Run], say: Say) -> Found:
@@ -112,7 +116,7 @@ class Communication(Analysis):
                 each.axhline(target, color="0.6", linewidth=0.8, linestyle=":")
             each.set(xlabel=label, ylabel="kNN accuracy on test images (%)")
             each.grid(alpha=0.3)
-        axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
+        whole_rounds(axes[0, 0])
         legend(drawn, axes[0, :1])
         return drawn
 

@@ -1,9 +1,9 @@
 """How clients fare round by round: what the rounds log says of each, drawn over rounds, several runs side by side.
 
-`divergence` is the L2 distance between the model a client received and the one it returned, over parameters; there is
-none where it received several (FeatARC). What an algorithm notes besides comes under its own name: FedEMA's μ, λ and
-`drift`, FedU's `own_predictor`. A note that is called like a key of the log has `noted` before it: FedEMA's own
-divergence is `noted divergence`.
+`divergence` is the L2 distance between the model a client received and the one it returned, over parameters; where it
+received several (FeatARC), from the one it trained. What an algorithm notes besides comes under its own name: FedEMA's
+μ, λ and `drift`, FedU's `own_predictor`. A note that is called like a key of the log has `noted` before it: FedEMA's
+own divergence is `noted divergence`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedssl.errors import ConfigError
 from fedssl.run import Run
 
 ACROSS = 2  # panels of one run side by side
-KEYS = ("loss", "divergence", "embedding_std", "effective_rank")
+KEYS = ("loss", "divergence", "embedding_std", "effective_rank", "alignment", "uniformity")
 WORDS = {
     "divergence": "divergence (L2)",
     "noted divergence": "divergence, noted",
@@ -60,7 +60,7 @@ def middle(clients: Mapping[str, Sequence[Sequence[float]]]) -> list[tuple[float
 
 @ANALYSES.register("divergence")
 class Divergence(Analysis):
-    keys: tuple[str, ...] = ()  # which to draw; none: all that the log has
+    keys: tuple[str, ...] = ()  # which to draw; none: those of KEYS that the log has, and all notes
 
     def measure(self, runs: Sequence[Run], say: Say) -> Found:
         found = {name: series(run.rounds) for name, run in zip(run_names(runs), runs, strict=True)}

@@ -22,7 +22,6 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from fedssl import assemble
 from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, listed, run_names
 from fedssl.analysis.look import COLOURS, figure
 from fedssl.data import histogram
@@ -61,7 +60,7 @@ class FalseNegatives(Analysis):
             raise ConfigError(
                 f"{run.dir}: the training images have no labels, so nobody knows which negatives are false"
             )
-        _, owners = assemble.deal(run.experiment, data, say)
+        _, owners = run.deal(data, say)
         owners = {client: index for client, index in owners.items() if len(index)}
         labels = data.train.labels
         counts = histogram(owners, labels, max(len(data.train.classes), int(labels.max()) + 1))

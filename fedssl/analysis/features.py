@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedssl import assemble
 from fedssl.analysis.analysis import Analysis, run_names
-from fedssl.analysis.local import local_models
+from fedssl.analysis.local import Read, local_models
 from fedssl.data import Dataset, Images
 from fedssl.data.progress import Say, meter
 from fedssl.errors import ConfigError
@@ -30,6 +30,11 @@ class Model(NamedTuple):
     state: Callable[[], State]
 
 
+def reader(say: Say) -> Read:
+    """Reads a run's images once, however often they are asked for."""
+    return cache(partial(Run.data, say=say))
+
+
 class OfModels(Analysis):
     """An analysis of models: those of the newest checkpoint, or what clients would make of them."""
 
@@ -37,11 +42,11 @@ class OfModels(Analysis):
     rate: float | None = Field(None, gt=0)  # the learning rate of that training; None: that of the round
     models: tuple[str, ...] = ()  # only those of these names; none: all
 
-    def chosen(self, runs: Sequence[Run], say: Say, fewest: int = 1) -> dict[str, Model]:
-        """By name; with several runs, the run's name is before the model's."""
+    def chosen(self, runs: Sequence[Run], read: Read, say: Say, fewest: int = 1) -> dict[str, Model]:
+        """By name; with several runs, the run's name is before the model's. Images are read for local models only."""
         found: dict[str, Model] = {}
         for name, run in zip(run_names(runs), runs, strict=True):
-            every = _models(run, self.local, self.rate, say)
+            every = _models(run, self.local, self.rate, read, say)
             before = f"{name}/" if len(runs) > 1 else ""
             found |= {f"{before}{model}": Model(run, make) for model, make in every.items()}
         if missing := [name for name in self.models if name not in found]:
@@ -59,9 +64,9 @@ class OfFeatures(OfModels):
     images: int = Field(1000, gt=1)  # test images, the first so many
     what: Literal["h", "z"] = "h"  # features of the backbone, or projections
 
-    def features(self, models: Mapping[str, Model], say: Say) -> tuple[dict[str, Tensor], Images]:
+    def features(self, models: Mapping[str, Model], read: Read, say: Say) -> tuple[dict[str, Tensor], Images]:
         """Unit features (n, d) of the same n test images under each model, and the images."""
-        data = {run: run.data(say) for run in dict.fromkeys(model.run for model in models.values())}
+        data = {run: read(run) for run in dict.fromkeys(model.run for model in models.values())}
         test = same_images(data, self.images)
         found = {}
         with meter("computing features", len(models), say) as advance:
@@ -73,8 +78,8 @@ class OfFeatures(OfModels):
         return found, test
 
 
-def _models(run: Run, local: bool, rate: float | None, say: Say) -> dict[str, Callable[[], State]]:
-    models = local_models(run, say, rate) if local else run.models()
+def _models(run: Run, local: bool, rate: float | None, read: Read, say: Say) -> dict[str, Callable[[], State]]:
+    models = local_models(run, read, say, rate) if local else run.models()
     if not models:
         raise ConfigError(f"{run.dir} has no model yet: clients have theirs when they have trained")
     return {name: partial(models.__getitem__, name) for name in models}

@@ -8,9 +8,11 @@ nothing is written into the run directory, and the run can go on as if nobody ha
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 
 from fedssl import assemble
+from fedssl.data import Dataset
 from fedssl.data.progress import Say, meter
 from fedssl.errors import ConfigError
 from fedssl.method import Method
@@ -21,23 +23,25 @@ from fedssl.store import Snapshot, Store
 from fedssl.train import resolve_precision
 from fedssl.tree import State, Tree, model
 
+Read = Callable[[Run], Dataset]  # a run's images
+
 TRAVELS = ("model", "target")  # an upload's networks; what else is in it is about them
 
 
-def local_models(run: Run, say: Say, rate: float | None = None) -> dict[str, State]:
+def local_models(run: Run, read: Read, say: Say, rate: float | None = None) -> dict[str, State]:
     """Each client's model by its id, on the CPU, after training from what the newest checkpoint would send it.
 
     Of a run that is not finished this is exactly what its next round begins with. After the last round clients go on
     with its learning rate: if that is near 0, they hardly move, as they did in that round. `rate` is another one. A
-    client that cannot train, as one with a single image, has none.
+    client that cannot train, as one with a single image, has none. `read` gives the run's images.
     """
     snapshot = Store(run.dir).load(say, check_rows=False)
     if snapshot is None:
         raise ConfigError(f"{run.dir} has no checkpoint yet")
     e, device = run.experiment, assemble.training_devices(run.device)[0]
-    data = run.data(say)
+    data = read(run)
     public = run.public(data, say)
-    seen, owners = assemble.deal(e, data, say)
+    seen, owners = run.deal(data, say)
     owners = {client: index for client, index in owners.items() if len(index)}
     trainer = assemble.build_trainers(e, data.train.image, device, 1)[0]
     shards = assemble.shards(seen, owners, [device])

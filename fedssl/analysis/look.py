@@ -72,8 +72,13 @@ def titled(model: str) -> str:
 
 def over_rounds(axes: Any, label: str) -> None:
     axes.set(xlabel="round", ylabel=label)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole_rounds(axes)
     axes.grid(alpha=0.3)
+
+
+def whole_rounds(axes: Any) -> None:
+    """Ticks at whole numbers, also where a single round is drawn: there are no others."""
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def matrix(figure: Any, axes: Any, values: Sequence[Sequence[float]], names: Sequence[str], label: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedssl.analysis.analysis import ANALYSES, Found, Summary, listed
-from fedssl.analysis.features import OfFeatures
+from fedssl.analysis.features import OfFeatures, reader
 from fedssl.analysis.look import COLOURS, MARKERS, figure, titled
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
@@ -64,11 +64,12 @@ class Map(OfFeatures):
     seed: int = 0  # of the map: another one turns it and moves its groups
 
     def measure(self, runs: Sequence[Run], say: Say) -> Found:
-        models = self.chosen(runs, say)
+        read = reader(say)
+        models = self.chosen(runs, read, say)
         if not self.together and len(models) > PANELS:
             names = ", ".join(list(models)[:3])
             raise ConfigError(f"{len(models)} maps are too many: choose some with --set models='[\"…\"]' ({names}, …)")
-        features, test = self.features(models, say)
+        features, test = self.features(models, read, say)
         if len(test) < FEWEST:
             raise ConfigError(f"a map needs {FEWEST} test images, there are {len(test)}")
         rows = {name: each.numpy() for name, each in features.items()}

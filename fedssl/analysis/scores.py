@@ -135,6 +135,12 @@ class Scores(Analysis):
         found = list(correlations(rows))
         if not found:
             raise ConfigError("no run has both a score and a final accuracy: finish some, with labelled test images")
+        most = max(each["runs"] for each in found)
+        if most < FEWEST:
+            raise ConfigError(
+                f"a rank correlation needs {FEWEST} runs or more that can be compared, on the same images with the "
+                f"same backbone and batch; here the most are {most}"
+            )
         return {"runs": rows, "correlations": found, "measured": {key: _way(ways, key) for key in ways}}
 
     def draw(self, found: Found) -> Any:

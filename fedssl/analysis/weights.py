@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedssl.analysis.analysis import ANALYSES, Found, Summary, listed
-from fedssl.analysis.features import OfModels
+from fedssl.analysis.features import OfModels, reader
 from fedssl.analysis.look import COLOURS, figure, matrix
 from fedssl.data.progress import Say, meter
 from fedssl.errors import ConfigError
@@ -58,7 +58,7 @@ def distances(one: State, other: State) -> dict[str, Any]:
 @ANALYSES.register("weights")
 class Weights(OfModels):
     def measure(self, runs: Sequence[Run], say: Say) -> Found:
-        models = self.chosen(runs, say, fewest=2)
+        models = self.chosen(runs, reader(say), say, fewest=2)
         names = list(models)
         total = torch.zeros(len(names), len(names), dtype=torch.float64)
         pairs = []

@@ -13,13 +13,16 @@ def print_score(probe: str, data: Mapping[str, Any], score: Score) -> None:
     images, as under [data]."""
     print(heading(probe, data, score))
     for model, accuracy in score.items():
-        mixed = score.own_mix.get(model)
-        own = f"  (in its own mix of classes: {mixed:.2f}%)" if mixed is not None else ""
+        own = _own(score.own_mix.get(model))
         print(f"{model}: {accuracy:.2f}%{own}" + ("  (not in the average)" if model in score.apart else ""))
     if len(score) > 1:
-        print(f"on average: {score.mean:.2f}% ± {score.std:.2f}")
+        print(f"on average: {score.mean:.2f}% ± {score.std:.2f}{_own(score.own_mix_mean)}")
     if score.note:
         print(score.note)
+
+
+def _own(mixed: float | None) -> str:
+    return "" if mixed is None else f"  (in its own mix of classes: {mixed:.2f}%)"
 
 
 def heading(probe: str, data: Mapping[str, Any], score: Score) -> str:

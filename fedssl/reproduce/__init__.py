@@ -27,6 +27,7 @@ from fedssl.reproduce.plan import Measure, Training, Want, wants
 from fedssl.reproduce.pool import Pool, devices
 from fedssl.reproduce.swept import swept
 from fedssl.settings import suggest
+from fedssl.store import check_writable
 from fedssl.tables import Cell, Table, tables
 
 __all__ = ["Outcome", "Result", "reproduce", "sweep"]
@@ -124,6 +125,7 @@ def _make(
 ) -> Outcome:
     if seeds < 1:
         raise ConfigError(f"seeds is a number above 0 (got {seeds})")
+    check_writable(where.root, "--dir")
     on = resolve_device(where.device)
     outcome = Outcome(table, scale, _wants(table, suffix, seeds, where.root, on), seeds, asked, where)
     if all(want.training is None and want.cell.cannot is None for want in outcome.wanted):

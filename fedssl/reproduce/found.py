@@ -33,6 +33,13 @@ def measurement(folder: Path, key: str, file: str) -> dict[str, Any] | None:
     return found if found.get("experiment") == key else None
 
 
+def value(measurement: Mapping[str, Any]) -> float | None:
+    """What a cell shows of a measurement. Of per-client, whose mean on all test images `linear` has too, it is the mean
+    over clients in their own mix of classes; None where there are no test images of these classes."""
+    found: float | None = measurement["own_mix_mean" if "own_mix_mean" in measurement else "value"]
+    return found
+
+
 def trained_by(training: Training) -> set[str]:
     """The code that a training was made with, finished or not: several where it changed on the way, none if it has not
     begun."""

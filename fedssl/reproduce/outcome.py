@@ -199,7 +199,7 @@ class Outcome:
         problem = want.problem or (self.problems.get(at) if made is None else None)
         seed = Seed(
             want.seed,
-            None if made is None else made["value"],
+            None if made is None else found.value(made),
             made is not None,
             problem,
             str(want.training.folder),

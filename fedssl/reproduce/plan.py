@@ -25,6 +25,7 @@ from fedssl.evaluate import ANEW, FINE_TUNING, check_suits
 from fedssl.experiment import Experiment, plain_values
 from fedssl.probes import USES, ProbeSettings
 from fedssl.tables import LOGGED, Cell
+from fedssl.topology import Centralized
 from fedssl.train import resolve_precision
 
 # What a run measures of its own at its end but kNN: left to the cells' probes. All else under [probe] stays, since the
@@ -124,6 +125,8 @@ def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
     if cell.probe in LOGGED:
         return Measure(cell.probe, tuple(said.items()))
     check_suits(cell.probe, experiment)
+    if cell.probe == "collaborative":
+        _check_one_model(experiment)
     asked = {key.removeprefix("probe.") for key, _ in map(parse_assignment, cell.set)}
     own = {key: getattr(experiment.probe, key) for key in PROBED if key in USES[cell.probe]}
     if cell.probe in FINE_TUNING:  # which takes over what a sweep asks for, but nothing of a recipe's linear probe
@@ -132,6 +135,15 @@ def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
     settings = {key: value for key, value in (own | said).items() if PROBED.get(key) != value}
     on = "fashion-mini" if cell.on and suffix == "-mini" else cell.on  # a mini needs no other images
     return Measure(cell.probe, tuple(sorted(settings.items())), on)
+
+
+def _check_one_model(experiment: Experiment) -> None:
+    """Refuse what `collaborative` could not fine-tune: a model for each client, where there are several."""
+    chosen = "algorithm" if experiment.algorithm.personalises else "topology"
+    own = experiment.algorithm.personalises or not experiment.topology.has_server
+    if own and experiment.clients != 1 and not isinstance(experiment.topology, Centralized):
+        name = experiment.to_dict()[chosen]["name"]
+        raise ConfigError(f'probe "collaborative" fine-tunes one model; with {chosen} = {name} each client has its own')
 
 
 def _only_trained(experiment: Experiment) -> dict[str, Any]:

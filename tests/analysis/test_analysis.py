@@ -23,8 +23,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def test_every_kind_leaves_numbers_and_a_picture(go: Go, tmp_path: Path) -> None:
     run = go(**{"topology.name": "isolated"})
     tiny: dict[str, dict[str, Any]] = {"theory": {"d": [20, 30], "seeds": 1}}
+    several = [run, *(go(f"lr{lr}", **{"train.lr": lr}) for lr in (0.01, 0.1))]
     for kind in ANALYSES.names():
-        dirs = [] if kind == "theory" else [run]
+        dirs = {"theory": [], "scores": several}.get(kind, [run])
         done = analyse(kind, dirs, tmp_path / kind, say=lambda line: None, **tiny.get(kind, {}))
         assert json.loads(done.json.read_text()) == json.loads(json.dumps(done.found))
         assert done.found["analysis"] == kind
@@ -41,6 +42,23 @@ def test_files_go_into_the_first_run_directory(go: Go) -> None:
     done = analyse("communication", [one.dir, other.dir])
     assert (done.json, done.png) == (one.dir / "analysis/communication.json", one.dir / "analysis/communication.png")
     assert list(done.found["rounds"]) == ["one", "other"]
+
+
+def test_one_run_needs_no_list(go: Go) -> None:
+    run = go()
+    for one in (run, run.dir, str(run.dir)):
+        assert list(analyse("communication", one).found["rounds"]) == ["run"]
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_measuring(
+    go: Go, cli: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = go()
+    (run.dir / "analysis").touch()  # a file where the folder would be: nobody can write there, root neither
+    monkeypatch.setattr(ANALYSES["divergence"], "measure", lambda *args: pytest.fail("measured"))
+    code, _, err = cli("analyse", "divergence", str(run.dir))
+    assert code == 2
+    assert err == f"fedssl: {run.dir}/analysis cannot be written to (Not a directory); choose another with --out\n"
 
 
 def test_the_command_prints_a_table_and_says_where(go: Go, cli: Callable[..., tuple[int, str, str]]) -> None:
@@ -68,6 +86,8 @@ def test_the_command_prints_a_table_and_says_where(go: Go, cli: Callable[..., tu
         (["divergence", "DIR", "--set", "device=cpu"], 'unknown key "divergence.device"'),
         (["divergence", "DIR", "DIR"], "the same run directory was given twice"),
         (["angles", "DIR"], "--set local=true"),
+        (["scores", "DIR"], "a rank correlation needs 3 runs or more that can be compared, on the same images"),
+        (["communication", "DIR", "--set", "accuracies=[150]"], "communication.accuracies.0: input should be less"),
         (["map", "DIR", "--set", 'models=["x"]'], 'there is no model "x"; there are: global'),
     ],
 )
@@ -118,7 +138,8 @@ def test_what_is_no_run_is_skipped_beside_runs(go: Go, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["communication", "divergence", "scores"])
 def test_legends_lie_beside_what_they_explain(kind: str, go: Go) -> None:
     """Below all panels, with every name once."""
-    done = analyse(kind, [go("one"), go("other", **{"train.lr": 0.01})])
+    runs = [go("one"), go("other", **{"train.lr": 0.01})]
+    done = analyse(kind, [*runs, go("third", **{"train.lr": 0.1})] if kind == "scores" else runs)
     drawn = ANALYSES[kind]().draw(done.found)
     assert [axes.get_legend() for axes in drawn.axes] == [None] * len(drawn.axes)
     (below,) = drawn.legends
@@ -127,6 +148,16 @@ def test_legends_lie_beside_what_they_explain(kind: str, go: Go) -> None:
     FigureCanvasAgg(drawn).draw()  # which is when places are found
     top = below.get_window_extent().y1
     assert all(axes.get_tightbbox().y0 >= top for axes in drawn.axes if axes.axison)
+
+
+@pytest.mark.parametrize("kind", ["communication", "divergence"])
+def test_rounds_are_whole(kind: str, go: Go) -> None:
+    """Also where there is but one, in whose narrow axis there is but one whole number."""
+    drawn = ANALYSES[kind]().draw(analyse(kind, [go(rounds=1)]).found)
+    FigureCanvasAgg(drawn).draw()
+    (ticks,) = {tuple(axes.get_xticks()) for axes in drawn.axes if axes.get_xlabel() == "round"}
+    assert 1 in ticks
+    assert all(tick == round(tick) for tick in ticks)
 
 
 def test_lines_look_different() -> None:

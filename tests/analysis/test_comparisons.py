@@ -152,7 +152,7 @@ def test_local_models_are_those_of_the_next_round(go: Go, algorithm: str) -> Non
     changes = {"algorithm.name": algorithm, "method.name": method, **extra}
     run = go(**changes)
     files = {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()}
-    found = local_models(run, quiet)
+    found = local_models(run, fedssl.Run.data, quiet)
     assert {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()} == files
     snapshot = Store(run.dir).load(quiet)
     assert snapshot is not None
@@ -198,7 +198,7 @@ def test_local_models_are_the_next_rounds_uploads(
     changes = {"algorithm.name": algorithm}
     run = go(rounds=1, **changes)
     torch.set_num_threads(2)
-    found = local_models(run, quiet)
+    found = local_models(run, fedssl.Run.data, quiet)
     assert torch.get_num_threads() == 2
     go(rounds=2, **changes)
     assert list(found) == ["0", "1", "2"]
@@ -209,10 +209,18 @@ def test_local_models_are_the_next_rounds_uploads(
         assert {"backbone", "projector"} <= {*state.layout.parts}
 
 
+@pytest.mark.parametrize("kind", ["angles", "map"])
+def test_images_are_read_once(kind: str, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, read, times = go(), fedssl.Run.data, list[fedssl.Run]()
+    monkeypatch.setattr(fedssl.Run, "data", lambda self, say: (times.append(self), read(self, say))[1])
+    analyse(kind, run, local=True, say=quiet)
+    assert times == [run]
+
+
 def test_norm_layers_that_stay_are_those_that_were_trained(go: Go) -> None:
     """FedBN's are no part of the upload: they are what the client remembers after the next round."""
     changes = {"algorithm.name": "fedbn"}
-    found = local_models(go(rounds=1, **changes), quiet)
+    found = local_models(go(rounds=1, **changes), fedssl.Run.data, quiet)
     later = Store(go(rounds=2, **changes).dir).load(quiet)
     assert later is not None
     for client, state in found.items():
@@ -225,13 +233,13 @@ def test_a_client_that_cannot_train_has_no_local_model(go: Go, labelled: Dataset
     owners = {"a": torch.arange(24), "b": torch.arange(24, 47), "c": torch.tensor([47])}
     run = go("run", labelled._replace(owners=owners), clients=0, **{"partition.name": "natural"})
     told: list[str] = []
-    assert list(local_models(run, told.append)) == ["a", "b"]
+    assert list(local_models(run, fedssl.Run.data, told.append)) == ["a", "b"]
     assert [line for line in told if line.startswith("client c has no local model: ")]
 
 
 def test_the_mean_of_local_models_is_the_next_global_model(go: Go) -> None:
     """FedAvg: three clients with 16 images each, so the plain mean."""
-    found = local_models(go("run"), quiet)
+    found = local_models(go("run"), fedssl.Run.data, quiet)
     merged = go("longer", rounds=3).models()["global"]
     mean = torch.stack([state.restricted(merged.layout).floats for state in found.values()]).mean(0)
     torch.testing.assert_close(mean, merged.floats, rtol=1e-4, atol=1e-6)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import fedssl
 from fedssl.analysis import analyse
@@ -59,6 +60,14 @@ def test_fedemas_mu_is_drawn(go: Go) -> None:
         list(each) for each in zip(*logged, strict=True)
     ]
     assert {"drift", "noted divergence", "lam", "loss", "effective_rank"} <= set(found["keys"])
+    assert {"alignment", "uniformity"} <= set(found["keys"])
+    first = run.rounds[0]["clients"][0]
+    assert found["runs"]["run"]["uniformity"][first["client"]][0] == [1, first["uniformity"]]
+
+
+def test_with_several_models_sent_the_divergence_is_from_the_one_that_was_trained(go: Go) -> None:
+    run = go(**{"algorithm.name": "featarc"})
+    assert list(analyse("divergence", run).found["runs"]["run"]["divergence"]) == ["0", "1", "2"]
 
 
 def test_a_run_without_a_note_has_an_empty_panel(go: Go) -> None:
@@ -124,9 +133,12 @@ def test_usual_targets() -> None:
     assert usual_targets(highest=53.9, lowest=51.0) == [53.0]
 
 
-def test_what_is_not_reached_is_said(go: Go) -> None:
-    done = analyse("communication", [go()], accuracies=[101, 1])
-    assert done.found["targets"] == [1, 101]
+def test_what_is_not_reached_is_said(go: Go, images: Any) -> None:
+    """All of 24 test images cannot be right where half of them have the label of another class."""
+    pixels, labels = images(24, 1)
+    half = from_python(images(48, 0), (pixels, (labels + (torch.arange(24) < 12)) % 3))
+    done = analyse("communication", [go("run", half)], accuracies=[100, 1])
+    assert done.found["targets"] == [1, 100]
     assert done.found["reached"]["run"][0]["round"] == 1
     assert done.found["reached"]["run"][1] is None
     assert done.summary.rows[0][2:4] == ["1", "1"]

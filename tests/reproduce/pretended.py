@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,8 +26,10 @@ def outcome(root: Path, *cells: Cell, seeds: int = 3, scale: str = "paper", aske
     return Outcome(table, scale, planned, seeds, asked or cells, Where(root, Path("data"), "cpu"))
 
 
-def pretend(want: Want, value: float | None, version: str = "1", trained: str = "", measured: str = "") -> None:
-    """As if it had been trained and measured, by the code of today or by some other."""
+def pretend(
+    want: Want, value: float | None, version: str = "1", trained: str = "", measured: str = "", **more: Any
+) -> None:
+    """As if it had been trained and measured, by the code of today or by some other; `more` was measured besides."""
     training, measure = want.training, want.measure
     assert training is not None
     assert measure is not None
@@ -36,4 +39,5 @@ def pretend(want: Want, value: float | None, version: str = "1", trained: str = 
         "environment": {"fedssl": version, "code": trained or code(), "device": "cpu"},
     }
     (training.folder / "results.json").write_text(json.dumps(results))
-    found.keep(training.folder, measure.file, {"experiment": training.key, "code": measured or code(), "value": value})
+    made = {"experiment": training.key, "code": measured or code(), "value": value, **more}
+    found.keep(training.folder, measure.file, made)

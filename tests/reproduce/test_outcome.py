@@ -10,10 +10,13 @@ import torch
 from pretended import BAD, GOOD, PRIVATE, outcome, pretend
 
 import fedssl
+from fedssl.errors import ConfigError
 from fedssl.provenance import code
 from fedssl.reproduce import _todo, _wants
 from fedssl.reproduce.markdown import against, figure, markdown
-from fedssl.reproduce.outcome import Outcome, Result
+from fedssl.reproduce.outcome import Outcome, Result, Where
+from fedssl.reproduce.plan import wants
+from fedssl.reproduce.swept import swept
 from fedssl.tables import Cell
 
 
@@ -116,6 +119,25 @@ def test_a_target_that_is_never_reached_is_no_failure(tmp_path: Path) -> None:
     pretend(made.wanted[0], None)
     assert figure(made.results[0]) == "none"
     assert made.failed == []
+
+
+def test_a_cell_of_per_client_is_of_the_clients_own_mixes(tmp_path: Path) -> None:
+    """85 in the mean over clients, where the mean on all test images is 50."""
+    table = swept("demo", [], ["linear", "per-client"])
+    planned = list(wants(table.cells, "", [0], tmp_path, torch.device("cpu")))
+    made = Outcome(table, "as it is", planned, 1, table.cells, Where(tmp_path, Path("data"), "cpu"))
+    for want, more in zip(planned, ({}, {"own_mix_mean": 85.0}), strict=True):
+        pretend(want, 50.0, **more)
+    assert [(each.cell.column, each.mean) for each in made.results] == [("linear", 50.0), ("per-client, own mix", 85.0)]
+    assert "per-client, own mix: the mean over clients of each one's accuracy on test images in" in markdown(made)
+    assert "own mix" not in swept("demo", [], ["linear"]).note
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in ("file", "file/in/it"):
+        with pytest.raises(ConfigError, match=f"{place} cannot be written to .*; choose another with --dir"):
+            fedssl.sweep("demo", dir=tmp_path / place)
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:

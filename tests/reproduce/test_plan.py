@@ -148,10 +148,34 @@ def test_a_sweep_has_all_combinations() -> None:
     assert swept("demo", [], ["knn"]).rows == ["as it is"]
 
 
-@pytest.mark.parametrize("wrong", ["rounds", "rounds=1,,2", "rounds=1,1", "rounds=[1", "seed=1,2"])
+@pytest.mark.parametrize(
+    "wrong", ["rounds", "rounds=1,,2", "rounds=1,1", "rounds=[1", "seed=1,2", "train.lr=0.004,4e-3", "topology=a,'a'"]
+)
 def test_a_sweep_that_makes_no_sense_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
         swept("demo", [wrong], ["knn"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("rounds=1,2", "rounds=2"),
+        ("topology=star,isolated", "topology.name=star"),
+        ("train.lr=0.1,0.2", "train={lr=0.3}"),
+    ],
+)
+def test_a_key_that_two_set_is_refused(one: str, other: str) -> None:
+    """Or both rows would be trained with the last, and say otherwise."""
+    for both in ([one, other], [other, one]):
+        with pytest.raises(ConfigError, match="set the same key: name it once"):
+            swept("demo", both, ["knn"])
+    swept("demo", ["method=byol,simclr", "method.dim=8,16", "train.lr=0.1", "train.batch=8"], ["knn"])
+
+
+def test_a_probe_asked_for_twice_is_refused() -> None:
+    """Or its one figure would count as that of two seeds."""
+    with pytest.raises(ConfigError, match="asked for twice: knn, linear, knn"):
+        swept("demo", [], ["knn", "linear", "knn"])
 
 
 def test_unknown_names_are_refused_with_what_is_near(tmp_path: Path) -> None:
@@ -184,3 +208,23 @@ def test_a_classifier_that_nobody_trains_is_refused_before_training(tmp_path: Pa
     with pytest.raises(ConfigError, match="simclr trains none"):
         fedssl.sweep("demo", probes=["classifier"], dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen"),
+    [
+        (["topology=isolated"], "topology = isolated"),
+        (["topology=cycle"], "topology = cycle"),
+        (["algorithm=fedbn"], "algorithm = fedbn"),
+        (["topology=isolated", "clients=1"], None),
+        (["algorithm=fedbn", "topology=centralized"], None),
+        ([], None),
+    ],
+)
+def test_clients_that_end_with_models_of_their_own_have_none_to_fine_tune(
+    changes: list[str], chosen: str | None
+) -> None:
+    """A single client has but one model."""
+    problem = chosen and f'probe "collaborative" fine-tunes one model; with {chosen} each client has its own'
+    assert refusal(Cell("r", "c", "demo", "collaborative", (), tuple(changes))) == problem
+    assert refusal(Cell("r", "c", "demo", "per-client", (), tuple(changes))) is None
