@@ -159,10 +159,12 @@ def test_training_of_fedu_and_fedema(name: str, changed: dict[str, Any]) -> None
             },
         ),
         ("decssl-byol-cifar10-dirichlet0.02-epochs50", {"train.optimizer": "sgd", "train.lr": 0.03, "rounds": 10}),
+        ("decssl-simsiam-cifar10-dirichlet0.02", {"train.weight_decay": 5e-4, "algorithm.name": "fedbn"}),
         (
             "decssl-mae-cifar10-dirichlet0.02",
-            {"train.optimizer": "adamw", "train.batch": 256, "method.backbone": "vit_tiny", "algorithm.name": "fedbn"},
+            {"train.optimizer": "adamw", "train.batch": 256, "method.backbone": "vit_tiny"},
         ),
+        ("decssl-mae-cifar10-dirichlet0.02-epochs1", {"algorithm": {"name": "fedavg", "weights": "uniform"}}),
         ("decssl-simclr-imagenet100-skew0.1", {"train.lr": 0.005, "partition.beta": 0.1, "method.augment.blur": 0.5}),
         ("decssl-supervised-imagenet100-skew0.1", {"method.classes": 100, "method.augment": None, "rounds": 40}),
         ("featarc-cifar10-iid", {"algorithm.clusters": 2, "algorithm.lam": 1, "train.epochs": 5}),

@@ -115,11 +115,28 @@ def _labels(cell: Cell) -> str:
         ("ccl-2", "FedCA", "non-IID 1, CIFAR-100, 1% of labels", "8.07"),
         ("decssl-2", "FeatARC", "non-IID", "84.63"),
         ("decssl-4", "Dec-SSL, non-IID", "1% of labels", "36"),
+        ("decssl-fig17a", "distance", "alpha 0.01", "1.57"),
+        ("decssl-fig17b", "distance", "beta 0", "1.62"),
     ],
 )
 def test_figures_of_the_papers(table: str, row: str, column: str, published: str) -> None:
     cells = {(cell.row, cell.column): cell for cell in tables()[table].cells}
     assert cells[row, column].published == published
+
+
+def test_a_picture_of_splits_has_those_of_the_paper_alone() -> None:
+    """Figure 17 prints ten distances, five of either kind: what it does not show is no cell."""
+    published = [cell.published for table, cell in CELLS if table.place == "Figure 17"]
+    assert len(published) == 10
+    assert None not in published
+
+
+def test_a_figure_of_curves_and_a_table_is_measured_by_both() -> None:
+    """FedEMA's Figure 2: kNN of all variants; linear evaluation, the table, as it is and without stop-gradient."""
+    found = {(cell.recipe, cell.probe) for cell in tables()["fedema-fig2"].cells}
+    names = ("fedbyol-cifar10-noniid", "fedsimsiam-cifar10-noniid")
+    variants = {"": ("knn", "linear"), "-no-predictor": ("knn",), "-no-stop-gradient": ("knn", "linear")}
+    assert found == {(name + word, probe) for name in names for word, probes in variants.items() for probe in probes}
 
 
 def test_the_private_images_are_said_to_be() -> None:

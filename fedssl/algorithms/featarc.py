@@ -5,7 +5,8 @@ Algorithm 1 (its lines are in the margin); its subroutine, Algorithm 2, is in al
 Departures: clusters start as one model, since cosines between features of unrelated networks mean nothing and would
 freeze the first choice; `start = "independent"` is as the authors' code has it, each matrix and convolution shuffled.
 In its first round client i joins cluster i mod C; who comes later, by a hash of its name. Clusters are told apart by
-backbone features. Norm layers are averaged with the rest, where the authors leave them with the clients.
+backbone features. Norm layers are averaged with the rest, as in the authors' code; the paper (Appendix C.1) leaves them
+with the clients.
 """
 
 from __future__ import annotations

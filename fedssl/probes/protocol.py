@@ -1,7 +1,8 @@
 """How the papers train what they measure with: numbers, by paper.
 
-`fedema`: Zhuang et al., ICLR 2022, Appendix B.3. `fedu`: Zhuang et al., ICCV 2021, and Zhang et al. (FedCA), 2023, who
-train for 100 epochs; learning rate and batch size, which they do not state, are FedEMA's. `ccl`: Wu et al., IJCAI 2022,
+`fedema`: Zhuang et al., ICLR 2022, Appendix B.3. `fedu`: Zhuang et al., ICCV 2021, and Zhang et al. (FedCA), 2020, who
+train for 100 epochs. FedCA has Adam, and for fine-tuning a head with a hidden layer and the rate 1e-3; FedU states none
+of these, and neither a batch size nor the linear probe's rate. What is open is FedEMA's. `ccl`: Wu et al., IJCAI 2022,
 who take over the settings of others: MoCo's for the linear probe (He et al., CVPR 2020), SwAV's for fine-tuning (Caron
 et al., NeurIPS 2020).
 """
