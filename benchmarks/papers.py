@@ -91,7 +91,7 @@ def main() -> None:
         parser.error(f"{args.group} has no {', '.join(sorted(unknown))}; it has {', '.join(group)}")
     for name in args.only or group:
         folder = (args.out or Path("results", args.group)) / f"{name}-seed{args.seed}"
-        if (folder / "results.json").is_file():
+        if all((folder / file).is_file() for file in (*KEPT, *(["probes.json"] if group[name].also else []))):
             continue
         begun = time.perf_counter()
         results = run(group[name], folder, args)
@@ -104,11 +104,11 @@ def run(case: Case, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         directory, place = Path(scratch) / "run", {"data_dir": args.data_dir, "device": args.device}
         finished = fedssl.run(case.recipe, directory, quiet=True, set=changes, **place)
+        probes = [measured(finished, probe, settings) for probe, settings in case.also]
         folder.mkdir(parents=True, exist_ok=True)
         for file in KEPT:
             (folder / file).write_bytes((finished.dir / file).read_bytes())
-        if case.also:
-            probes = [measured(finished, probe, settings) for probe, settings in case.also]
+        if probes:
             (folder / "probes.json").write_text(json.dumps(probes, indent=2) + "\n", "utf-8")
         return finished.results
 

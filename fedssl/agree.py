@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,8 +59,7 @@ def agree_on_images(
     if public is not None:
         digest.update(json.dumps(list(public.shape)).encode())
         digest.update(public.numpy().data)
-    images = _dealt(data, owners)
-    digest.update(images.encode())
+    images = _dealt(data, owners, digest)
     path, found = folder / "images.sha256", digest.hexdigest()
     if path.is_file() and path.read_text("utf-8").split()[:1] != [found]:
         others = "on other images, or on these dealt otherwise"
@@ -74,11 +75,12 @@ def same_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor]) -> bo
     return not path.is_file() or path.read_text("utf-8").split()[1:] in ([], [_dealt(data, owners)])
 
 
-def _dealt(data: Dataset, owners: Mapping[str, Tensor]) -> str:
-    """A hash of who has which images."""
+def _dealt(data: Dataset, owners: Mapping[str, Tensor], *others: Any) -> str:
+    """A hash of who has which images, of which other hashes are told too."""
     digest = hashlib.sha256()
     for client, index in owners.items():
-        digest.update(json.dumps([client, len(index), *data.train.image]).encode())
-        for part in data.train.held.select(index).chunks(1024):
-            digest.update(part.numpy().data)
+        said = json.dumps([client, len(index), *data.train.image]).encode()
+        for piece in chain([said], (part.numpy().data for part in data.train.held.select(index).chunks(1024))):
+            for each in (digest, *others):
+                each.update(piece)
     return digest.hexdigest()

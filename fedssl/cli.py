@@ -119,7 +119,7 @@ def evaluate(
     other = None if on is None else table | {"name": on}
     run = Run(dir, data_dir, device)
     score = run.evaluate(probe, other, **settings)
-    if not run.results:
+    if len(run.rounds) < run.experiment.rounds:
         score.add_note("the run is not finished: this is its newest checkpoint")
     if as_json:
         print(json.dumps({"probe": probe} | score.details()))

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedssl import assemble, nets
+from fedssl import nets
 from fedssl.data import Dataset
-from fedssl.data.progress import Say
+from fedssl.data.progress import say_nothing
 from fedssl.drive import Interrupted, drive
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation, classified
@@ -32,15 +32,16 @@ from fedssl.seeds import generator
 PROBE = "collaborative"
 
 
-def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
-    """The accuracy of the classifier that the clients train together; nothing is kept of that training."""
+def collaborative(evaluation: Evaluation, models: Models, seen: Dataset, owners: Mapping[str, Tensor]) -> Score:
+    """The accuracy of the classifier that the clients train together; nothing is kept of that training. `seen` are the
+    images as clients see them, and `owners` says which are whose."""
     if len(models) > 1:
         raise ConfigError(f"clients fine-tune one model together, and this run has several: {', '.join(models)}")
     if not evaluation.data.train.labelled:
         raise ConfigError(OF_CLIENTS[PROBE])
     (name, state), score = next(iter(models.items())), Score()
     tested, classes = evaluation.images.tested, evaluation.images.classes
-    data = labelled_part(evaluation.experiment, evaluation.data, say)
+    data = labelled_part(evaluation.experiment, seen, owners)
     assert data.owners is not None
     score.labelled = sum(map(len, data.owners.values()))
     alone = [client for client, index in data.owners.items() if len(index) == 1]
@@ -58,16 +59,15 @@ def collaborative(evaluation: Evaluation, models: Models, say: Say) -> Score:
             drive(experiment, Path(folder) / "run", data, None, evaluation.device, PROBE, quiet=True)
         except Interrupted:
             raise Interrupted("stopped; nothing is kept of this fine-tuning") from None
-        tuned = saved_models(experiment, Path(folder) / "run", say)["global"]
+        tuned = saved_models(experiment, Path(folder) / "run", say_nothing)["global"]
         guessed = classified(experiment, tuned, tested.held, evaluation.device)
     score.add(name, confusion(tested.labels.to(guessed.device), guessed, classes))
     return score
 
 
-def labelled_part(experiment: Experiment, data: Dataset, say: Say) -> Dataset:
+def labelled_part(experiment: Experiment, seen: Dataset, owners: Mapping[str, Tensor]) -> Dataset:
     """Each client with a share of its own training images, as many of each class as it goes, drawn by the seed."""
-    seen, owners = assemble.deal(experiment, data, say)
-    share, labels = experiment.probe.labels or FEW_LABELS, data.train.labels
+    share, labels = experiment.probe.labels or FEW_LABELS, seen.train.labels
     if share > 1:
         raise ConfigError("labels of each client's own are a share of its images, up to 1")
     some = {client: _some(client, index, labels, share, experiment.seed) for client, index in owners.items()}

@@ -145,7 +145,7 @@ class Evaluation:
 
     def _semi(self, subject: Subject) -> Tensor:
         probe, few = self.experiment.probe, self.images.few
-        if len(few.images) < 2:  # which batch normalisation has no statistics of
+        if len(few.images) < 2 and not probe.frozen:  # which batch normalisation has no statistics of
             known = len(self.images.known)
             raise ConfigError(f"1 of {known} labelled images is too few to fine-tune with: set more with labels")
         how = fine_tuning(probe.protocol, few.share).changed(probe.epochs, probe.lr, probe.batch)

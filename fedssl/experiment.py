@@ -114,10 +114,13 @@ class Experiment(Settings):
         return tomli_w.dumps(self.to_dict())
 
     def hash(self) -> str:
-        """What tells experiments apart. A guard as it is by default, which no honest run notices, does not."""
+        """What tells experiments apart. Settings that came later do not where they are as by default: a guard, which no
+        honest run notices, and how a probe fine-tunes that no run makes."""
         plain = self.to_dict()
         if self.guard == GuardSettings():
             del plain["guard"]
+        if not self.probe.frozen:
+            del plain["probe"]["frozen"]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def with_changes(self, changes: Mapping[str, Any]) -> Experiment:

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedssl import assemble
-from fedssl.data import histogram
-from fedssl.data.progress import Say
+from fedssl.data import Dataset, histogram
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation
 from fedssl.lacking import OF_CLIENTS
@@ -46,12 +44,12 @@ class ByClient(Mapping[str, State]):
         return len(self._clients)
 
 
-def per_client(evaluation: Evaluation, models: Models, say: Say) -> Score:
-    """The linear probe on all labelled training images, for each client's model; `own_mix` has the second accuracy."""
+def per_client(evaluation: Evaluation, models: Models, seen: Dataset, owners: Mapping[str, Tensor]) -> Score:
+    """The linear probe on all labelled training images, for each client's model; `own_mix` has the second accuracy.
+    `owners`: client → its images; `seen`, how clients see them, does not matter here."""
     train = evaluation.data.train
     if not train.labelled:
         raise ConfigError(OF_CLIENTS[PROBE])
-    _, owners = assemble.deal(evaluation.experiment, evaluation.data, say)
     held = {client: index for client, index in owners.items() if len(index)}
     score = evaluation.measure(ByClient(models, list(held)), (PROBE,))[PROBE]
     if len(score) < len(held):

@@ -29,7 +29,7 @@ from fedssl.score import Score
 from fedssl.transfer import On, other_images
 
 RUNS = Path("runs")
-KNOWN = "the run was trained on images of this data set: among those measured on there may be some it has seen"
+KNOWN = "the run was trained on images of this data set, and may have seen those that it is measured with"
 WITH_CLIENTS = {"per-client": per_client, "collaborative": collaborative}  # probes that need to know who has what
 
 
@@ -103,10 +103,10 @@ class Run:
         if on is not None and not self._trained_on(on):
             return self._transfer(changed, probe, on, models)
         evaluation = Evaluation(changed, data := self.data(), self.device)
-        if probe in WITH_CLIENTS or (probe == "semi" and changed.data.leave_out):
-            self.deal(data)
         if probe in WITH_CLIENTS:
-            return WITH_CLIENTS[probe](evaluation, models, say_nothing)
+            return WITH_CLIENTS[probe](evaluation, models, *self.deal(data))
+        if probe == "semi" and changed.data.leave_out:
+            self.deal(data)  # or others might be taken for those left out
         return evaluation.measure(models, (probe,), models.apart)[probe]
 
     def _transfer(self, changed: Experiment, probe: str, on: On, models: Models) -> Score:
@@ -132,7 +132,8 @@ class Run:
         own = self.experiment.to_dict()["data"]
         if not isinstance(said, Mapping) or own["name"] == "given":
             return None
-        return dict(said) if all(own.get(key) == said.get(key) for key in ("name", "path")) else None
+        paths = [Path(table["path"]) if "path" in table else None for table in (own, said)]
+        return dict(said) if own["name"] == said.get("name") and paths[0] == paths[1] else None
 
     def _image(self) -> tuple[int, int, int]:
         """(C, H, W) of the images that the run trains on: as an exported backbone says, or as they are."""

@@ -43,7 +43,7 @@ def validate(cls: type[S], values: Mapping[str, Any], where: str = "") -> S:
 
 
 def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> str:
-    first = failure.errors()[0]
+    first = _first(failure)
     path = [str(part) for part in first["loc"]]
     key = ".".join([*([where] if where else []), *path])
     if first["type"] == "extra_forbidden":
@@ -57,6 +57,14 @@ def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> 
     whole = isinstance(first["input"], Mapping | BaseModel)  # the table itself, where a rule spans several keys
     given = "" if first["type"] == "missing" or whole else f" (got {first['input']!r})"
     return f"{key or 'experiment'}: {message}{given}"
+
+
+def _first(failure: ValidationError) -> Any:
+    """The first problem; where a number may be whole or not, what is wrong with it as a number."""
+    errors = failure.errors()
+    place = errors[0]["loc"][:-1]
+    numbers = [error for error in errors if error["loc"] in ((*place, "int"), (*place, "float"))]
+    return {**numbers[-1], "loc": place} if numbers[1:] else errors[0]
 
 
 def _owner(cls: type[BaseModel], path: list[str]) -> type[BaseModel]:

@@ -32,7 +32,7 @@ def sifted(upload: Tree, wire: Mapping[str, Spec]) -> tuple[Tree, str | None]:
 
 def _sift(upload: Tree, wire: Mapping[str, Spec], key: str, spec: Features) -> tuple[Tree, str | None]:
     """What is left of features and their columns, and why that is not all."""
-    columns = {name: rows for name in spec.columns if isinstance(rows := wire[name], Rows)}
+    columns = {name: _as_rows(wire[name]) for name in spec.columns}
     if (why := _mismatch(upload, key, spec, columns)) is not None:
         return _no_rows({key: spec.rows, **columns}, upload), f"all left out, {why}"
     features = tensor(upload, key)
@@ -46,6 +46,11 @@ def _sift(upload: Tree, wire: Mapping[str, Spec], key: str, spec: Features) -> t
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
     left = {name: tensor(upload, name)[: spec.most][good] for name in (key, *columns)}
     return left, f"{bad + surplus} of {len(features)} rows left out, {reasons}"
+
+
+def _as_rows(spec: Spec) -> Rows:
+    assert isinstance(spec, Rows), "what is said of each row is a row"
+    return spec
 
 
 def _mismatch(upload: Tree, key: str, spec: Features, columns: Mapping[str, Rows]) -> str | None:

@@ -184,6 +184,12 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     assert code == 0
     heading = "knn on mine.npz: accuracy on 12 test images, learned from 36 labelled images\n"
     assert re.fullmatch(re.escape(heading) + r"global: [\d.]+%\n", out)
+    path = Path("runs/mine/experiment.toml")
+    as_it_was = path.read_text()
+    path.write_text(as_it_was.replace("rounds = 2", "rounds = 3"))  # prolonged, and killed before it went on
+    code, out, _ = cli("evaluate", "runs/mine", "--probe", "knn", "--set", "k=3")
+    assert out.splitlines()[-1] == "the run is not finished: this is its newest checkpoint"
+    path.write_text(as_it_was)
     code, out, _ = cli("evaluate", "runs/mine", "--set", "labels=6", "--set", "probe.epochs=2", "--json")
     assert code == 0
     assert json.loads(out).keys() == {

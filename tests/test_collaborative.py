@@ -50,8 +50,8 @@ DATA = Dataset(images(160, 0), images(40, 1))
 def test_a_share_of_each_clients_own() -> None:
     """Of 60 images of two classes a tenth: 3 of each. 40 of 160 were left out; none of those, or of another's."""
     chosen = for_probe(experiment(data__leave_out=0.25), "collaborative", {"labels": 0.1})
-    _, owners = assemble.deal(chosen, DATA, print)
-    part = labelled_part(chosen, DATA, print)
+    seen, owners = assemble.deal(chosen, DATA, print)
+    part = labelled_part(chosen, seen, owners)
     assert part.owners is not None
     assert part.owners.keys() == owners.keys()
     for client, index in part.owners.items():
@@ -59,12 +59,12 @@ def test_a_share_of_each_clients_own() -> None:
         assert sorted(DATA.train.labels[index].bincount().tolist())[-2:] == [3, 3]
         assert len(index) == 6
     again, other = (
-        labelled_part(chosen.with_changes({"seed": seed}), DATA, print).owners["0"].tolist()  # type: ignore[index]
+        labelled_part(chosen.with_changes({"seed": seed}), seen, owners).owners["0"].tolist()  # type: ignore[index]
         for seed in (0, 1)
     )
     assert again == part.owners["0"].tolist() != other
     with pytest.raises(ConfigError, match="are a share of its images, up to 1"):
-        labelled_part(for_probe(experiment(), "collaborative", {"labels": 20}), DATA, print)
+        labelled_part(for_probe(experiment(), "collaborative", {"labels": 20}), seen, owners)
 
 
 def test_the_experiment_it_is(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fedssl import assemble
 from fedssl.data import Dataset, Images
@@ -377,3 +378,18 @@ def test_a_classifier_is_measured_as_it_was_trained() -> None:
     assert len(set(said)) > 1
     with pytest.raises(ConfigError, match="byol trains none"):
         Evaluation(experiment(), DATA, CPU).measure({"global": state()}, ("classifier",))
+
+
+def test_frozen_is_what_semi_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one labelled image is enough for a head: no layer needs the statistics of several."""
+    asked = []
+
+    def tuned(backbone: nn.Module, *rest: Any) -> nn.Module:
+        asked.append(rest[-1])
+        return nn.Sequential(backbone, nn.Linear(512, 3)).eval()
+
+    monkeypatch.setattr("fedssl.evaluate.fine_tune", tuned)
+    for frozen in (False, True):
+        chosen = for_probe(experiment(), "semi", {"labels": 0.01 if frozen else 0.5, "frozen": frozen})
+        Evaluation(chosen, DATA, CPU).measure({"x": state()}, ("semi",))
+    assert asked == [False, True]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import fedssl
 from fedssl import assemble
+from fedssl.analysis import analyse
 from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation, for_probe
@@ -158,6 +159,10 @@ def test_a_run_that_left_images_out(tmp_path: Path) -> None:
     assert run.evaluate("semi", epochs=1, labels=0.3).note == f"{SEEN}: only 20 were left out of it"
     others = Dataset(images(210, 0), images(20, 1))  # ten more: other images would be taken for those left out
     now = fedssl.Run(run.dir, device="cpu", dataset=others)
-    with pytest.raises(ConfigError, match=r"the images are not those that .*run was trained on"):
-        now.evaluate("semi", epochs=1)
+    for asks in ("semi", "per-client", "collaborative"):
+        with pytest.raises(ConfigError, match=r"the images are not those that .*run was trained on"):
+            now.evaluate(asks, epochs=1)
+    for kind, settings in (("weights", {"local": True}), ("false-negatives", {})):
+        with pytest.raises(ConfigError, match=r"the images are not those that .*run was trained on"):
+            analyse(kind, now, **settings)
     assert now.evaluate("knn").labelled == 210  # what needs not know who had which is measured with what there is

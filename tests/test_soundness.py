@@ -41,7 +41,7 @@ def upload(rows: Any, index: Any = None) -> dict[str, Any]:
         ([[0.6, 0.8], [0.6, 0.6], [3, 4]], [10], "2 of 3 rows left out, 2 not of unit length"),  # lengths 1, 0.85, 5
         ([[0, 0], GOOD], [11], "1 of 2 rows left out, 1 not of unit length"),
         ([[1e30, 0], GOOD], [11], "1 of 2 rows left out, 1 not of unit length"),  # its square is no float32
-        ([[1.02, 0], [1.005, 0], [0.98, 0], [0.995, 0]], [11, 13], "2 of 4 rows left out, 2 not of unit length"),
+        ([[1.011, 0], [1.009, 0], [0.989, 0], [0.991, 0]], [11, 13], "2 of 4 rows left out, 2 not of unit length"),
         ([GOOD] * 7, [10, 11, 12, 13, 14], "2 of 7 rows left out, 2 more than 5"),
         (
             [GOOD, [math.nan, math.nan], [2, 0], GOOD, GOOD, GOOD, [math.nan, 0]],

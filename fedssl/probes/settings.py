@@ -15,10 +15,10 @@ from fedssl.settings import Settings
 def _whole_above_one(labels: float) -> float:
     if labels > 1 and labels != int(labels):
         raise ValueError("a share of the images is at most 1, a number of them is whole")
-    return int(labels) if labels == int(labels) else labels
+    return labels
 
 
-Labels = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_whole_above_one)]
+Labels = Annotated[int | float, Field(ge=0, allow_inf_nan=False), AfterValidator(_whole_above_one)]
 
 
 class ProbeSettings(Settings):

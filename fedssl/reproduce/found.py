@@ -36,7 +36,7 @@ def measurement(folder: Path, key: str, file: str) -> dict[str, Any] | None:
 def value(measurement: Mapping[str, Any]) -> float | None:
     """What a cell shows of a measurement. Of per-client, whose mean on all test images `linear` has too, it is the mean
     over clients in their own mix of classes; None where there are no test images of these classes."""
-    found: float | None = measurement["own_mix_mean" if "own_mix_mean" in measurement else "value"]
+    found: float | None = measurement.get("own_mix_mean") if "own_mix" in measurement else measurement["value"]
     return found
 
 

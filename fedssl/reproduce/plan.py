@@ -129,6 +129,8 @@ def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
         _check_one_model(experiment)
     asked = {key.removeprefix("probe.") for key, _ in map(parse_assignment, cell.set)}
     own = {key: getattr(experiment.probe, key) for key in PROBED if key in USES[cell.probe]}
+    if own.get("solver") == "lbfgs":  # which trains nothing, as no protocol says
+        del own["protocol"]
     if cell.probe in FINE_TUNING:  # which takes over what a sweep asks for, but nothing of a recipe's linear probe
         own = {key: value for key, value in own.items() if key not in ANEW}
         own |= {key: getattr(experiment.probe, key) for key in asked & ANEW.keys()}

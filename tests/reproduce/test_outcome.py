@@ -126,7 +126,7 @@ def test_a_cell_of_per_client_is_of_the_clients_own_mixes(tmp_path: Path) -> Non
     table = swept("demo", [], ["linear", "per-client"])
     planned = list(wants(table.cells, "", [0], tmp_path, torch.device("cpu")))
     made = Outcome(table, "as it is", planned, 1, table.cells, Where(tmp_path, Path("data"), "cpu"))
-    for want, more in zip(planned, ({}, {"own_mix_mean": 85.0}), strict=True):
+    for want, more in zip(planned, ({}, {"own_mix": {"a": 80.0, "b": 90.0}, "own_mix_mean": 85.0}), strict=True):
         pretend(want, 50.0, **more)
     assert [(each.cell.column, each.mean) for each in made.results] == [("linear", 50.0), ("per-client, own mix", 85.0)]
     assert "per-client, own mix: the mean over clients of each one's accuracy on test images in" in markdown(made)

@@ -228,3 +228,16 @@ def test_clients_that_end_with_models_of_their_own_have_none_to_fine_tune(
     problem = chosen and f'probe "collaborative" fine-tunes one model; with {chosen} each client has its own'
     assert refusal(Cell("r", "c", "demo", "collaborative", (), tuple(changes))) == problem
     assert refusal(Cell("r", "c", "demo", "per-client", (), tuple(changes))) is None
+
+
+def test_one_training_is_fine_tuned_both_ways_and_its_probe_solved_both_ways(tmp_path: Path) -> None:
+    """What a recipe says of training the probe, and its protocol, is nothing to the exact solver."""
+    for probe, axis in (("semi", "probe.frozen=false,true"), ("linear", "probe.solver=protocol,lbfgs")):
+        table = swept("fedu-cifar10-noniid-mini", [axis], [probe])
+        one, other = wants(table.cells, "", [0], tmp_path, torch.device("cpu"))
+        assert one.problem is other.problem is None
+        assert one.training == other.training is not None
+        assert one.measure != other.measure is not None
+        for want in (one, other):
+            assert want.measure is not None
+            for_probe(want.training.experiment, probe, dict(want.measure.settings))

@@ -256,6 +256,17 @@ def test_other_images_in_the_same_directory(federation: Any) -> None:
             federation.here("run", "simclr", f"rounds={rounds}")
 
 
+def test_a_run_that_kept_one_hash_goes_on(federation: Any) -> None:
+    """As runs did before clients' images had one of their own; then nobody can tell whether they are the same."""
+    federation.here("run", "simclr", "rounds=1")
+    path = federation.root / "run/images.sha256"
+    both = path.read_text().split()
+    assert len(both) == 2
+    path.write_text(f"{both[0]}\n")
+    federation.here("run", "simclr", "rounds=2")
+    assert path.read_text().split() == both
+
+
 def test_the_same_images_dealt_otherwise(federation: Any) -> None:
     lists = federation.root / "lists.json"
     settings = ("partition.name=listed", f"partition.path={lists}", "clients=2", "rounds=1")

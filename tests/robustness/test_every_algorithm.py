@@ -1,5 +1,5 @@
-"""U1, U3, U5, U6, U7 for every algorithm that is registered: where something is wrong with one client's reply, the
-others' result is, to the last bit, what it would be without that client."""
+"""For every algorithm that is registered: where something is wrong with one client's reply, the others' result is, to
+the last bit, what it would be without that client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""U3: an update of absurd size is dropped, or clipped where that is asked for."""
+"""An update of absurd size is dropped, or clipped where that is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""U9: bad rows among the features that clients share cost the rows, and never the model they came with."""
+"""Bad rows among the features that clients share cost the rows, and never the model they came with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""U1, U2, U4, U5, U6: what one client sends or says must not decide what the others get."""
+"""What one client sends or says must not decide what the others get."""
 
 from __future__ import annotations
 
