@@ -20,7 +20,7 @@ from fedssl.pixels import Rows
 from fedssl.probes import (
     LINEAR,
     OF_TRAINING,
-    USES,
+    PROBES,
     Labelled,
     ProbeSettings,
     balanced,
@@ -36,8 +36,6 @@ from fedssl.seeds import generator
 from fedssl.settings import suggest
 from fedssl.tree import State
 
-PROBES = tuple(USES)
-
 
 def check_probe(name: str) -> None:
     if name == "transfer":
@@ -49,12 +47,11 @@ def check_probe(name: str) -> None:
 def check_suits(probe: str, experiment: Experiment) -> None:
     """Refuse a probe that could find nothing in what an experiment trains."""
     check_probe(probe)
-    if probe == "classifier" and not experiment.method.method.classifies:
+    if PROBES[probe].learns == "nothing" and not experiment.method.method.classifies:
         name = experiment.to_dict()["method"]["name"]
-        raise ConfigError(f'probe "classifier" measures one that the run itself trained; {name} trains none')
+        raise ConfigError(f'probe "{probe}" measures one that the run itself trained; {name} trains none')
 
 
-FINE_TUNING = ("semi", "collaborative")  # probes that train the whole model
 ANEW = {"labels": 0, **dict.fromkeys(OF_TRAINING)}
 
 
@@ -62,16 +59,17 @@ def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]
     """With settings for one probe, which must be some that it uses; an experiment's own may be any. An experiment's
     labels, epochs, lr and batch are those of its linear probe: where the whole model is fine-tuned, they begin anew."""
     check_probe(probe)
+    uses = PROBES[probe].uses
     for key in settings:
-        if key in ProbeSettings.model_fields and key not in USES[probe]:
-            raise ConfigError(f'probe "{probe}" does not use {key}; it uses {", ".join(USES[probe]) or "no settings"}')
+        if key in ProbeSettings.model_fields and key not in uses:
+            raise ConfigError(f'probe "{probe}" does not use {key}; it uses {", ".join(uses) or "no settings"}')
     ignored = [key for key in ("protocol", *OF_TRAINING) if key in settings]
-    if ignored and "solver" in USES[probe] and settings.get("solver", experiment.probe.solver) == "lbfgs":
+    if ignored and "solver" in uses and settings.get("solver", experiment.probe.solver) == "lbfgs":
         raise ConfigError(
             f'solver = "lbfgs" finds the minimum itself and makes no use of {", ".join(ignored)}: leave that out, or '
             'set solver = "protocol"'
         )
-    anew = ANEW if probe in FINE_TUNING else {}
+    anew = ANEW if PROBES[probe].whole else {}
     changed = experiment.with_changes({f"probe.{key}": value for key, value in (anew | dict(settings)).items()})
     check_suits(probe, changed)
     return changed

@@ -13,7 +13,7 @@ from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.experiment import Experiment
 from fedssl.lacking import lacking
-from fedssl.probes import USES, balanced, how_many
+from fedssl.probes import PROBES, balanced, how_many
 from fedssl.seeds import generator
 
 HALVED = (
@@ -73,21 +73,22 @@ class LabelledImages:
         return max(said, len(self.tested.classes), *(int(images.labels.max()) + 1 for images in self._sets))
 
     def learned_from(self, probe: str) -> int:
-        """How many labelled images a probe learns from; a classifier, here, from none."""
-        if probe == "classifier":
-            return 0
-        return len(self.few.images) if probe == "semi" else min(self._asked_for(probe), len(self.known))
+        """How many labelled images a probe learns from."""
+        learns = PROBES[probe].learns
+        if learns == "all":
+            return min(self._asked_for(probe), len(self.known))
+        return len(self.few.images) if learns == "few" else 0
 
     def _asked_for(self, probe: str) -> int:
         """How many it would have if there were as many; none asked for, by `labels = 0`, are all."""
         labels, known = self.experiment.probe.labels, len(self.known)
-        return how_many(labels, known) if labels and "labels" in USES[probe] else known
+        return how_many(labels, known) if labels and "labels" in PROBES[probe].uses else known
 
     def notes(self, probe: str) -> list[str]:
         """What is unusual about measuring with a probe."""
         known, k = len(self.known), self.experiment.probe.k
-        notes = [self.note, self.few.note if probe == "semi" else None]
-        if "k" in USES[probe] and k > known:
+        notes = [self.note, self.few.note if PROBES[probe].learns == "few" else None]
+        if "k" in PROBES[probe].uses and k > known:
             notes.append(f"k = {k} is more than the {known} labelled images there are: all of them vote")
         if self._asked_for(probe) > known:
             labels = self.experiment.probe.labels

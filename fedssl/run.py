@@ -24,6 +24,7 @@ from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
 from fedssl.models import Models, saved_models
 from fedssl.per_client import per_client
+from fedssl.probes import PROBES
 from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
 from fedssl.transfer import On, other_images
@@ -105,14 +106,14 @@ class Run:
         evaluation = Evaluation(changed, data := self.data(), self.device)
         if probe in WITH_CLIENTS:
             return WITH_CLIENTS[probe](evaluation, models, *self.deal(data))
-        if probe == "semi" and changed.data.leave_out:
+        if PROBES[probe].learns == "few" and changed.data.leave_out:
             self.deal(data)  # or others might be taken for those left out
         return evaluation.measure(models, (probe,), models.apart)[probe]
 
     def _transfer(self, changed: Experiment, probe: str, on: On, models: Models) -> Score:
         if probe in WITH_CLIENTS:
             raise ConfigError(f'probe "{probe}" needs to know which images clients have, and nobody has others')
-        if probe == "classifier":
+        if PROBES[probe].learns == "nothing":
             raise ConfigError("a classifier knows the classes it was trained on, and no others")
         data = other_images(on, self._image(), self._data_dir, say_on_stderr)
         without = changed.with_changes({"data.leave_out": 0.0})  # which were other images

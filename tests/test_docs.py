@@ -29,14 +29,13 @@ from fedssl.changes import parse_assignment
 from fedssl.cli import app
 from fedssl.data import PARTITIONS, SOURCES
 from fedssl.drive import Interrupted
-from fedssl.evaluate import PROBES
 from fedssl.experiment import Experiment, load
 from fedssl.federate import Round
 from fedssl.finetune.settings import DetectionSettings
 from fedssl.guard import Report
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
-from fedssl.probes import USES
+from fedssl.probes import PROBES
 from fedssl.report.recipes import chosen, is_one
 from fedssl.report.rounds import record
 from fedssl.reproduce import find_table, some_cells
@@ -220,7 +219,7 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
     if words[0] == "evaluate":
         assert given["probe"] in PROBES
         keys = {text.partition("=")[0] for text in changes}
-        assert {key for key in keys if not key.startswith("data.")} <= {*USES[given["probe"]]}
+        assert {key for key in keys if not key.startswith("data.")} <= {*PROBES[given["probe"]].uses}
         other = {key.removeprefix("data.") for key in keys if key.startswith("data.")}
         assert not other or other <= {*SOURCES[given["on"]].model_fields}
         return

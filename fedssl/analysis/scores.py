@@ -23,7 +23,7 @@ from fedssl.analysis.look import COLOURS, MARKERS, figure, legend
 from fedssl.analysis.ranks import FEWEST, by_chance, spearman
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError
-from fedssl.probes import USES
+from fedssl.probes import PROBES
 from fedssl.run import Run
 
 SCORES = {  # and how each is to be read
@@ -33,7 +33,7 @@ SCORES = {  # and how each is to be read
     "uniformity": "uniformity (less is better)",
 }
 # And the settings under [probe] that they are measured with: only equal ones are compared.
-ACCURACIES = {probe: USES[probe] for probe in ("linear", "knn")}
+ACCURACIES = {probe: PROBES[probe].uses for probe in ("linear", "knn")}
 WORDS = {"linear": "linear", "knn": "kNN"}
 LAST = 10  # rounds that a run's score is the mean of
 LIMITS = (

@@ -5,12 +5,12 @@ from fedssl.probes.finetune import fine_tune
 from fedssl.probes.knn import knn_predict
 from fedssl.probes.linear import Solver, linear_predict
 from fedssl.probes.protocol import LINEAR, Name, Protocol, fine_tuning
-from fedssl.probes.settings import OF_TRAINING, USES, ProbeSettings
+from fedssl.probes.settings import OF_TRAINING, PROBES, ProbeSettings
 
 __all__ = [
     "LINEAR",
     "OF_TRAINING",
-    "USES",
+    "PROBES",
     "Labelled",
     "Name",
     "ProbeSettings",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, PositiveInt
 
@@ -43,11 +43,22 @@ class ProbeSettings(Settings):
 OF_TRAINING = ("epochs", "lr", "batch")  # of a probe that is trained
 _TRAINED = ("labels", "protocol", *OF_TRAINING)
 _LINEAR = (*_TRAINED, "penalty", "solver")
-USES: Mapping[str, tuple[str, ...]] = {  # every probe, and the settings that decide what it finds
-    "knn": ("k", "temperature"),
-    "linear": _LINEAR,
-    "semi": (*_TRAINED, "frozen"),
-    "classifier": (),
-    "per-client": _LINEAR,
-    "collaborative": ("labels", *OF_TRAINING),
+
+
+class Probe(NamedTuple):
+    """What is to be known of a probe before it measures: code asks for this, and for no probe's name."""
+
+    uses: tuple[str, ...]  # the settings that decide what it finds
+    learns: Literal["all", "few", "nothing"] = "all"  # few: left out of pre-training; nothing: the run has trained it
+    whole: bool = False  # fine-tunes the whole model
+    together: bool = False  # all clients train one model
+
+
+PROBES: Mapping[str, Probe] = {
+    "knn": Probe(("k", "temperature")),
+    "linear": Probe(_LINEAR),
+    "semi": Probe((*_TRAINED, "frozen"), learns="few", whole=True),
+    "classifier": Probe((), learns="nothing"),
+    "per-client": Probe(_LINEAR),
+    "collaborative": Probe(("labels", *OF_TRAINING), whole=True, together=True),
 }

@@ -11,7 +11,7 @@ from fedssl.data.progress import Say
 from fedssl.errors import FedsslError
 from fedssl.experiment import Experiment
 from fedssl.lacking import lacking
-from fedssl.probes import USES
+from fedssl.probes import PROBES
 from fedssl.reproduce.plan import Measure, Training
 
 WITHOUT = "; without labels, fedssl run trains and fedssl analyse divergence compares what training says of itself"
@@ -38,5 +38,5 @@ def _lacking(experiment: Experiment, data_dir: Path, say: Say) -> dict[str, str]
         data = read_data(experiment, data_dir, None, say)
     except (FedsslError, OSError):  # which the training will say of itself, and not train
         return {}
-    problems = {probe: lacking(data, probe, trained_on=False) for probe in USES}
+    problems = {probe: lacking(data, probe, trained_on=False) for probe in PROBES}
     return {probe: problem + WITHOUT for probe, problem in problems.items() if problem is not None}

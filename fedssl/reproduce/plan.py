@@ -21,9 +21,9 @@ import torch
 
 from fedssl.changes import merge_changes, parse_assignment
 from fedssl.errors import ConfigError, FedsslError
-from fedssl.evaluate import ANEW, FINE_TUNING, check_suits
+from fedssl.evaluate import ANEW, check_suits
 from fedssl.experiment import Experiment, plain_values
-from fedssl.probes import USES, ProbeSettings
+from fedssl.probes import PROBES, ProbeSettings
 from fedssl.tables import LOGGED, Cell
 from fedssl.topology import Centralized
 from fedssl.train import resolve_precision
@@ -125,13 +125,14 @@ def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
     if cell.probe in LOGGED:
         return Measure(cell.probe, tuple(said.items()))
     check_suits(cell.probe, experiment)
-    if cell.probe == "collaborative":
-        _check_one_model(experiment)
+    probe = PROBES[cell.probe]
+    if probe.together:
+        _check_one_model(cell.probe, experiment)
     asked = {key.removeprefix("probe.") for key, _ in map(parse_assignment, cell.set)}
-    own = {key: getattr(experiment.probe, key) for key in PROBED if key in USES[cell.probe]}
+    own = {key: getattr(experiment.probe, key) for key in PROBED if key in probe.uses}
     if own.get("solver") == "lbfgs":  # which trains nothing, as no protocol says
         del own["protocol"]
-    if cell.probe in FINE_TUNING:  # which takes over what a sweep asks for, but nothing of a recipe's linear probe
+    if probe.whole:  # which takes over what a sweep asks for, but nothing of a recipe's linear probe
         own = {key: value for key, value in own.items() if key not in ANEW}
         own |= {key: getattr(experiment.probe, key) for key in asked & ANEW.keys()}
     settings = {key: value for key, value in (own | said).items() if PROBED.get(key) != value}
@@ -139,13 +140,13 @@ def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
     return Measure(cell.probe, tuple(sorted(settings.items())), on)
 
 
-def _check_one_model(experiment: Experiment) -> None:
-    """Refuse what `collaborative` could not fine-tune: a model for each client, where there are several."""
+def _check_one_model(probe: str, experiment: Experiment) -> None:
+    """Refuse what clients could not fine-tune together: a model for each of them, where there are several."""
     chosen = "algorithm" if experiment.algorithm.personalises else "topology"
     own = experiment.algorithm.personalises or not experiment.topology.has_server
     if own and experiment.clients != 1 and not isinstance(experiment.topology, Centralized):
         name = experiment.to_dict()[chosen]["name"]
-        raise ConfigError(f'probe "collaborative" fine-tunes one model; with {chosen} = {name} each client has its own')
+        raise ConfigError(f'probe "{probe}" fine-tunes one model; with {chosen} = {name} each client has its own')
 
 
 def _only_trained(experiment: Experiment) -> dict[str, Any]:

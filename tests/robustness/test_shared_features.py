@@ -25,6 +25,16 @@ def _features(record: Record) -> list[tuple[str, Features]]:
     return [(key, spec) for key, spec in record.wire.items() if isinstance(spec, Features)]
 
 
+def _shared(case: str, topology: str = "star") -> tuple[Record, str, Features, Tree]:
+    """A recorded round, the features that are shared in it, and what the bad client honestly sent."""
+    record = recorded(case, topology)
+    assert record is not None
+    ((key, spec),) = _features(record)
+    honest = record.replies[BAD].upload
+    assert honest is not None
+    return record, key, spec, honest
+
+
 def _changed(record: Record, **columns: Any) -> Reply:
     reply = record.replies[BAD]
     return reply._replace(upload={**(reply.upload or {}), **columns})
@@ -49,11 +59,7 @@ BROKEN: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("case", SHARING)
 def test_bad_rows_are_as_if_never_sent(case: str, kind: str, topology: str) -> None:
     """The first row is broken, in the end all are: the result is that of an upload without them, to the bit."""
-    record = recorded(case, topology)
-    assert record is not None
-    ((key, spec),) = _features(record)
-    honest = record.replies[BAD].upload
-    assert honest is not None
+    record, key, spec, honest = _shared(case, topology)
     count = len(tensor(honest, key))
     assert count > 1
     for broken in (1, count):
@@ -71,11 +77,7 @@ def test_bad_rows_are_as_if_never_sent(case: str, kind: str, topology: str) -> N
 
 @pytest.mark.parametrize("case", SHARING)
 def test_features_that_cannot_be_read_are_as_none(case: str) -> None:
-    record = recorded(case)
-    assert record is not None
-    ((key, spec),) = _features(record)
-    honest = record.replies[BAD].upload
-    assert honest is not None
+    record, key, spec, honest = _shared(case)
     rows = tensor(honest, key)
     none = {name: tensor(honest, name)[:0] for name in (key, *spec.columns)}
     expected = bits(record.instead(_changed(record, **none)))
@@ -91,11 +93,7 @@ def test_features_that_cannot_be_read_are_as_none(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["fedca, small", "ccl, small"])
 def test_nobody_shares_more_than_its_quota(case: str) -> None:
-    record = recorded(case)
-    assert record is not None
-    ((key, spec),) = _features(record)
-    honest = record.replies[BAD].upload
-    assert honest is not None
+    record, key, spec, honest = _shared(case)
     many = {name: torch.cat(9 * [tensor(honest, name)]) for name in (key, *spec.columns)}
     round, most = record.instead(_changed(record, **many)), spec.most
     cut = {name: rows[:most] for name, rows in many.items()}
