@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedssl.admission import Admission, no_fault
 from fedssl.algorithm import Spec
 from fedssl.bound import Bound
 from fedssl.data.progress import Say
 from fedssl.errors import FedsslError, RunError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
+from fedssl.feature_check import FeatureCheck
 from fedssl.federate import Round, Runtime, federate
 from fedssl.memory import Remembered
 from fedssl.models import models_of
@@ -30,6 +32,7 @@ from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.score import Score
 from fedssl.store import Snapshot, Store
 from fedssl.tree import Mean, to_device
+from fedssl.upload_weights import ImageCounts
 
 STOPPING = "stopping: the step under way ends, and what is finished is saved; the same command goes on"
 
@@ -44,6 +47,7 @@ class Carrier(NamedTuple):
     """A runtime, and what a run needs of it besides."""
 
     runtime: Runtime
+    counts: ImageCounts
     remembered: Callable[[], Mapping[str, Remembered]]  # by clients at the end of a round, as far as it lies here
     close: Callable[[], None]
 
@@ -110,7 +114,7 @@ class Loop:
             saved, begun = time.monotonic(), time.perf_counter()
             unsaved, every = False, self.checkpoint_every
             try:
-                for round in self._rounds(carrier.runtime, wire, last):
+                for round in self._rounds(carrier, wire, last):
                     done = Snapshot(round.number + 1, round.sites, carrier.remembered(), round.usual)
                     seconds = time.perf_counter() - begun
                     try:
@@ -137,11 +141,20 @@ class Loop:
             finally:
                 self._close(carrier, last if unsaved else None)
 
-    def _rounds(self, runtime: Runtime, wire: Mapping[str, Spec], last: Snapshot) -> Iterator[Round]:
+    def _rounds(self, carrier: Carrier, wire: Mapping[str, Spec], last: Snapshot) -> Iterator[Round]:
         e = self.experiment
         sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
-        bound = Bound(e.guard, lambda round: e.train.rate(round, e.rounds), last.usual)
-        return federate(e.algorithm, e.topology, runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds, bound)
+        features = FeatureCheck(e, self.evaluation.data.train.image, self.device)
+        admission = Admission(
+            bound=Bound(e.guard, lambda round: e.train.rate(round, e.rounds), last.usual),
+            min_uploads=e.min_uploads,
+            max_share=e.guard.max_share or carrier.counts.max_share,
+            counts=carrier.counts,
+            model_fault=features if e.topology.merges else no_fault,
+        )
+        return federate(
+            e.algorithm, e.topology, carrier.runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds, admission
+        )
 
     def _line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:
         rounds, accuracies = self.experiment.rounds, (None, None) if knn is None else (knn.mean, knn.common)

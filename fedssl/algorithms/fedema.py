@@ -58,10 +58,7 @@ class FedEMA(Averaged):
         """μ·W_k + (1 − μ)·W_g."""
         sent = model(message, "model")
         own = model(client.memory, "online")
-        if self.divergence == "global":
-            diverged = encoder_norm(sent, own).item()
-        else:
-            diverged = number(client.memory, "drift")
+        diverged = encoder_norm(sent, own).item() if self.divergence == "global" else number(client.memory, "drift")
         lam = self._lam(client, message, diverged)
         mu = min(lam * diverged, 1.0)
         client.notes.update(divergence=diverged, lam=lam, mu=mu)

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import toy
 import torch
+import toy
 from toy import Federation, Numbers
 
 from fedssl.algorithms import FedAvg, FedEMA, fedema
@@ -101,11 +101,12 @@ def test_lambda_is_set_after_the_first_training_of_a_client_that_pauses(monkeypa
     assert federation.notes["A"]["mu"] == pytest.approx(0.7 / 4)
 
 
-def test_the_server_sets_lambda_from_the_first_round_of_a_client_that_pauses() -> None:
+def test_the_server_sets_lambda_from_the_first_round_of_a_client_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """global: A ends round 1 with 14 where the mean is 17: λ = 0.7/(3·√2), although A pauses in round 2."""
     federation = Federation(FedEMA(divergence="global"))
     federation.round("A", "B")
     federation.round("B")
+    monkeypatch.setitem(toy.ADDED, "A", Numbers(1, 2, 1))
     federation.round("A", "B")
     federation.round("A", "B")
     assert federation.notes["A"]["lam"] == pytest.approx(0.7 / (3 * math.sqrt(2)))
