@@ -33,7 +33,8 @@ class FeatureCheck:
         for name, state in self._algorithm.export(site).items():
             self._backbone = backbone_of(state, self._backbone or self._build())
             features = embed(self._backbone, self._images, self._normalisation, self._device)
-            if not bool(torch.isfinite(features).all()):
+            # Of the squared norms, since probes normalise: it overflows before a feature does.
+            if not bool(torch.isfinite(features.square().sum(1)).all()):
                 return f'features of model "{name}" are not finite'
         return None
 
