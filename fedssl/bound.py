@@ -19,7 +19,7 @@ from fedssl.tree import State, Tree, Value
 FIRST = 5  # uploads that wait for each other where no earlier round gives a reference
 FARTHEST = torch.finfo(torch.float32).max  # applies without a reference; with no bound at all, larger norms pass too
 INFLUENCE = 0.1  # of a typical update: a client that cannot move the mean by more than this may go farther
-SHIFT_FLOOR = 5.0  # standard deviations: how far training may always move running statistics
+SHIFT_FLOOR = 1.0  # standard deviations by which training may always move running statistics
 
 
 class GuardSettings(Settings):
@@ -28,7 +28,7 @@ class GuardSettings(Settings):
     norm_bound: float = Field(10.0, ge=0)  # the most an update's norm may be, in medians over a round's clients; 0: any
     usual: Literal["largest", "last"] = "largest"  # which round's median: of all so far the largest, or the last one's
     clip: bool = False  # scale an update above the bound down to it; otherwise its client is dropped
-    statistics_bound: float = Field(10.0, ge=0)  # the same for the shift of running statistics; 0: any
+    statistics_bound: float = Field(3.0, ge=0)  # the most that running statistics may shift, in medians; 0: any
     min_uploads: int = Field(2, ge=1)  # valid uploads that a server needs to merge; with fewer the round fails
     # The largest share of a mean that one client may have; by default 0.5 where clients count their own images, as on
     # Flower, and 1 where they are counted here.
