@@ -30,7 +30,7 @@ class GuardSettings(Settings):
     clip: bool = False  # scale an update above the bound down to it; otherwise its client is dropped
     statistics_bound: float = Field(3.0, ge=0)  # the most that running statistics may shift, in medians; 0: any
     min_uploads: int = Field(2, ge=1)  # valid uploads that a server needs to merge; with fewer the round fails
-    max_share: float | None = Field(None, gt=0, le=1)  # one client's largest share of a mean; None: 0.5 on Flower, else 1
+    max_share: float | None = Field(None, gt=0, le=1)  # one client's largest share of a mean; 0.5 on Flower, else 1
 
     @field_validator("norm_bound", "statistics_bound")
     @classmethod
