@@ -371,6 +371,33 @@ def test_workers_do_not_change_a_bit(small: Experiment, labelled: Dataset, tmp_p
     assert hashes[0] == hashes[1] == hashes[2]
 
 
+def test_a_table_in_set_is_merged_as_a_keyword_is(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    """Both change what the table names and keep the rest; where both name a key, `set` decides."""
+    table = {"dim": 8, "augment": {"flip": 0.25}}
+    file = tmp_path / "small.toml"
+    file.write_text(small.to_toml())
+    runs = {
+        "keyword": fedssl.run(small, tmp_path / "keyword", "cpu", dataset=labelled, rounds=1, method=table),
+        "set": fedssl.run(small, tmp_path / "set", "cpu", dataset=labelled, set={"rounds": 1, "method": table}),
+        "file": fedssl.run(file, tmp_path / "file", "cpu", dataset=labelled, set={"rounds": 1, "method": table}),
+        "both": fedssl.run(
+            small,
+            tmp_path / "both",
+            "cpu",
+            dataset=labelled,
+            rounds=1,
+            method={"dim": 4, "augment": {"flip": 0.25}},
+            set={"method": {"dim": 8}},
+        ),
+    }
+    expected = small.with_changes({"rounds": 1, "method.dim": 8, "method.augment.flip": 0.25})
+    assert expected.to_dict()["method"]["hidden"] == 32
+    hashes = {name: run.results["experiment"] for name, run in runs.items()}
+    assert hashes == dict.fromkeys(runs, runs["keyword"].results["experiment"])
+    for run in runs.values():
+        assert run.experiment.method == expected.method
+
+
 def test_default_directories(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
