@@ -82,7 +82,8 @@ def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Da
     assert [line["knn"] is None for line in run.rounds] == [True, False]
     model = load_file(run.dir / "backbone.safetensors")
     for line in run.rounds:
-        assert line.keys() == {
+        measured = {"knn_settings"} if line["knn"] is not None else set()
+        assert line.keys() == measured | {
             "round",
             "of",
             "rate",
@@ -108,6 +109,7 @@ def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Da
             assert 1 <= client["effective_rank"] <= 16  # two views of eight images
             assert client["images_per_s"] > 0
     assert run.rounds[-1]["knn"] == run.results["table"]["this run"]["knn"]["mean"]
+    assert run.rounds[-1]["knn_settings"] == {"k": 5, "temperature": 0.1}
     for text in (run.dir / "rounds.jsonl").read_text().splitlines():
         json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
