@@ -1,5 +1,4 @@
-"""Bad rows among the features that clients share cost the rows, and never the model they came with; and a run that shares
-any warns of it (C7)."""
+"""Bad rows among shared features cost the rows, never the model they came with; a run that shares any warns of it."""
 
 from __future__ import annotations
 
