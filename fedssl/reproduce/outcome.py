@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ class Outcome:
         paper = f"{self.table.paper}, " if self.table.paper else ""
         return f"{paper}{self.table.place}: {self.table.title}{self._caveat}"
 
-    @property
+    @cached_property
     def _caveat(self) -> str:
         trainings = dict.fromkeys(want.training for want in self._wants if want.training is not None)
         return caveat(self.scale, [each.experiment.to_dict() for each in trainings])
