@@ -128,10 +128,10 @@ class Loop:
                         raise
                     line = self._line(round, knn, seconds)
                     log.append(line)
+                    last, unsaved = done, True  # at once: a signal from here on saves this round
                     progress.round(line)
                     if warning := collapse.see(line):
                         self.say(warning)
-                    last, unsaved = done, True
                     if time.monotonic() - saved >= every and not (every and self.store.busy):  # 0: in every round
                         self.store.save(last)
                         saved, unsaved = time.monotonic(), False
