@@ -136,11 +136,12 @@ LONG = ("train.epochs=12", "rounds=4", "train.checkpoint_every=3600")  # nothing
 CLIENTS = 3  # of the federation: one training each in a round
 
 # A run whose clients wait, from round argv[2] + 1 on, until the signal has been sent: by then the rounds before are
-# finished, and none of them is saved.
+# finished, and none of them is saved. Saving takes half a second, so that further signals come while it does.
 HELD = """
 import sys, threading, time
 from pathlib import Path
 from fedssl import cli
+from fedssl.store import Store
 from fedssl.train import Trainer
 
 root, trainings = Path(sys.argv[1]), int(sys.argv[2])
@@ -158,7 +159,11 @@ def held(self, *args, **kwargs):
             time.sleep(0.002)
     return fit(self, *args, **kwargs)
 
-Trainer.fit = held
+def slow(self, snapshot, save=Store._save):
+    time.sleep(0.5 if snapshot.rounds else 0.0)
+    save(self, snapshot)
+
+Trainer.fit, Store._save = held, slow
 cli.main()
 """
 
