@@ -16,7 +16,7 @@ from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.bound import GuardSettings
-from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignment, settings_class
+from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignments, settings_class
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, MethodSettings
@@ -203,7 +203,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 def load(name_or_file: str | Path, changes: Iterable[str] | Mapping[str, Any] = ()) -> Experiment:
     """The experiment in a TOML file, or the recipe or variant of that name, with changes applied."""
-    changed = dict(changes) if isinstance(changes, Mapping) else dict(map(parse_assignment, changes))
+    changed = changes if isinstance(changes, Mapping) else parse_assignments(changes)
     experiment = Experiment.from_dict(merge_changes(plain_values(name_or_file), changed))
     experiment.check()
     return experiment
