@@ -20,6 +20,7 @@ FIRST = 5  # uploads that wait for each other where no earlier round gives a ref
 FARTHEST = torch.finfo(torch.float32).max  # applies without a reference; with no bound at all, larger norms pass too
 INFLUENCE = 0.1  # of a typical update: a client that cannot move the mean by more than this may go farther
 SHIFT_FLOOR = 1.0  # standard deviations by which training may always move running statistics
+UNTRAINED_SHIFT_FLOOR = 10.0  # the same from initial statistics, whose scale is not that of any activations
 
 
 class GuardSettings(Settings):
@@ -49,6 +50,7 @@ class Measured(NamedTuple):
     norm: float  # the distance over parameters between the models sent and returned; infinite: above float32's range
     images: int = 0  # that the client holds, where this process counted them; 0: not known
     shift: float | None = None  # of running statistics, in standard deviations; None: there are none
+    untrained: bool = False  # whether the statistics that were sent are those of a new model
 
 
 class Usual(NamedTuple):
@@ -58,7 +60,7 @@ class Usual(NamedTuple):
     images: int
     rate: float  # the learning rate of the round
     recent: Sequence[Sequence[float]] = ()  # (norm, images) of the last few that counted, of whichever rounds
-    shift: float = 0.0
+    shift: float | None = None  # None: not known, as in checkpoints of earlier versions
     recent_shifts: Sequence[float] = ()
 
     def norm_at(self, rate: float, images: int, most: float) -> float:
@@ -68,8 +70,11 @@ class Usual(NamedTuple):
         farther: by its images at most `most` times, and only where they are known. With fewer images or at a lower rate
         it may still go as far as the others.
         """
-        larger = images / self.images if images and self.images else 1.0
-        return self.norm * min(max(1.0, larger), most) * max(1.0, rate / self.rate)
+        return self.norm * self.images_ratio(images, most) * max(1.0, rate / self.rate)
+
+    def images_ratio(self, images: int, most: float) -> float:
+        """How many times the images of the median client these are, from 1 to `most`; 1 where they are not known."""
+        return min(max(1.0, images / self.images), most) if images and self.images else 1.0
 
 
 class Bound:
@@ -121,7 +126,7 @@ class Bound:
             return None
         images = int(median_low([one.images for one in those]))
         shifts = [one.shift for one in those if one.shift is not None]
-        return Usual(norm, images, self._rate, shift=median_low(shifts) if shifts else 0.0)
+        return Usual(norm, images, self._rate, shift=median_low(shifts) if shifts else None)
 
     def limit(self, images: int = 0, share: float = 1.0) -> float:
         """The largest norm for a client of this many images (0: not known) and this share of the mean."""
@@ -135,13 +140,14 @@ class Bound:
             typical = max(typical, self._norms[(len(self._norms) - 1) // 2])
         return min(typical * max(most, INFLUENCE / share), FARTHEST)
 
-    @property
-    def shift_limit(self) -> float:
-        """The largest shift of running statistics."""
-        if not self.settings.statistics_bound:
+    def shift_limit(self, images: int = 0, untrained: bool = False) -> float:
+        """The largest shift of running statistics, for a client of this many images (0: not known)."""
+        if not self.settings.statistics_bound or self._reference is None or self._reference.shift is None:
             return math.inf
-        typical = self._reference.shift if self._reference else 0.0
-        return max(self.settings.statistics_bound * typical, SHIFT_FLOOR)
+        larger = self._reference.images_ratio(images, self.settings.norm_bound or math.inf)
+        typical = self._reference.shift * larger
+        floor = UNTRAINED_SHIFT_FLOOR if untrained else SHIFT_FLOOR
+        return max(self.settings.statistics_bound * typical, floor)
 
     def within(
         self, sent: Tree, upload: Tree, measured: Measured, share: float = 1.0
@@ -156,8 +162,10 @@ class Bound:
             kept = limit / exact
             upload = clipped(sent, upload, kept)
             measured = measured._replace(norm=limit, shift=shift_of(sent, upload))
-        if measured.shift is not None and not measured.shift <= self.shift_limit:
-            return None, None, self._shift_reason(measured.shift)
+        if measured.shift is not None:
+            most = self.shift_limit(measured.images, measured.untrained)
+            if not measured.shift <= most:
+                return None, None, self._shift_reason(measured.shift, most)
         self._counted.append(measured)
         insort(self._norms, measured.norm)
         return upload, kept, None
@@ -173,7 +181,7 @@ class Bound:
         new = self._median(window) or self.usual
         if new is not None and self.usual is not None and self.settings.usual == "largest":
             new = max(new, self.usual, key=lambda usual: usual.norm)
-            shift = max(shift, self.usual.shift)
+            shift = max((one for one in (shift, self.usual.shift) if one is not None), default=None)
         if new is not None:
             recent = [(one.norm, one.images) for one in window[-FIRST:]]
             new = new._replace(recent=recent, shift=shift, recent_shifts=tuple(recent_shifts[-FIRST:]))
@@ -185,10 +193,10 @@ class Bound:
         times = f"{self.settings.norm_bound:g} × the median"
         return f"the norm of its update is {norm:.3g}, above the limit of {limit:.3g}: {times} (guard.norm_bound)"
 
-    def _shift_reason(self, shift: float) -> str:
+    def _shift_reason(self, shift: float, limit: float) -> str:
         return (
-            f"its running statistics moved by {shift:.3g} standard deviations, above the limit of "
-            f"{self.shift_limit:.3g} (guard.statistics_bound)"
+            f"its running statistics moved by {shift:.3g} standard deviations, above the limit of {limit:.3g} "
+            "(guard.statistics_bound)"
         )
 
 
@@ -196,6 +204,12 @@ def shift_of(sent: Tree, upload: Tree) -> float | None:
     """The largest shift of running statistics over the models of an upload; None where none are sent both ways."""
     shifts = [statistics_shift(start, back) for _, start, back in _models(sent, upload)]
     return max((shift for shift in shifts if shift is not None), default=None)
+
+
+def untrained(sent: Tree) -> bool:
+    """Whether no model of a message has seen a batch yet, by the counters of its BatchNorm layers."""
+    counters = [value.counts for value in sent.values() if isinstance(value, State)]
+    return not any(bool(counts.any()) for counts in counters)
 
 
 def distance(sent: Tree, upload: Tree) -> float:

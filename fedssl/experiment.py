@@ -27,7 +27,7 @@ from fedssl.train import TrainSettings
 from fedssl.variants import find
 
 # Settings that earlier versions did not have, by table: at its default, none of them changes an experiment's hash.
-ADDED_LATER = {"guard": ("statistics_bound", "min_uploads", "max_share"), "probe": ("frozen",)}
+ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
 
 
 def _chosen(table: str) -> BeforeValidator:
@@ -122,10 +122,13 @@ class Experiment(Settings):
         return self.guard.min_uploads if self.topology.has_server and self.topology.merges else 1
 
     def hash(self) -> str:
-        """Identify the experiment. Settings that were added later are left out at their defaults."""
+        """Identify the experiment. Settings that were added later are left out at their defaults, and `min_uploads`
+        always: it decides whether a round counts, and never what it makes of a model."""
         plain = self.to_dict()
-        if self.guard == GuardSettings():
+        if self.guard.model_copy(update={"min_uploads": 2}) == GuardSettings():
             del plain["guard"]
+        else:
+            del plain["guard"]["min_uploads"]
         for table, keys in ADDED_LATER.items():
             settings = getattr(self, table)
             for key in keys:
