@@ -87,7 +87,7 @@ ATTACKS: dict[str, Attack] = {
     "running_var = -1000": Attack(statistic("running_var", -1000.0)),
     "running_var = 1e30": Attack(statistic("running_var", 1e30)),
     "running_mean = 1e30": Attack(statistic("running_mean", 1e30)),
-    "running means moved by 0.9 deviations": Attack(shift_means(0.9)),
+    "running means moved by 1.4 deviations": Attack(shift_means(1.4)),
     "running means moved by 2 deviations": Attack(shift_means(2.0)),
     "claims 1e8 images": Attack(claims=10**8),
     "declares 1e7 images": Attack(claims=10**7, declares=10**7),

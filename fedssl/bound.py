@@ -12,14 +12,14 @@ import torch
 from pydantic import Field, field_validator
 
 from fedssl.layout import PARAMETERS, Layout
-from fedssl.running_statistics import statistics_shift
+from fedssl.running_statistics import statistics_shift, variance_fault
 from fedssl.settings import Settings
 from fedssl.tree import State, Tree, Value
 
 FIRST = 5  # uploads that wait for each other where no earlier round gives a reference
 FARTHEST = torch.finfo(torch.float32).max  # applies without a reference; with no bound at all, larger norms pass too
 INFLUENCE = 0.1  # of a typical update: a client that cannot move the mean by more than this may go farther
-SHIFT_FLOOR = 1.0  # standard deviations by which training may always move running statistics
+SHIFT_FLOOR = 1.5  # standard deviations by which training may always move running statistics
 UNTRAINED_SHIFT_FLOOR = 10.0  # the same from initial statistics, whose scale is not that of any activations
 
 
@@ -90,6 +90,10 @@ class Bound:
     one that comes first is judged as any other, and no more than five are ever held. Medians are the lower ones: of two
     clients the one that went less far is the typical one.
 
+    Running statistics have a bound of their own. Their shifts need not decrease from round to round, so they are
+    compared with the larger one of that reference and the median of this round. An upload above the limit waits until
+    five of the round are here.
+
     A client whose share of the mean is so small that it cannot move it by a tenth of a typical update may go as far as
     that: among thousands of clients with a few images each, norms have long tails.
     """
@@ -110,11 +114,23 @@ class Bound:
         self._reference = self.usual
         self._counted: list[Measured] = []
         self._norms: list[float] = []  # of those counted, in ascending order
+        self._shifts: list[float] = []  # of all seen so far, in ascending order
 
     @property
     def waits(self) -> bool:
         """Whether the first uploads of this round must wait for each other."""
         return self.usual is None and bool(self.settings.norm_bound or self.settings.statistics_bound)
+
+    def see(self, measured: Measured) -> None:
+        """Take note of an upload that is not judged yet."""
+        if measured.shift is not None:
+            insort(self._shifts, measured.shift)
+
+    def undecided(self, measured: Measured) -> bool:
+        """Whether an upload must wait: its statistics moved too far by earlier rounds, and few of this one are here."""
+        if measured.shift is None or len(self._shifts) >= FIRST:
+            return False
+        return not measured.shift <= self.shift_limit(measured.images, measured.untrained)
 
     def compare(self, first: Sequence[Measured]) -> None:
         """Take the first uploads of a round as its reference."""
@@ -144,8 +160,10 @@ class Bound:
         """The largest shift of running statistics, for a client of this many images (0: not known)."""
         if not self.settings.statistics_bound or self._reference is None or self._reference.shift is None:
             return math.inf
-        larger = self._reference.images_ratio(images, self.settings.norm_bound or math.inf)
-        typical = self._reference.shift * larger
+        typical = self._reference.shift
+        if len(self._shifts) > 1:  # one client alone sets no reference
+            typical = max(typical, self._shifts[(len(self._shifts) - 1) // 2])
+        typical *= self._reference.images_ratio(images, self.settings.norm_bound or math.inf)
         floor = UNTRAINED_SHIFT_FLOOR if untrained else SHIFT_FLOOR
         return max(self.settings.statistics_bound * typical, floor)
 
@@ -162,6 +180,9 @@ class Bound:
             kept = limit / exact
             upload = clipped(sent, upload, kept)
             measured = measured._replace(norm=limit, shift=shift_of(sent, upload))
+        negative = variance_fault(upload)
+        if negative is not None:
+            return None, None, negative
         if measured.shift is not None:
             most = self.shift_limit(measured.images, measured.untrained)
             if not measured.shift <= most:

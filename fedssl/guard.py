@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fedssl.algorithm import Heard, Spec
 from fedssl.bound import FIRST, Bound, Measured, shift_of, untrained
+from fedssl.running_statistics import variance_fault
 from fedssl.soundness import fault, journey, sifted
 from fedssl.train import Metrics
 from fedssl.tree import Tree, nbytes
@@ -134,16 +135,27 @@ class Guard:
         return Measured(moved, images, shift_of(sent, upload), untrained(sent))
 
     def _wait(self, looked: Iterator[Looked]) -> Iterator[Looked]:
-        """All of them in their order; the first few together, where only they can say what is usual."""
+        """All of them in their order; the first few of a round together, where only they give a reference."""
         held: deque[Looked] = deque()
         if self._bound.waits and self._bounded:
             sound_ones = 0
             while sound_ones < FIRST and _take(held, looked):
                 sound_ones += held[-1].wrong is None
+                self._see(held[-1])
             self._bound.compare([one.measured for one in held if one.measured is not None])
         while held:
             yield held.popleft()
-        yield from looked
+        while _take(held, looked):
+            self._see(held[-1])
+            if not any(one.measured is not None and self._bound.undecided(one.measured) for one in held):
+                while held:
+                    yield held.popleft()
+        while held:
+            yield held.popleft()
+
+    def _see(self, looked: Looked) -> None:
+        if looked.measured is not None:
+            self._bound.see(looked.measured)
 
     def _decide(self, looked: Looked) -> Heard | None:
         reply = looked.reply
@@ -154,6 +166,8 @@ class Guard:
         if wrong is None and upload is not None and looked.measured is not None:
             share = 1.0 if self._weights is None else self._weights.share(reply.client)
             upload, kept, wrong = self._bound.within(looked.sent, upload, looked.measured, share)
+        elif wrong is None and upload is not None:
+            wrong = variance_fault(upload)
         if wrong is not None or upload is None:
             why = plain(wrong or "no upload")
             self.reports.append(Report(reply.client, why, None, looked.bytes_down, moved_on=looked.moved_on))

@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from fedssl.layout import Entry, Layout
-from fedssl.tree import State
+from fedssl.tree import State, Tree
 
 EPSILON = 1e-5  # added to variances, as BatchNorm does
 MEAN = "running_mean"
 VARIANCE = "running_var"
 
 
-def variance_fault(state: State) -> str | None:
-    """Name the first running variance that is negative; None if there is none."""
+def variance_fault(upload: Tree) -> str | None:
+    """Name the first running variance of an upload that is negative; None if there is none."""
+    faults = (_negative_variance(value) for value in upload.values() if isinstance(value, State))
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _negative_variance(state: State) -> str | None:
     index = _index(state.layout, state.layout, state.floats.device)
     if index is None or bool((state.floats[index.variances] >= 0).all()):
         return None
@@ -39,7 +44,7 @@ def statistics_shift(sent: State, back: State) -> float | None:
     if ours is None or theirs is None:
         return None
     sent_variance = sent.floats[theirs.variances].double() + EPSILON
-    variance = back.floats[ours.variances].double() + EPSILON
+    variance = back.floats[ours.variances].double().clamp(min=0) + EPSILON
     moved = (back.floats[ours.means].double() - sent.floats[theirs.means].double()).square()
     moved += (variance.sqrt() - sent_variance.sqrt()).square()
     zeros = torch.zeros(ours.layers, dtype=torch.float64, device=moved.device)

@@ -328,10 +328,20 @@ def test_running_statistics_far_from_the_median_are_dropped(who: int) -> None:
 
 
 def test_small_shifts_are_never_dropped_for_being_unlike_others() -> None:
-    """Clients of two images barely move their statistics; one with many may move them by a standard deviation."""
-    assert shifted(Bound(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 0.99}) == []
-    assert shifted(Bound(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 1.01}) == ["c"]
+    """Clients of two images barely move their statistics; one with many may move them by 1.5 deviations."""
+    assert shifted(Bound(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 1.49}) == []
+    assert shifted(Bound(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 1.51}) == ["c"]
     assert shifted(Bound(GuardSettings(statistics_bound=0)), {"a": 0.01, "b": 0.01, "c": 1e30}) == []
+
+
+def test_where_all_statistics_move_farther_than_before_none_is_dropped() -> None:
+    """The median of the first round is 1, that of the second 9: only 28 is above 3 × 9, wherever it comes."""
+    for position in range(6):
+        bound = Bound(GuardSettings())
+        shifted(bound, dict.fromkeys("abcde", 1.0))
+        ways = [7.0, 8.0, 9.0, 9.0, 9.0]
+        ways.insert(position, 28.0)
+        assert shifted(bound, dict(zip("abcdef", ways, strict=True)), round=1) == ["abcdef"[position]]
 
 
 def test_from_initial_statistics_training_may_lead_farther() -> None:
@@ -345,7 +355,7 @@ def test_a_checkpoint_of_an_earlier_version_has_no_typical_shift() -> None:
     """Its first round on has no bound on statistics, and sets one for the next."""
     bound = Bound(GuardSettings(), usual=Usual(1.0, 0, 1.0, [(1.0, 0)] * 5))
     assert shifted(bound, {"a": 2.0, "b": 2.0, "c": 20.0}) == []
-    assert shifted(bound, {"a": 2.0, "b": 2.0, "c": 20.0}) == ["c"]
+    assert shifted(bound, {"a": 2.0, "b": 2.0, "c": 20.0}, round=1) == ["c"]
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, math.inf, "ten"])

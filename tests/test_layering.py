@@ -61,8 +61,8 @@ MAY_SEE = {
     "bound": {"layout", "running_statistics", "settings", "tree"},
     "upload_weights": {"topology"},
     "admission": {"bound", "guard", "topology", "tree", "upload_weights"},
-    "soundness": {"algorithm", "layout", "rows", "running_statistics", "tree"},
-    "guard": {"algorithm", "bound", "soundness", "train", "tree", "upload_weights"},
+    "soundness": {"algorithm", "layout", "rows", "tree"},
+    "guard": {"algorithm", "bound", "running_statistics", "soundness", "train", "tree", "upload_weights"},
     "delivery": {"algorithm", "topology", "upload_weights"},
     "federate": {
         "admission",

@@ -348,7 +348,8 @@ def test_clients_that_see_their_images_differently(small: Experiment, labelled: 
 
 def test_one_isolated_client_is_centralized_training(small: Experiment, tmp_path: Path) -> None:
     """One client that merges with nobody and one client with everything differ in nothing but a name."""
-    federated = fedssl.run(small, tmp_path / "one", dataset=_images(24)[0], quiet=True, clients=1)
+    one = {"clients": 1, "guard.min_uploads": 1}
+    federated = fedssl.run(small, tmp_path / "one", dataset=_images(24)[0], quiet=True, set=one)
     alone = fedssl.run(
         small, tmp_path / "alone", dataset=_images(24)[0], quiet=True, clients=1, topology={"name": "isolated"}
     )

@@ -63,6 +63,9 @@ def test_layers_that_only_one_model_has_do_not_count() -> None:
 
 
 def test_a_negative_variance_is_named() -> None:
-    assert variance_fault(state((0, 0, 0), (1, 0, 1))) is None
-    assert variance_fault(state((0, 0, 0), (1, 1, -1e-9))) == "projector.1.running_var is negative"
-    assert variance_fault(state((0, 0, 0), (math.nan, 1, 1))) is None, "not finite, which is checked elsewhere"
+    def fault(*variances: float) -> str | None:
+        return variance_fault({"n": 3, "model": state((0, 0, 0), variances)})  # type: ignore[arg-type]
+
+    assert fault(1, 0, 1) is None
+    assert fault(1, 1, -1e-9) == "projector.1.running_var is negative"
+    assert fault(math.nan, 1, 1) is None, "not finite, which is checked elsewhere"

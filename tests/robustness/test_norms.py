@@ -16,6 +16,7 @@ from fedssl.algorithms import FedAvg
 from fedssl.bound import Bound, Measured
 from fedssl.client import Client
 from fedssl.errors import RunError
+from fedssl.layout import PARAMETERS
 from fedssl.topology import TOPOLOGIES
 from fedssl.tree import State, Tree, model
 
@@ -23,7 +24,10 @@ FIVE = "01234"
 
 
 class Exploding(FedAvg):
-    """FedAvg, in which some clients' updates are so many times what they should be, from some round on."""
+    """FedAvg, in which some clients' updates are so many times what they should be, from some round on.
+
+    Running statistics are honest: a variance that moved as far would be negative, and dropped for that.
+    """
 
     times: float
     whom: tuple[str, ...] = ("1",)
@@ -34,9 +38,10 @@ class Exploding(FedAvg):
         if client.id not in self.whom or client.round < self.since:
             return upload, memory
         sent, back = model(message, "model"), model(upload, "model")
-        return {
-            "model": State(back.layout, sent.floats + self.times * (back.floats - sent.floats), back.counts)
-        }, memory
+        floats = back.floats.clone()
+        parameters = slice(back.layout.pick(None, PARAMETERS).floats)  # they come first; running statistics stay
+        floats[parameters] = sent.floats[parameters] + self.times * (back.floats - sent.floats)[parameters]
+        return {"model": State(back.layout, floats, back.counts)}, memory
 
 
 @pytest.fixture(autouse=True)
