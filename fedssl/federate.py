@@ -52,8 +52,13 @@ def federate(
     start: int,
     rounds: int,
     bound: Bound | None = None,
+    required: Callable[[int], int] = lambda asked: 0,
 ) -> Iterator[Round]:
-    """Rounds `start` … `rounds` − 1, from `sites`. A round without sound uploads leaves its sites as they were."""
+    """Yield rounds `start` … `rounds` − 1, beginning with `sites`.
+
+    `required` returns how many valid uploads a round of `asked` clients needs. Uploads are merged as they arrive; if
+    there are too few in the end, the merge is discarded and the sites stay as they were.
+    """
     bound = bound or Bound()
     failures = 0
     for number in range(start, rounds):
@@ -71,10 +76,29 @@ def federate(
         sites = dict(before)
         for site, uploads in Delivery(plan, heard, algorithm.weights):
             sites[site] = algorithm.merge(before[site], uploads, mean)
+        reports = guard.reports
+        least = required(len(plan.home))
+        if _valid(reports) < least:
+            sites = before
+            bound.begin(number)  # discards the norms of this round's uploads
+            reports = _discarded(reports, len(plan.home), least)
         bound.end()
-        finished = Round(number, sites, guard.reports, bound.usual)
+        finished = Round(number, sites, reports, bound.usual)
         yield finished
         failures = failures + 1 if finished.failed else 0
         if failures == GIVE_UP_AFTER:
-            why = guard.reports[0].dropped if guard.reports else "nobody answered"
+            why = reports[0].dropped if reports else "nobody answered"
             raise RunError(f"no sound upload in {failures} rounds; the last: {why}")
+
+
+def _valid(reports: Sequence[Report]) -> int:
+    return sum(report.dropped is None for report in reports)
+
+
+def _discarded(reports: Sequence[Report], asked: int, least: int) -> list[Report]:
+    """Mark valid uploads as dropped because there were fewer than `least`. Their clients have trained all the same."""
+    why = f"only {_valid(reports)} of {asked} clients sent a valid upload; {least} are required"
+    return [
+        report if report.dropped else Report(report.client, why, None, report.bytes_down, moved_on=True)
+        for report in reports
+    ]

@@ -46,6 +46,8 @@ class Carrier(NamedTuple):
     runtime: Runtime
     remembered: Callable[[], Mapping[str, Remembered]]  # by clients at the end of a round, as far as it lies here
     close: Callable[[], None]
+    required: Callable[[int], int] = lambda asked: 0  # valid uploads that a round of so many clients needs
+    finished: Callable[[Round], None] = lambda round: None  # called after each round
 
 
 def found(folder: Path, store: Store, say: Say) -> Snapshot | None:
@@ -110,7 +112,7 @@ class Loop:
             saved, begun = time.monotonic(), time.perf_counter()
             unsaved, every = False, self.checkpoint_every
             try:
-                for round in self._rounds(carrier.runtime, wire, last):
+                for round in self._rounds(carrier, wire, last):
                     done = Snapshot(round.number + 1, round.sites, carrier.remembered(), round.usual)
                     seconds = time.perf_counter() - begun
                     try:
@@ -122,6 +124,7 @@ class Loop:
                     line = self._line(round, knn, seconds)
                     log.append(line)
                     progress.round(line)
+                    carrier.finished(round)
                     if warning := collapse.see(line):
                         self.say(warning)
                     last, unsaved = done, True
@@ -137,11 +140,23 @@ class Loop:
             finally:
                 self._close(carrier, last if unsaved else None)
 
-    def _rounds(self, runtime: Runtime, wire: Mapping[str, Spec], last: Snapshot) -> Iterator[Round]:
+    def _rounds(self, carrier: Carrier, wire: Mapping[str, Spec], last: Snapshot) -> Iterator[Round]:
         e = self.experiment
         sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
         bound = Bound(e.guard, lambda round: e.train.rate(round, e.rounds), last.usual)
-        return federate(e.algorithm, e.topology, runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds, bound)
+        return federate(
+            e.algorithm,
+            e.topology,
+            carrier.runtime,
+            wire,
+            sites,
+            Mean,
+            seed=e.seed,
+            start=last.rounds,
+            rounds=e.rounds,
+            bound=bound,
+            required=carrier.required,
+        )
 
     def _line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:
         rounds, accuracies = self.experiment.rounds, (None, None) if knn is None else (knn.mean, knn.common)

@@ -184,7 +184,7 @@ def test_too_few_answers_fail_the_round_and_change_nothing(nodes: Nodes) -> None
     with pytest.raises(RunError, match="no sound upload in 3 rounds"):
         nodes.serve(experiment, grid, round_timeout=0.3, quorum=0.6)
     assert _dropped(nodes)[0] == {
-        "0": "only 1 of 3 clients have sent a sound upload; 2 must",
+        "0": "only 1 of 3 clients sent a valid upload; 2 are required",
         "1": "has not answered within 0.3 s",
         "2": "has not answered within 0.3 s",
     }
@@ -198,7 +198,7 @@ def test_uploads_that_are_not_sound_make_no_quorum(nodes: Nodes) -> None:
     grid.nodes[11] = edited(grid.nodes[11], "train", images=-5)
     with pytest.raises(RunError, match="no round had a sound upload"):
         nodes.serve(experiment, grid, quorum=1.0)
-    missed = "only 2 of 3 clients have sent a sound upload; 3 must"
+    missed = "only 2 of 3 clients sent a valid upload; 3 are required"
     assert _dropped(nodes) == [{"0": missed, "1": "claims -5 images", "2": missed}]
 
 
@@ -212,7 +212,7 @@ def test_nobody_waits_for_a_quorum_that_is_out_of_reach(nodes: Nodes) -> None:
     with pytest.raises(RunError, match="no round had a sound upload"):
         nodes.serve(experiment, grid, quorum=1.0, round_timeout=60)
     assert time.monotonic() - began < 30
-    assert [line["2"] for line in _dropped(nodes)] == ["was not waited for any longer"]
+    assert [line["2"] for line in _dropped(nodes)] == ["not waited for: the round cannot get the 3 valid uploads it needs"]
 
 
 def test_a_round_begins_when_as_many_are_connected_as_must_answer(nodes: Nodes) -> None:

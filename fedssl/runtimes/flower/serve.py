@@ -146,7 +146,8 @@ class Serving:
         wire = self.experiment.algorithm.wire(trainer.method)
 
         def carry(progress: Progress) -> Carrier:
-            return Carrier(self._runtime(wire, progress.client), dict, lambda: None)
+            runtime = self._runtime(wire, progress.client)
+            return Carrier(runtime, dict, lambda: None, required=runtime.required)
 
         loop.run(last, self.snapshot is not None, wire, carry, self.folder.name, quiet=False)
 
