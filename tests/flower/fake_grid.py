@@ -65,11 +65,15 @@ class FakeGrid:
         self.nodes, self.wire, self.answers = nodes, dict[str, bytes](), dict[str, list[Message]]()
         self.waiting: dict[str, Message] = {}
         self.names: dict[int, str] = {}  # that keys were registered with
+        self.keys: dict[int, bytes] = {}  # public keys
         self.sent: list[Message] = []
         self.on_push: Callable[[Message], None] = lambda message: None
 
     def get_nodes(self) -> list[NodeInfo]:
-        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.nodes]
+        return [
+            NodeInfo(node_id=node, name=self.names.get(node, ""), public_key=self.keys.get(node, b""))
+            for node in self.nodes
+        ]
 
     def _carried(self, message: Message) -> Message:
         contents = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}

@@ -328,12 +328,12 @@ def test_a_run_that_fails_is_told_in_fedssls_own_words(tmp_path: Path) -> None:
 
 def test_who_joins_is_passed_on_once_and_in_whole_lines(tmp_path: Path) -> None:
     log, said = tmp_path / "log", list[str]()
-    log.write_text("some banner\n0 of 2 clients have joined; waiting\nrefused a no")
+    log.write_text("some banner\n0 of 2 clients have joined; waiting\nrejected nod")
     hear = _hearing(log, said.append)
     hear()
     hear()
     assert said == ["the server says: 0 of 2 clients have joined; waiting"]
     with log.open("a") as file:
-        file.write("de: its model is another\n")
+        file.write("e 7: its model is another\n")
     hear()
-    assert said[1:] == ["the server says: refused a node: its model is another"]
+    assert said[1:] == ["the server says: rejected node 7: its model is another"]

@@ -60,7 +60,7 @@ def test_two_nodes_with_one_name_are_not_both_taken(nodes: Nodes) -> None:
 def test_a_node_for_which_no_client_is_left_says_so(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr", clients=1)
     said = nodes.serve(experiment, nodes.dealt(experiment, 2))
-    assert "refused a node: more nodes than clients: none is left for node 1 of 2" in said
+    assert "rejected node 11: more nodes than clients: none is left for node 1 of 2" in said
 
 
 def test_another_architecture_is_refused_before_training(nodes: Nodes) -> None:
@@ -108,7 +108,7 @@ def test_a_node_that_was_refused_is_asked_again(nodes: Nodes, monkeypatch: pytes
     said = nodes.serve(experiment, grid, join_timeout=10)
     assert _dropped(nodes) == [dict.fromkeys("012")]
     assert asked == 3
-    assert said.count("refused a node: Flower says: hiccup") == 1
+    assert said.count("rejected node 11: Flower says: hiccup") == 1
 
 
 def test_a_node_that_comes_back_as_somebody_else_is_not_asked_to_train(nodes: Nodes) -> None:
@@ -137,7 +137,7 @@ def test_a_key_that_was_registered_with_a_name_has_that_name(claims: str, reason
     experiment = tiny("fedavg", "simclr", rounds=1, clients=2)
     grid = nodes.grid(experiment.with_changes({"clients": 3}))
     del grid.nodes[11]
-    grid.names[12] = "2"
+    grid.names |= {10: "0", 12: "2"}
     grid.nodes[12] = edited(grid.nodes[12], words.HELLO, clients={claims: 16})
     if reason is None:
         nodes.serve(experiment, grid)
@@ -149,10 +149,10 @@ def test_a_key_that_was_registered_with_a_name_has_that_name(claims: str, reason
 def test_a_name_that_a_key_was_registered_with_is_nobody_elses(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr", rounds=1)
     grid = nodes.grid(experiment)
-    grid.names[12] = "2"
+    grid.names |= {10: "0", 11: "1", 12: "2"}
     grid.nodes[9] = nodes.node(client_app(experiment), 9, "2")  # it is heard first
     said = nodes.serve(experiment, grid)
-    assert 'refused a node that calls itself "2": another node\'s key was registered with the name "2"' in said
+    assert 'rejected node 9, which claims to be "2": another node\'s key was registered with the name "2"' in said
     assert [m.metadata.dst_node_id for m in grid.sent if _trains(m)] == [10, 11, 12]
 
 

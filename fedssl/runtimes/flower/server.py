@@ -13,9 +13,11 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedssl.algorithm import Spec
+from fedssl.federate import Round
 from fedssl.guard import Reply, unsound
+from fedssl.runtimes.flower.answers import Failed, answer_to
 from fedssl.runtimes.flower.codec import Encoder, decode
-from fedssl.runtimes.flower.members import POLL, Members, answer_to
+from fedssl.runtimes.flower.members import POLL, Members
 from fedssl.runtimes.flower.words import KEEP, TRAIN, Task, put_task, reply_in
 from fedssl.tree import Tree, to_device
 
@@ -66,7 +68,8 @@ class FlowerRuntime:
         self.clients = list(clients)
         self._grid, self._members, self._task, self._wire = grid, members, task, wire
         self._timeout, self._quorum, self._device, self._on_client = timeout, quorum, device, on_client
-        self._images: dict[str, int] = {}  # that a client said it has, when it was first asked for something
+        self.declared: dict[str, int] = {}  # images that a client stated in its hello, when it was first asked
+        self._unsent: set[str] = set()  # clients that sent no upload in this round, by their own account or by silence
 
     def required(self, asked: int) -> int:
         """Return how many of `asked` clients must send a valid upload."""
@@ -75,6 +78,7 @@ class FlowerRuntime:
     def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
         least = self.required(len(home))
         self._members.wait(home, least, self._timeout)
+        self._unsent.clear()
         return self._carry(TRAIN, round, list(home), message, least, self._wire)
 
     def keep(self, round: int, clients: Sequence[str], message: Callable[[str], Tree]) -> Iterator[Reply]:
@@ -122,7 +126,7 @@ class FlowerRuntime:
             node = self._members.nodes.get(client)
             sent: str | None = None
             if node is not None:
-                self._images.setdefault(client, self._members.hellos[client].clients[client])
+                self.declared.setdefault(client, self._members.hellos[client].clients[client])
                 content = put_task(encode(tree), task)
                 # Flower throws away what comes later. An answer in time may have to wait for its turn to be merged.
                 letter = Message(content, node, kind, ttl=2 * self._timeout + 600, group_id=str(round))
@@ -131,7 +135,7 @@ class FlowerRuntime:
                 asked[client] = Asked(task, sent, wire)
             else:
                 why = "its node is not connected" if node is None else "the message could not be sent"
-                unreachable[client] = self._told(Reply(client, 0, None, None, why))
+                unreachable[client] = self._missing(client, why)
         return asked
 
     def _answer(self, asked: Asked) -> Reply | None:
@@ -139,11 +143,15 @@ class FlowerRuntime:
         answer = answer_to(self._grid, asked.id)
         if answer is None:
             return None
-        if isinstance(answer, str):
-            return self._told(Reply(asked.task.client, 0, None, None, answer))
+        if isinstance(answer, Failed):
+            if answer.by_flower:
+                self._unsent.add(asked.task.client)
+            return self._told(Reply(asked.task.client, 0, None, None, answer.reason))
         try:
             reply = reply_in(answer.content, asked.task)
-            if reply.error is None:
+            if reply.error is not None:
+                self._unsent.add(reply.client)
+            else:
                 reply = reply._replace(upload=to_device(decode(answer.content), self._device))
                 reply = reply._replace(error=unsound(reply, asked.wire) or self._miscounted(reply))
         except Exception as problem:  # a stranger may have written anything
@@ -152,7 +160,7 @@ class FlowerRuntime:
 
     def _miscounted(self, reply: Reply) -> str | None:
         """A client's weight in the mean is its number of images, settled before anybody trains."""
-        said = self._images[reply.client]
+        said = self.declared[reply.client]
         return None if reply.images == said else f"claims {reply.images} images, and said that it has {said}"
 
     def _await(self, asked: Asked, end: float, tally: Tally) -> Reply:
@@ -163,15 +171,24 @@ class FlowerRuntime:
             if reply is not None:
                 return reply
             if late:
-                return self._missing(asked, f"has not answered within {self._timeout:g} s")
+                return self._missing(asked.task.client, f"has not answered within {self._timeout:g} s")
             if tally.possible < tally.least:
-                return self._missing(
-                    asked, f"not waited for: the round cannot get the {tally.least} valid uploads it needs"
-                )
+                reason = f"not waited for: the round cannot get the {tally.least} valid uploads it needs"
+                return self._missing(asked.task.client, reason)
             self._pause()
 
-    def _missing(self, asked: Asked, reason: str) -> Reply:
-        return self._told(Reply(asked.task.client, 0, None, None, reason))
+    def _missing(self, client: str, reason: str) -> Reply:
+        """Make the reply of a client that has sent nothing."""
+        self._unsent.add(client)
+        return self._told(Reply(client, 0, None, None, reason))
+
+    def finished(self, round: Round) -> None:
+        """Send each client whose upload was dropped the reason. Other reasons come from the client itself."""
+        for report in round.reports:
+            node = self._members.nodes.get(report.client)
+            if report.dropped and report.client not in self._unsent and node is not None:
+                text = f'round {round.number + 1}: the upload of "{report.client}" was dropped: {report.dropped}'
+                self._members.notices.send(node, text)
 
     def _pause(self) -> None:
         """Meanwhile, nodes that come back say who they are, so that the next round has them."""

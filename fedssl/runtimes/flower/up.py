@@ -32,7 +32,7 @@ NOTES = (
     "telemetry, update check and installation of packages at run time are off; TLS and node authentication are on",
     "other users of this machine can reach the SuperLink and disturb the run; no code but this app's is run for them",
 )
-OURS = re.compile(r"refused a node|left out |\d+ of \d+ clients |going on without")  # what a server says of joining
+OURS = re.compile(r"rejected (site|node) |left out |\d+ of \d+ clients |going on without")  # what a server says of joining
 RAISED = re.compile(r"fedssl\.errors\.\w+: (.*)")
 
 
