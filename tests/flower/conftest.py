@@ -17,7 +17,7 @@ class Skipped(pytest.Module):
     """A module of tests that cannot be imported here; seen to be skipped."""
 
     def collect(self) -> Any:
-        pytest.skip('needs Flower: in the checkout, pip install --editable ".[flower]"', allow_module_level=True)
+        pytest.skip('needs Flower: in a clone of fedssl, pip install ".[flower]"', allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
