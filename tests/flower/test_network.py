@@ -321,9 +321,9 @@ class FleetOnly(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def fleet_only(link: str, keys: Path) -> Iterator[str]:
+def fleet_only(link: str, keys: Path, port: int = 0) -> Iterator[str]:
     inside = ssl.create_default_context(cafile=str(keys / "ca.crt"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Proxy", (FleetOnly,), {"link": (link, inside)}))
+    server = ThreadingHTTPServer(("127.0.0.1", port), type("Proxy", (FleetOnly,), {"link": (link, inside)}))
     server.daemon_threads = True
     outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     outside.load_cert_chain(keys / "server.pem", keys / "server.key")
