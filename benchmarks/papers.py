@@ -41,7 +41,7 @@ BRIEFLY = {"rounds": 30}
 FEW: list[Probe] = [
     ("semi", {"labels": labels, "frozen": frozen}) for labels in (0.01, 0.1) for frozen in (False, True)
 ]
-ALSO: list[Probe] = [("linear", {"protocol": "fedu"}), *FEW]
+ALSO: list[Probe] = [("linear", {"protocol": "fedu"}), ("linear", {"solver": "lbfgs"}), *FEW]
 GROUPS: dict[str, dict[str, Case]] = {
     "cifar10-short": {
         "fedbyol": Case("fedbyol-cifar10-noniid-short"),

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
@@ -89,7 +89,7 @@ class Sites:
 def _carried(message: Message) -> Message:
     """Serialize and deserialize a message."""
     contents = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
-    arrived: Message = inflate_object_from_contents(message.object_id, contents)
+    arrived = cast(Message, inflate_object_from_contents(message.object_id, contents))
     arrived.metadata.__dict__["_message_id"] = message.metadata.message_id
     return arrived
 

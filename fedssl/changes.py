@@ -30,7 +30,16 @@ CHOICES: dict[str, Any] = {
 USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star", "public": "held-out"}
 # What may change when a run goes on. None of it changes what the model becomes, except that more rounds stretch the
 # learning rate's schedule from there on: the log and the results then say that the run was prolonged.
-HARMLESS = ("rounds", "probe", "data.cache", "public.cache", "train.workers", "train.memory", "train.checkpoint_every")
+HARMLESS = (
+    "rounds",
+    "probe",
+    "data.cache",
+    "public.cache",
+    "train.workers",
+    "train.memory",
+    "train.checkpoint_every",
+    "guard.min_uploads",
+)
 
 
 def settings_class(table: str, name: Any) -> type[Settings]:

@@ -15,9 +15,11 @@ from fedssl import assemble
 from fedssl.data import Dataset, Images
 from fedssl.data.progress import say_nothing, say_on_stderr
 from fedssl.drive import drive
-from fedssl.errors import ConfigError
+from fedssl.errors import ConfigError, RunError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
+from fedssl.feature_check import FeatureCheck
+from fedssl.federate import Sites
 from fedssl.lock import locked
 from fedssl.models import Models, export, models_of, saved_models
 from fedssl.provenance import UNKNOWN, code, environment
@@ -26,7 +28,7 @@ from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
 from fedssl.store import Store, write_atomic
-from fedssl.tree import State
+from fedssl.tree import State, to_device
 
 READ = 100  # models whose mistakes are kept
 
@@ -69,6 +71,7 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     if measurable:
         said = [note for probe in probes(experiment) for note in evaluation.images.notes(probe)]
         notes += [note for note in dict.fromkeys(said) if note not in notes]
+    check_features(experiment, snapshot.sites, data.train.image, device)
     export(experiment, folder, models, data.train.image, snapshot.rounds, notes)
     if measurable:
         scores = table(evaluation, folder, public, models, beside, quiet)
@@ -83,6 +86,17 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         except ConfigError as problem:  # a missing extra must not hide what was measured
             say_on_stderr(f"no picture: {problem}")
     return True
+
+
+def check_features(experiment: Experiment, sites: Sites, image: tuple[int, int, int], device: torch.device) -> None:
+    """Refuse to export merged models whose features are not finite, such as those of earlier versions."""
+    if not experiment.topology.merges:
+        return
+    check = FeatureCheck(experiment, image, device)
+    for site, state in sites.items():
+        fault = check(to_device(state, device))
+        if fault is not None:
+            raise RunError(f"{site}: {fault}; no backbone was exported")
 
 
 def _logged(folder: Path) -> tuple[list[str], list[str]]:

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedssl.admission import Admission, no_fault
 from fedssl.algorithm import Spec
 from fedssl.bound import Bound
 from fedssl.data.progress import Say
 from fedssl.errors import FedsslError, RunError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
+from fedssl.feature_check import FeatureCheck
 from fedssl.federate import Round, Runtime, federate
 from fedssl.memory import Remembered
 from fedssl.models import models_of
@@ -30,6 +32,7 @@ from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.score import Score
 from fedssl.store import Snapshot, Store
 from fedssl.tree import Mean, to_device
+from fedssl.upload_weights import ImageCounts
 
 STOPPING = "stopping: the step under way ends, and what is finished is saved; the same command goes on"
 
@@ -44,9 +47,10 @@ class Carrier(NamedTuple):
     """A runtime, and what a run needs of it besides."""
 
     runtime: Runtime
+    counts: ImageCounts
     remembered: Callable[[], Mapping[str, Remembered]]  # by clients at the end of a round, as far as it lies here
     close: Callable[[], None]
-    required: Callable[[int], int] = lambda asked: 0  # valid uploads that a round of so many clients needs
+    quorum: Callable[[int], int] = lambda asked: 0  # valid uploads that a round of so many clients needs
     finished: Callable[[Round], None] = lambda round: None  # called after each round
 
 
@@ -143,19 +147,17 @@ class Loop:
     def _rounds(self, carrier: Carrier, wire: Mapping[str, Spec], last: Snapshot) -> Iterator[Round]:
         e = self.experiment
         sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
-        bound = Bound(e.guard, lambda round: e.train.rate(round, e.rounds), last.usual)
+        features = FeatureCheck(e, self.evaluation.data.train.image, self.device)
+        admission = Admission(
+            bound=Bound(e.guard, lambda round: e.train.rate(round, e.rounds), last.usual),
+            min_uploads=e.min_uploads,
+            quorum=carrier.quorum,
+            max_share=e.guard.max_share or carrier.counts.max_share,
+            counts=carrier.counts,
+            model_fault=features if e.topology.merges else no_fault,
+        )
         return federate(
-            e.algorithm,
-            e.topology,
-            carrier.runtime,
-            wire,
-            sites,
-            Mean,
-            seed=e.seed,
-            start=last.rounds,
-            rounds=e.rounds,
-            bound=bound,
-            required=carrier.required,
+            e.algorithm, e.topology, carrier.runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds, admission
         )
 
     def _line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:

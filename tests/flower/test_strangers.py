@@ -279,7 +279,7 @@ def test_settings_that_do_not_work_at_a_node_are_told_without_their_text(nodes: 
     for i in range(4):
         Image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(nodes.root / f"secret-ward/scans/{i}.png")
     folder = {"data.name": "folder", "data.path": "scans", "data.size": 12, "data.layout": "flat"}
-    experiment = tiny("fedavg", "simclr", clients=1).with_changes(
+    experiment = tiny("fedavg", "simclr", clients=1, **{"guard.min_uploads": 1}).with_changes(
         {**folder, "data.cache": str(nodes.root / "secret-ward/scans/cache")}
     )
     app = client_app(experiment)

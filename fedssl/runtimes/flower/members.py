@@ -43,9 +43,9 @@ class Members:
     Flower, and is the same client to us.
 
     A client's name belongs to one key. The name that a key was registered with (`flwr supernode register --name`)
-    decides. Flower lists only nodes that are connected, so the names of absent nodes are unknown: as soon as one key has
-    a name, nodes whose key has none are rejected. Where no key has a name, a client's name stays with the key that used
-    it first since this process began.
+    decides. Flower lists only connected nodes, so the names of absent nodes are unknown: as soon as one key has a name,
+    nodes whose key has none are rejected. Where no key has a name, a client's name stays with the key that used it
+    first since this process began.
     """
 
     def __init__(self, grid: Grid, fits: Fits, say: Say, registered: bool = False) -> None:

@@ -38,6 +38,7 @@ from fedssl.runtimes.flower.words import Hello, Task
 from fedssl.settings import Settings, validate
 from fedssl.store import Snapshot, Store, write_atomic
 from fedssl.train import Trainer, resolve_precision
+from fedssl.upload_weights import ImageCounts
 
 RELAYED = "peers' models are relayed by the server here: it sees every one of them"
 
@@ -153,7 +154,14 @@ class Serving:
 
         def carry(progress: Progress) -> Carrier:
             runtime = self._runtime(wire, progress.client)
-            return Carrier(runtime, dict, lambda: None, required=runtime.required, finished=self._finished(runtime))
+            return Carrier(
+                runtime,
+                ImageCounts(runtime.declared_images),
+                remembered=dict,
+                close=lambda: None,
+                quorum=runtime.required,
+                finished=self._finished(runtime),
+            )
 
         loop.run(last, self.snapshot is not None, wire, carry, self.folder.name, quiet=False)
 
@@ -205,7 +213,7 @@ class Serving:
             having = [client for client in joined if hellos[client].clients[client]]
             if not having:
                 raise ConfigError("no client has any images")
-            self.experiment.topology.plan(having, 0, self.experiment.seed)  # for its refusals
+            assemble.check_plan(self.experiment, having)
             self.roll = self.roll._replace(clients=tuple(having), image=hellos[having[0]].image)
         self.roll = self.roll._replace(registered=self.members.registered).write(self.folder)
 

@@ -68,7 +68,7 @@ class FlowerRuntime:
         self.clients = list(clients)
         self._grid, self._members, self._task, self._wire = grid, members, task, wire
         self._timeout, self._quorum, self._device, self._on_client = timeout, quorum, device, on_client
-        self.declared: dict[str, int] = {}  # images that a client stated in its hello, when it was first asked
+        self._declared: dict[str, int] = {}  # images that a client stated in its hello, when it was first asked
         self._unsent: set[str] = set()  # clients that sent no upload in this round, by their own account or by silence
 
     def required(self, asked: int) -> int:
@@ -80,6 +80,10 @@ class FlowerRuntime:
         self._members.wait(home, least, self._timeout)
         self._unsent.clear()
         return self._carry(TRAIN, round, list(home), message, least, self._wire)
+
+    def declared_images(self) -> Mapping[str, int]:
+        """The number of images that each client stated before it was first asked to train."""
+        return self._declared
 
     def keep(self, round: int, clients: Sequence[str], message: Callable[[str], Tree]) -> Iterator[Reply]:
         """After the last round: what clients need to make the models of their own that they keep."""
@@ -126,7 +130,7 @@ class FlowerRuntime:
             node = self._members.nodes.get(client)
             sent: str | None = None
             if node is not None:
-                self.declared.setdefault(client, self._members.hellos[client].clients[client])
+                self._declared.setdefault(client, self._members.hellos[client].clients[client])
                 content = put_task(encode(tree), task)
                 # Flower throws away what comes later. An answer in time may have to wait for its turn to be merged.
                 letter = Message(content, node, kind, ttl=2 * self._timeout + 600, group_id=str(round))
@@ -160,7 +164,7 @@ class FlowerRuntime:
 
     def _miscounted(self, reply: Reply) -> str | None:
         """A client's weight in the mean is its number of images, settled before anybody trains."""
-        said = self.declared[reply.client]
+        said = self._declared[reply.client]
         return None if reply.images == said else f"claims {reply.images} images, and said that it has {said}"
 
     def _await(self, asked: Asked, end: float, tally: Tally) -> Reply:

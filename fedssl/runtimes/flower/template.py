@@ -37,8 +37,8 @@ README = """# {name}
 A Flower app that `fedssl flower init` wrote. What is trained, and how, is in `experiment.toml`; where the server keeps
 the run, how long it waits and how many clients it needs is in `pyproject.toml`, under `[tool.flwr.app.config]`.
 
-Every machine needs fedssl {version} with its extra `flower` (in a clone of fedssl, `pip install ".[flower]"`), and these
-in the environment of every Flower process:
+Every machine needs fedssl {version} with its extra `flower` (in a clone of fedssl, `pip install ".[flower]"`), and
+these in the environment of every Flower process:
 
 ```
 export {quiet}
