@@ -16,7 +16,7 @@ from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.bound import GuardSettings
-from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignment, settings_class
+from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignments, settings_class
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, MethodSettings
@@ -27,7 +27,7 @@ from fedssl.train import TrainSettings
 from fedssl.variants import find
 
 # Settings that earlier versions did not have, by table: at its default, none of them changes an experiment's hash.
-ADDED_LATER = {"guard": ("statistics_bound", "min_uploads", "max_share"), "probe": ("frozen",)}
+ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
 
 
 def _chosen(table: str) -> BeforeValidator:
@@ -122,10 +122,13 @@ class Experiment(Settings):
         return self.guard.min_uploads if self.topology.has_server and self.topology.merges else 1
 
     def hash(self) -> str:
-        """Identify the experiment. Settings that were added later are left out at their defaults."""
+        """Identify the experiment. Settings that were added later are left out at their defaults, and `min_uploads`
+        always: it decides whether a round counts, and never what it makes of a model."""
         plain = self.to_dict()
-        if self.guard == GuardSettings():
+        if self.guard.model_copy(update={"min_uploads": 2}) == GuardSettings():
             del plain["guard"]
+        else:
+            del plain["guard"]["min_uploads"]
         for table, keys in ADDED_LATER.items():
             settings = getattr(self, table)
             for key in keys:
@@ -203,7 +206,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 def load(name_or_file: str | Path, changes: Iterable[str] | Mapping[str, Any] = ()) -> Experiment:
     """The experiment in a TOML file, or the recipe or variant of that name, with changes applied."""
-    changed = dict(changes) if isinstance(changes, Mapping) else dict(map(parse_assignment, changes))
+    changed = changes if isinstance(changes, Mapping) else parse_assignments(changes)
     experiment = Experiment.from_dict(merge_changes(plain_values(name_or_file), changed))
     experiment.check()
     return experiment

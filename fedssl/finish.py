@@ -58,6 +58,8 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         notes.insert(0, "no model was measured: each client has one of its own, and none of them is here")
     if evaluation.images.note:
         notes.insert(0, evaluation.images.note)
+    if experiment.algorithm.warning is not None:
+        notes.insert(0, experiment.algorithm.warning)
     results: dict[str, Any] = {
         "experiment": experiment.hash(),
         "rounds": snapshot.rounds,

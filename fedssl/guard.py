@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fedssl.algorithm import Heard, Spec
-from fedssl.bound import FIRST, Bound, Measured, shift_of
+from fedssl.bound import FIRST, Bound, Measured, shift_of, untrained
 from fedssl.soundness import fault, journey, sifted
 from fedssl.train import Metrics
 from fedssl.tree import Tree, nbytes
@@ -131,7 +131,7 @@ class Guard:
         if moved is None or client not in self._bounded:
             return None
         images = 0 if self._weights is None else self._weights.verified_images(client)
-        return Measured(moved, images, shift_of(sent, upload))
+        return Measured(moved, images, shift_of(sent, upload), untrained(sent))
 
     def _wait(self, looked: Iterator[Looked]) -> Iterator[Looked]:
         """All of them in their order; the first few together, where only they can say what is usual."""

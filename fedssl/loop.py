@@ -17,7 +17,7 @@ import torch
 from fedssl.admission import Admission, no_fault
 from fedssl.algorithm import Spec
 from fedssl.bound import Bound
-from fedssl.data.progress import Say
+from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import FedsslError, RunError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
@@ -25,6 +25,7 @@ from fedssl.feature_check import FeatureCheck
 from fedssl.federate import Round, Runtime, federate
 from fedssl.memory import Remembered
 from fedssl.models import models_of
+from fedssl.probes import PROBES
 from fedssl.provenance import code
 from fedssl.report.collapse import Collapse
 from fedssl.report.progress import Progress, telling
@@ -71,6 +72,13 @@ def refuse_fruitless(folder: Path) -> None:
         raise RunError(f"{folder}: no round had a sound upload, so nothing was learned; rounds.jsonl says why")
 
 
+def warn(experiment: Experiment, say: Say) -> None:
+    """Print the algorithm's warning. `--quiet` does not silence it: it is about private data."""
+    warning = experiment.algorithm.warning
+    if warning is not None:
+        say(f"warning: {warning}")
+
+
 @dataclass(frozen=True)
 class Loop:
     """One process's turn at a run."""
@@ -104,8 +112,7 @@ class Loop:
         code()  # of now: files may be edited while this runs
         if self.evaluation.images.note and self.experiment.probe.every:
             self.say(self.evaluation.images.note)
-        if warning := self.experiment.algorithm.warning:
-            self.say(warning)
+        warn(self.experiment, say_on_stderr if quiet else self.say)
         log = RoundsLog(self.folder / "rounds.jsonl", last.rounds)
         collapse = Collapse(read_rounds(self.folder / "rounds.jsonl"))
         if resumed:
@@ -127,11 +134,11 @@ class Loop:
                         raise
                     line = self._line(round, knn, seconds)
                     log.append(line)
+                    last, unsaved = done, True  # at once: a signal from here on saves this round
                     progress.round(line)
                     carrier.finished(round)
                     if warning := collapse.see(line):
                         self.say(warning)
-                    last, unsaved = done, True
                     if time.monotonic() - saved >= every and not (every and self.store.busy):  # 0: in every round
                         self.store.save(last)
                         saved, unsaved = time.monotonic(), False
@@ -162,7 +169,18 @@ class Loop:
 
     def _line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:
         rounds, accuracies = self.experiment.rounds, (None, None) if knn is None else (knn.mean, knn.common)
-        return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, *accuracies)
+        rate = self.experiment.train.rate(round.number, rounds)
+        probe = self.experiment.probe
+        settings = {key: getattr(probe, key) for key in PROBES["knn"].uses}
+        return record(
+            round,
+            rounds,
+            rate,
+            seconds,
+            *accuracies,
+            knn_settings=None if knn is None else settings,
+            warning=self.experiment.algorithm.warning,
+        )
 
     def _knn(self, done: Snapshot) -> Score | None:
         every = self.experiment.probe.every

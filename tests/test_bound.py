@@ -297,17 +297,18 @@ NORM = Layout.of(
         Entry("backbone.w", (1,), "weight"),
         Entry("backbone.bn.running_mean", (2,), "statistic"),
         Entry("backbone.bn.running_var", (2,), "statistic"),
+        Entry("backbone.bn.num_batches_tracked", (1,), "counter"),
     ]
 )
 
 
-def normed(weight: float, mean: float) -> State:
-    return State(NORM, torch.tensor([weight, mean, mean, 1.0, 1.0]), torch.zeros(0, dtype=torch.int64))
+def normed(weight: float, mean: float, batches: int = 9) -> State:
+    return State(NORM, torch.tensor([weight, mean, mean, 1.0, 1.0]), torch.tensor([batches]))
 
 
-def shifted(bound: Bound, shifts: dict[str, float], round: int = 0) -> list[str]:
+def shifted(bound: Bound, shifts: dict[str, float], round: int = 0, batches: int = 9) -> list[str]:
     """The clients that are dropped for it in a round in which running means move by so many standard deviations."""
-    sent = {"model": normed(0.0, 0.0)}
+    sent = {"model": normed(0.0, 0.0, batches)}
     bound.begin(round)
     guard = Guard({"model": NORM}, round, shifts, dict.fromkeys(shifts, sent), bound, shifts)
     list(guard(Reply(client, 10, {"model": normed(1.0, shift)}, METRICS) for client, shift in shifts.items()))
@@ -331,6 +332,20 @@ def test_small_shifts_are_never_dropped_for_being_unlike_others() -> None:
     assert shifted(Bound(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 0.99}) == []
     assert shifted(Bound(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 1.01}) == ["c"]
     assert shifted(Bound(GuardSettings(statistics_bound=0)), {"a": 0.01, "b": 0.01, "c": 1e30}) == []
+
+
+def test_from_initial_statistics_training_may_lead_farther() -> None:
+    """Mean 0 and variance 1 are no activations' own: clients with many images move them far, those with few do not."""
+    for who, shift in (("c", 9.9), (None, 10.1)):
+        lost = shifted(Bound(GuardSettings()), {"a": 0.1, "b": 0.1, "c": shift}, batches=0)
+        assert lost == ([] if who else ["c"])
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_typical_shift() -> None:
+    """Its first round on has no bound on statistics, and sets one for the next."""
+    bound = Bound(GuardSettings(), usual=Usual(1.0, 0, 1.0, [(1.0, 0)] * 5))
+    assert shifted(bound, {"a": 2.0, "b": 2.0, "c": 20.0}) == []
+    assert shifted(bound, {"a": 2.0, "b": 2.0, "c": 20.0}) == ["c"]
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, math.inf, "ten"])
@@ -357,5 +372,6 @@ def test_settings_that_came_later_are_no_part_of_an_experiments_hash() -> None:
     }
     del before["probe"]["frozen"], before["guard"]["statistics_bound"], before["guard"]["min_uploads"]
     assert other.hash() == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
+    assert plain.with_changes({"guard.min_uploads": 1}).hash() == plain.hash()
     assert len({plain.hash(), other.hash(), plain.with_changes({"probe.frozen": True}).hash()}) == 3
     assert Experiment.from_toml(other.to_toml()) == other

@@ -174,7 +174,7 @@ def test_honest_uploads_stay_far_below_the_bound(
 
     def watched(self: Bound, sent: Tree, upload: Tree, measured: Measured, share: float = 1.0) -> Any:
         norms.append(measured.norm / self.limit(measured.images))
-        shifts.append((measured.shift or 0.0) / self.shift_limit)
+        shifts.append((measured.shift or 0.0) / self.shift_limit(measured.images, measured.untrained))
         return within(self, sent, upload, measured, share)
 
     monkeypatch.setattr(Bound, "within", watched)
