@@ -24,16 +24,21 @@ class Admission:
 
     bound: Bound = field(default_factory=Bound)
     min_uploads: int = 1  # that a merge needs
+    quorum: Callable[[int], int] = lambda asked: 0  # valid uploads that a round of so many clients needs
     max_share: float = 1.0  # of a mean, for one client
     counts: ImageCounts = NO_COUNTS
     model_fault: Callable[[Tree], str | None] = no_fault  # why a site's merged state must not be used
 
-    def admit(self, before: Sites, merged: Sites, guard: Guard) -> Sites:
+    def admit(self, before: Sites, merged: Sites, guard: Guard, asked: int) -> Sites:
         """The sites after a round: what was merged, or the earlier state where the result must not be used.
 
         Rejected uploads are reported as dropped, with the reason. A failed round changes no reference of the bound.
         """
         accepted = sum(report.dropped is None for report in guard.reports)
+        least = self.quorum(asked)
+        if 0 < accepted < least:
+            guard.reject(f"only {accepted} of {asked} clients sent a valid upload; {least} are required (quorum)")
+            return before
         if 0 < accepted < self.min_uploads:
             uploads = "1 valid upload" if accepted == 1 else f"{accepted} valid uploads"
             guard.reject(f"the round had {uploads}, and a merge needs {self.min_uploads} (guard.min_uploads)")

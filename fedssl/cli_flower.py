@@ -79,4 +79,4 @@ def only(
 
 def _need_flower() -> None:
     if find_spec("flwr") is None:
-        raise ConfigError('Flower is not installed: pip install "fedssl[flower]"')
+        raise ConfigError('Flower is not installed: in a clone of fedssl, pip install ".[flower]"')

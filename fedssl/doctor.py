@@ -67,7 +67,7 @@ def show(found: dict[str, Any]) -> None:
         missing = [name for name, number in packages.items() if number is None]
         broken = any(name in problem for name in packages for problem in found["problems"])
         ready = "installed, but see the problem below" if broken else "ready"
-        state = f'needs {", ".join(missing)}: pip install "fedssl[{extra}]"' if missing else ready
+        state = f'needs {", ".join(missing)}: in a clone of fedssl, pip install ".[{extra}]"' if missing else ready
         print(f"extra {extra}: {state}")
     print(f"CPU threads: {found['cpu_threads']}")
     print(f"CUDA: {', '.join(found['cuda']) or 'no device'}")

@@ -76,7 +76,7 @@ def federate(
         merged = dict(before)
         for site, uploads in Delivery(plan, heard, weights):
             merged[site] = algorithm.merge(before[site], uploads, mean)
-        sites = admission.admit(before, merged, guard)
+        sites = admission.admit(before, merged, guard, asked=len(plan.home))
         finished = Round(number, sites, guard.reports, bound.usual)
         yield finished
         failures = failures + 1 if finished.failed else 0

@@ -51,6 +51,8 @@ class Carrier(NamedTuple):
     counts: ImageCounts
     remembered: Callable[[], Mapping[str, Remembered]]  # by clients at the end of a round, as far as it lies here
     close: Callable[[], None]
+    quorum: Callable[[int], int] = lambda asked: 0  # valid uploads that a round of so many clients needs
+    finished: Callable[[Round], None] = lambda round: None  # called after each round
 
 
 def found(folder: Path, store: Store, say: Say) -> Snapshot | None:
@@ -134,6 +136,7 @@ class Loop:
                     log.append(line)
                     last, unsaved = done, True  # at once: a signal from here on saves this round
                     progress.round(line)
+                    carrier.finished(round)
                     if warning := collapse.see(line):
                         self.say(warning)
                     if time.monotonic() - saved >= every and not (every and self.store.busy):  # 0: in every round
@@ -155,6 +158,7 @@ class Loop:
         admission = Admission(
             bound=Bound(e.guard, lambda round: e.train.rate(round, e.rounds), last.usual),
             min_uploads=e.min_uploads,
+            quorum=carrier.quorum,
             max_share=e.guard.max_share or carrier.counts.max_share,
             counts=carrier.counts,
             model_fault=features if e.topology.merges else no_fault,

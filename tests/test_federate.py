@@ -164,6 +164,40 @@ def test_one_dropped_client_is_left_out_of_the_mean_with_a_reason() -> None:
     assert not done.failed
 
 
+def test_a_round_with_fewer_valid_uploads_than_required_discards_its_merge() -> None:
+    """Two thirds of three are two. In round 2 only a sends one, so its 1 is not added; the bound forgets its norm."""
+
+    def answer(round: int, client: str, x: float) -> float | str:
+        return "ill" if round == 1 and client != "a" else x + 1
+
+    sites = {SERVER: {"model": state(0)}}
+    bound = Bound(GuardSettings())
+    done, usual = [], []
+    for finished in federate(
+        Averaged(),
+        Star(),
+        Fake(answers=answer),
+        {"model": LAYOUT},
+        sites,
+        Mean,
+        seed=0,
+        start=0,
+        rounds=3,
+        admission=Admission(bound=bound, quorum=lambda asked: math.ceil(asked * 2 / 3)),
+    ):
+        done.append(finished)
+        usual.append(finished.usual)
+    assert [value(r.sites[SERVER]) for r in done] == [1, 1, 2]
+    assert [r.failed for r in done] == [False, True, False]
+    why = "only 1 of 3 clients sent a valid upload; 2 are required (quorum)"
+    assert [(report.dropped, report.moved_on) for report in done[1].reports] == [
+        (why, True),
+        ("ill", False),
+        ("ill", False),
+    ]
+    assert usual[1] == usual[0]
+
+
 def test_a_failed_round_keeps_the_model() -> None:
     def answer(round: int, client: str, x: float) -> float | str:
         return "ill" if round in (1, 2) else x + 1

@@ -24,7 +24,7 @@ def need_matplotlib() -> None:
         import matplotlib  # noqa: F401
         import sklearn  # noqa: F401
     except ImportError:
-        raise ConfigError('an analysis draws a picture: pip install "fedssl[viz]"') from None
+        raise ConfigError('an analysis draws a picture: in a clone of fedssl, pip install ".[viz]"') from None
 
 
 def figure(rows: int, columns: int, width: float = 5.0, height: float = 4.0, **more: Any) -> tuple[Any, Any]:

@@ -36,7 +36,9 @@ def umap(features: Rows, seed: int = 0) -> Rows:
     try:
         from umap import UMAP
     except ImportError:
-        raise ConfigError('this map needs umap-learn: pip install "fedssl[maps]", or --set how=tsne') from None
+        raise ConfigError(
+            'this map needs umap-learn: in a clone of fedssl, pip install ".[maps]", or --set how=tsne'
+        ) from None
     near = min(15, len(features) - 1)
     return np.asarray(UMAP(n_neighbors=near, random_state=seed, n_jobs=1).fit_transform(features))
 

@@ -34,7 +34,7 @@ def check_installed() -> None:
         try:
             __import__(name)
         except ModuleNotFoundError:
-            raise ConfigError(f'detection needs {name}: pip install "fedssl[vision]"') from None
+            raise ConfigError(f'detection needs {name}: in a clone of fedssl, pip install ".[vision]"') from None
         except RuntimeError as problem:
             raise ConfigError(f"{name} is installed but cannot be imported ({problem}); see fedssl doctor") from None
 

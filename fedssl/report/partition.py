@@ -51,7 +51,7 @@ def _draw(counts: Tensor, classes: tuple[str, ...], path: Path) -> None:
     try:
         draw(counts, classes, path)
     except ImportError:
-        raise ConfigError('a picture needs matplotlib: pip install "fedssl[viz]"') from None
+        raise ConfigError('a picture needs matplotlib: in a clone of fedssl, pip install ".[viz]"') from None
 
 
 def _counts(parts: dict[str, Tensor], data: Dataset) -> Tensor | None:

@@ -32,7 +32,9 @@ def draw_run(
         matplotlib.use("Agg")
         from matplotlib import pyplot as plt
     except ImportError:
-        raise ConfigError('a picture needs matplotlib and scikit-learn: pip install "fedssl[viz]"') from None
+        raise ConfigError(
+            'a picture needs matplotlib and scikit-learn: in a clone of fedssl, pip install ".[viz]"'
+        ) from None
     figure, (curve, first, last) = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
     _curve(curve, rounds, table)
     for axes, features, title in ((first, before, "before: random backbone"), (last, after, "after")):

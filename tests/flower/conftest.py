@@ -17,7 +17,7 @@ class Skipped(pytest.Module):
     """A module of tests that cannot be imported here; seen to be skipped."""
 
     def collect(self) -> Any:
-        pytest.skip('needs Flower: pip install "fedssl[flower]"', allow_module_level=True)
+        pytest.skip('needs Flower: in a clone of fedssl, pip install ".[flower]"', allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -37,10 +37,10 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from fake_grid import Nodes
     from flwr.supercore.task_identity import TaskIdentity
 
-    from fedssl.runtimes.flower import members, server
+    from fedssl.runtimes.flower import answers, members, server
 
     for name in ("run_id", "node_id", "task_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-    for module in (members, server):
+    for module in (answers, members, server):
         monkeypatch.setattr(module, "POLL", 0.01)
     return Nodes(tmp_path)

@@ -56,7 +56,7 @@ CASES = {
 
 
 class FakeGrid:
-    """Nodes as functions. A message is answered when somebody looks for the answer.
+    """Nodes as functions. All nodes work when the server looks for any answer: they do not wait for their turn.
 
     `wire` has every byte that was handed over, by content: what was sent before is not sent again.
     """
@@ -65,11 +65,15 @@ class FakeGrid:
         self.nodes, self.wire, self.answers = nodes, dict[str, bytes](), dict[str, list[Message]]()
         self.waiting: dict[str, Message] = {}
         self.names: dict[int, str] = {}  # that keys were registered with
+        self.keys: dict[int, bytes] = {}  # public keys
         self.sent: list[Message] = []
         self.on_push: Callable[[Message], None] = lambda message: None
 
     def get_nodes(self) -> list[NodeInfo]:
-        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.nodes]
+        return [
+            NodeInfo(node_id=node, name=self.names.get(node, ""), public_key=self.keys.get(node, b""))
+            for node in self.nodes
+        ]
 
     def _carried(self, message: Message) -> Message:
         contents = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
@@ -88,19 +92,18 @@ class FakeGrid:
             ids.append(message.object_id)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        found = []
-        for id in message_ids:
-            if id in self.waiting:
-                asked = self.waiting.pop(id)
-                node = self.nodes.get(asked.metadata.dst_node_id)
-                answer = Message(Error(3, "node unavailable"), reply_to=asked) if node is None else node(asked)
-                if answer is None:
-                    self.waiting[id] = asked
-                    continue
+    def _work(self) -> None:
+        """Let every node answer the messages that wait for it."""
+        for id, asked in list(self.waiting.items()):
+            node = self.nodes.get(asked.metadata.dst_node_id)
+            answer = Message(Error(3, "node unavailable"), reply_to=asked) if node is None else node(asked)
+            if answer is not None:
+                del self.waiting[id]
                 self.answers[id] = [self._carried(answer)]
-            found += self.answers.pop(id, [])
-        return found
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self._work()
+        return [answer for id in message_ids for answer in self.answers.pop(id, [])]
 
 
 def tiny(algorithm: str, method: str, settings: str = "", more: str = "", **changes: Any) -> Experiment:

@@ -10,9 +10,12 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,11 +30,12 @@ from fedssl.experiment import Experiment, load
 from fedssl.runtimes.flower import only
 from fedssl.runtimes.flower.keys import make_certificates, make_node_key
 from fedssl.runtimes.flower.kin import all_of, descendants, end_all_of
+from fedssl.runtimes.flower.logs import joining
 from fedssl.runtimes.flower.node import Place
 from fedssl.runtimes.flower.processes import processes
 from fedssl.runtimes.flower.serve import ServerSettings
 from fedssl.runtimes.flower.switches import QUIET, chatter
-from fedssl.runtimes.flower.up import _hearing, watch
+from fedssl.runtimes.flower.up import watch
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -52,7 +56,7 @@ def test_its_config_has_every_setting_with_its_default(cli: Cli, tmp_path: Path)
     config = project["tool"]["flwr"]["app"]["config"]
     usual = {key.replace("_", "-"): value for key, value in ServerSettings().model_dump().items()}
     assert config == {**usual, "run-dir": "~/fedssl-runs/demo"}
-    assert project["project"]["dependencies"] == [f"fedssl[flower]=={fedssl.__version__}"]
+    assert not [name for name in project["project"]["dependencies"] if name.startswith("fedssl")]
 
 
 def test_its_readme_says_how_it_is_run_alone_and_what_to_stop(cli: Cli, tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ def test_nothing_is_overwritten(cli: Cli, tmp_path: Path) -> None:
 def test_without_flower_it_is_said_how_to_get_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl.cli_flower.find_spec", lambda name: None)
     code, _, said = cli("flower", "up", "demo")
-    assert (code, said) == (2, 'fedssl: Flower is not installed: pip install "fedssl[flower]"\n')
+    assert (code, said) == (2, 'fedssl: Flower is not installed: in a clone of fedssl, pip install ".[flower]"\n')
 
 
 def test_a_run_of_another_experiment_is_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
@@ -220,6 +224,55 @@ def test_the_program_that_is_started_runs_that_app_alone(
     assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
+# -- proxies --
+
+
+PROXY = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "grpc_proxy")
+ASK = "import httpx, sys; print(httpx.get(sys.argv[1], timeout=10).status_code)"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def loopback(tmp_path: Path) -> Iterator[str]:
+    """The address of an HTTP server on the loopback address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
+def test_flowers_processes_reach_loopback_without_the_proxy(variable: str, loopback: str) -> None:
+    """httpx is what Flower's processes talk to each other with. Nothing listens on port 9."""
+    given = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    environment = only.environment(None, {**given, variable: "http://127.0.0.1:9"})
+    found = subprocess.run([sys.executable, "-c", ASK, loopback], env=environment, capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("200\n", "")
+
+
+def test_hosts_that_need_no_proxy_are_kept() -> None:
+    given = {"NO_PROXY": "example.org, 10.0.0.1", "no_proxy": "10.0.0.1", "HTTPS_PROXY": "http://proxy:3128"}
+    environment = only.environment(None, given)
+    assert environment["NO_PROXY"] == environment["no_proxy"] == "10.0.0.1,example.org,127.0.0.1,localhost,::1"
+    assert environment["HTTPS_PROXY"] == "http://proxy:3128"  # a SuperNode may need it to reach the server
+
+
+def test_a_federation_on_this_machine_uses_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also none that httpx would refuse to start with, as it does where a package for SOCKS is missing."""
+    for variable in PROXY:
+        monkeypatch.setenv(variable, "socks5://127.0.0.1:9")
+    with processes(tmp_path) as started:
+        assert not set(PROXY) & started.environment().keys()
+
+
 # -- processes --
 
 
@@ -328,12 +381,12 @@ def test_a_run_that_fails_is_told_in_fedssls_own_words(tmp_path: Path) -> None:
 
 def test_who_joins_is_passed_on_once_and_in_whole_lines(tmp_path: Path) -> None:
     log, said = tmp_path / "log", list[str]()
-    log.write_text("some banner\n0 of 2 clients have joined; waiting\nrefused a no")
-    hear = _hearing(log, said.append)
+    log.write_text("some banner\n0 of 2 clients have joined; waiting\nrejected nod")
+    hear = joining(log, said.append)
     hear()
     hear()
     assert said == ["the server says: 0 of 2 clients have joined; waiting"]
     with log.open("a") as file:
-        file.write("de: its model is another\n")
+        file.write("e 7: its model is another\n")
     hear()
-    assert said[1:] == ["the server says: refused a node: its model is another"]
+    assert said[1:] == ["the server says: rejected node 7: its model is another"]

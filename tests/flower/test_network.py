@@ -114,6 +114,15 @@ def test_the_bits_of_a_local_run_and_nothing_left_behind(algorithm: str, method:
     assert fedssl.Run(nodes.root / "run").results["table"] == local.results["table"]
 
 
+def test_a_proxy_in_the_environment_stops_no_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens on port 9. Nodes used to try it for ever, and the server waited for them."""
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    experiment = tiny("fedavg", "simclr", clients=2, rounds=1)
+    up(experiment, nodes.root / "run", nodes.root / "data", "tiny", "cpu", quiet=True)
+    assert [client["dropped"] for client in _rounds(nodes.root / "run")[0]["clients"]] == [None, None]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_flowers_simulation_gives_these_bits_too(
     name: str, nodes: Nodes, started: Processes, monkeypatch: pytest.MonkeyPatch
@@ -321,9 +330,9 @@ class FleetOnly(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def fleet_only(link: str, keys: Path) -> Iterator[str]:
+def fleet_only(link: str, keys: Path, port: int = 0) -> Iterator[str]:
     inside = ssl.create_default_context(cafile=str(keys / "ca.crt"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Proxy", (FleetOnly,), {"link": (link, inside)}))
+    server = ThreadingHTTPServer(("127.0.0.1", port), type("Proxy", (FleetOnly,), {"link": (link, inside)}))
     server.daemon_threads = True
     outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     outside.load_cert_chain(keys / "server.pem", keys / "server.key")

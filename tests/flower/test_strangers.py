@@ -19,7 +19,7 @@ from fedssl.runtimes.flower.awaited import awaited
 from fedssl.runtimes.flower.codec import decode, encode
 from fedssl.runtimes.flower.memory import STALE, NodeMemory
 from fedssl.runtimes.flower.node import Node, Place
-from fedssl.runtimes.flower.words import Task, hello_in, put_hello, put_task, task_in
+from fedssl.runtimes.flower.words import Refusal, Task, hello_in, put_hello, put_task, task_in
 from fedssl.train import Stopped
 from fedssl.tree import tensor
 
@@ -131,7 +131,7 @@ def test_no_reply_of_one_node_ends_the_run(changes: dict[str, Any], reason: str 
         ({"clients": [7]}, "its hello cannot be read (AttributeError)"),
         ({"clients": {"0": HUGE}}, "its hello makes no sense: 1000"),
         ({"version": "v" * 10**6}, "it has fedssl vvvv"),
-        ({"error": "\x1b[2J" * 10**5}, r"refused a node: \x1b[2J"),
+        ({"error": "\x1b[2J" * 10**5}, r'rejected node 10, which claims to be "0": \x1b[2J'),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -153,7 +153,7 @@ def test_a_node_without_clients_is_none(nodes: Nodes) -> None:
     place = Place("0", 0, 1, nodes.root / "data", nodes.root / "memory", "dealt", "cpu")
     hello = Node(tiny("fedavg", "simclr"), place).hello()
     assert hello_in(put_hello(hello)) == hello
-    assert hello_in(put_hello(hello._replace(clients={}))) == "its hello makes no sense: no client lives there"
+    assert hello_in(put_hello(hello._replace(clients={}))) == Refusal("its hello makes no sense: no client lives there")
 
 
 def test_whatever_the_server_makes_of_a_hello_is_a_refusal(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_an_answer_that_flower_cannot_read_costs_nobody_elses(kind: str, nodes: 
         assert [told["dropped"] for line in _lines(nodes) for told in line["clients"]] == [reason, None, None] * 2
     else:
         assert _clients(nodes) == ["1", "2"]
-        assert f"refused a node: {reason}" in said
+        assert f"rejected node 10: {reason}" in said
 
 
 def test_what_flower_says_is_cut_short_and_made_plain(nodes: Nodes) -> None:
@@ -279,7 +279,7 @@ def test_settings_that_do_not_work_at_a_node_are_told_without_their_text(nodes: 
     for i in range(4):
         Image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(nodes.root / f"secret-ward/scans/{i}.png")
     folder = {"data.name": "folder", "data.path": "scans", "data.size": 12, "data.layout": "flat"}
-    experiment = tiny("fedavg", "simclr", clients=1).with_changes(
+    experiment = tiny("fedavg", "simclr", clients=1, **{"guard.min_uploads": 1}).with_changes(
         {**folder, "data.cache": str(nodes.root / "secret-ward/scans/cache")}
     )
     app = client_app(experiment)

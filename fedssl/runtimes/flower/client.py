@@ -17,7 +17,7 @@ from fedssl.experiment import Experiment
 from fedssl.guard import Reply
 from fedssl.runtimes.flower.codec import decode, encode
 from fedssl.runtimes.flower.node import Node, Place
-from fedssl.runtimes.flower.words import Task, put_hello, put_refusal, put_reply, task_in
+from fedssl.runtimes.flower.words import Task, notice_in, put_hello, put_refusal, put_reply, task_in
 from fedssl.tree import Tree
 
 T = TypeVar("T")
@@ -37,8 +37,16 @@ def client_app(experiment: Experiment | str | Path) -> ClientApp:
         return _node(toml, Place.read(context.node_config, context.run_config))
 
     def hello(message: Message, context: Context) -> Message:
-        content = told(lambda: put_hello(node(context).hello()), put_refusal)
+        named = [str(context.node_config["client-id"])] if "client-id" in context.node_config else []
+        content = told(
+            lambda: put_hello(node(context).hello()),
+            lambda reason: put_refusal(reason, named),
+        )
         return Message(content, reply_to=message)
+
+    def notice(message: Message, context: Context) -> Message:
+        print(f"notice from the server: {notice_in(message.content)}", file=sys.stderr, flush=True)
+        return Message(RecordDict(), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
         return answer(message, lambda task, tree: node(context).train(task, tree))
@@ -48,6 +56,7 @@ def client_app(experiment: Experiment | str | Path) -> ClientApp:
 
     app.query("hello")(hello)
     app.query("keep")(keep)
+    app.query("notice")(notice)
     app.train()(train)
     return app
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.errors import ConfigError
-from fedssl.runtimes.flower.switches import QUIET
+from fedssl.runtimes.flower.switches import QUIET, proxy_exemptions
 
 STARTED = ("flower-superlink", "flower-supernode")
 CHECKED = {  # programs that run an app: the module that does the work, and their entry point
@@ -57,10 +57,13 @@ def write_programs(folder: Path, agreed: str) -> Path:
 
 
 def environment(programs: Path | None, given: Mapping[str, str]) -> dict[str, str]:
-    """Of a process of Flower's: `programs` come first, Flower's own are found, and nothing is told to anybody."""
+    """Return the environment of a Flower process.
+
+    `programs` come first on the PATH, followed by Flower's own; telemetry is off; no proxy is used for loopback.
+    """
     first = [] if programs is None else [str(programs)]
     path = [*first, str(Path(sys.executable).parent), given.get("PATH", os.defpath)]
-    return {**given, **QUIET, "PATH": os.pathsep.join(path)}
+    return {**given, **QUIET, **proxy_exemptions(given), "PATH": os.pathsep.join(path)}
 
 
 def start(app: Path, command: list[str]) -> None:

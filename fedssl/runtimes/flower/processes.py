@@ -20,6 +20,7 @@ from fedssl.errors import RunError
 from fedssl.runtimes.flower import only
 from fedssl.runtimes.flower.keys import HOST, make_certificates, make_node_key
 from fedssl.runtimes.flower.kin import GRACE, descendants, end_all_of, send
+from fedssl.runtimes.flower.switches import without_proxies
 
 CONNECTION = "here"  # what the SuperLink is called in Flower's configuration
 PATIENCE = 60.0  # seconds for the SuperLink to come up; a busy machine takes its time
@@ -51,7 +52,7 @@ class Processes:
 
     def environment(self) -> dict[str, str]:
         mine = {"FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
-        return only.environment(self.programs, os.environ) | mine
+        return only.environment(self.programs, without_proxies(os.environ)) | mine
 
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"

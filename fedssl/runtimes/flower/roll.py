@@ -23,6 +23,7 @@ class Roll(NamedTuple):
     clients: tuple[str, ...]  # with images, in order; none: nobody has joined yet
     image: tuple[int, int, int] | None
     kept: Mapping[str, int] = NOBODY  # clients that have a model of their own, and after how many rounds it was made
+    registered: bool = False  # whether clients' names are those that their keys were registered with
 
     @classmethod
     def of(cls, folder: Path, begins: int | None) -> Roll:
@@ -42,8 +43,9 @@ class Roll(NamedTuple):
             values = json.loads(path.read_text("utf-8"))
             image = None if values["image"] is None else tuple(values["image"])
             clients, starts = tuple(values["clients"]), (*values["starts"], begins or 0)
-            return cls(values["run"], starts, clients, image, values["kept"])
-        except (ValueError, KeyError, TypeError) as problem:
+            registered = values.get("registered", False) is True
+            return cls(values["run"], starts, clients, image, values["kept"], registered)
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise RunError(f"{path} is damaged ({problem}); nothing was changed") from problem
 
     def write(self, folder: Path) -> Roll:

@@ -21,9 +21,10 @@ from fedssl.agree import agree
 from fedssl.algorithm import Spec
 from fedssl.data import Dataset, Images
 from fedssl.data.progress import Say, meter, say_on_stderr
-from fedssl.errors import ConfigError
+from fedssl.errors import ConfigError, RunError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
+from fedssl.federate import Round
 from fedssl.finish import finish
 from fedssl.guard import Reply, plain
 from fedssl.lock import entered
@@ -73,7 +74,12 @@ def serve(experiment: Experiment, grid: Grid, settings: ServerSettings, say: Say
         serving = Serving(experiment, folder, store, grid, settings, device, snapshot, say)
         write_atomic(folder / "experiment.toml", experiment.to_toml().encode())
         if snapshot is None or snapshot.rounds < experiment.rounds:
-            serving.train()
+            try:
+                serving.train()
+            except RunError:
+                serving.members.notices.flush()
+                raise
+            serving.members.notices.flush()
         refuse_fruitless(folder)
         if experiment.algorithm.personalises:
             serving.let_keep()
@@ -98,7 +104,7 @@ class Serving:
         self.settings, self.snapshot, self.say = settings, snapshot, say
         self.device = assemble.training_devices(device)[0]
         self.roll = Roll.of(folder, None if snapshot is None else snapshot.rounds)
-        self.members = Members(grid, self.fits, say)
+        self.members = Members(grid, self.fits, say, self.roll.registered)
         self._read: Dataset | None = None
         self._model: tuple[tuple[int, int, int], Trainer] | None = None
 
@@ -148,9 +154,24 @@ class Serving:
 
         def carry(progress: Progress) -> Carrier:
             runtime = self._runtime(wire, progress.client)
-            return Carrier(runtime, ImageCounts(runtime.declared_images), dict, lambda: None)
+            return Carrier(
+                runtime,
+                ImageCounts(runtime.declared_images),
+                remembered=dict,
+                close=lambda: None,
+                quorum=runtime.required,
+                finished=self._finished(runtime),
+            )
 
         loop.run(last, self.snapshot is not None, wire, carry, self.folder.name, quiet=False)
+
+    def _finished(self, runtime: FlowerRuntime) -> Callable[[Round], None]:
+        def finished(round: Round) -> None:
+            runtime.finished(round)
+            if self.members.registered and not self.roll.registered:
+                self.roll = self.roll._replace(registered=True).write(self.folder)
+
+        return finished
 
     def _runtime(self, wire: Mapping[str, Spec], on_client: Callable[[Reply], None]) -> FlowerRuntime:
         s, clients = self.settings, self.roll.clients
@@ -194,7 +215,7 @@ class Serving:
                 raise ConfigError("no client has any images")
             assemble.check_plan(self.experiment, having)
             self.roll = self.roll._replace(clients=tuple(having), image=hellos[having[0]].image)
-        self.roll = self.roll.write(self.folder)
+        self.roll = self.roll._replace(registered=self.members.registered).write(self.folder)
 
     def _public(self) -> Tensor | None:
         root = Path(self.settings.data_dir or "data").expanduser()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -12,9 +13,11 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedssl.algorithm import Spec
+from fedssl.federate import Round
 from fedssl.guard import Reply, unsound
+from fedssl.runtimes.flower.answers import Failed, answer_to
 from fedssl.runtimes.flower.codec import Encoder, decode
-from fedssl.runtimes.flower.members import POLL, Members, answer_to
+from fedssl.runtimes.flower.members import POLL, Members
 from fedssl.runtimes.flower.words import KEEP, TRAIN, Task, put_task, reply_in
 from fedssl.tree import Tree, to_device
 
@@ -27,13 +30,25 @@ class Asked(NamedTuple):
     wire: Mapping[str, Spec]
 
 
+@dataclass
+class Tally:
+    """Counts how many valid uploads a round can still get."""
+
+    possible: int
+    least: int  # that it needs
+
+    def count(self, reply: Reply) -> Reply:
+        self.possible -= reply.error is not None
+        return reply
+
+
 class FlowerRuntime:
     """Carries messages over Flower. A round ends when every client has answered or its time is up.
 
-    A round begins when as many of its clients are connected as must answer. Until these have, with sound uploads,
-    uploads are held here; from then on they stay where Flower has them until their turn comes, so that one at a time is
-    in this process. If too few answer in time, the round fails: all its replies are dropped, and the sites stay as they
-    were.
+    A round begins when as many of its clients are connected as must answer. Replies are pulled from the SuperLink one
+    at a time, each when its client's turn comes, so the memory of this process does not depend on the number of
+    clients. Whether there were enough valid uploads is known after the last reply: the caller discards what it has
+    merged if there were fewer than `required` returns.
     """
 
     def __init__(
@@ -53,16 +68,22 @@ class FlowerRuntime:
         self.clients = list(clients)
         self._grid, self._members, self._task, self._wire = grid, members, task, wire
         self._timeout, self._quorum, self._device, self._on_client = timeout, quorum, device, on_client
-        self._images: dict[str, int] = {}  # that a client said it has, when it was first asked for something
+        self._declared: dict[str, int] = {}  # images that a client stated in its hello, when it was first asked
+        self._unsent: set[str] = set()  # clients that sent no upload in this round, by their own account or by silence
+
+    def required(self, asked: int) -> int:
+        """Return how many of `asked` clients must send a valid upload."""
+        return math.ceil(self._quorum * asked)
 
     def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
-        least = math.ceil(self._quorum * len(home))
+        least = self.required(len(home))
         self._members.wait(home, least, self._timeout)
+        self._unsent.clear()
         return self._carry(TRAIN, round, list(home), message, least, self._wire)
 
     def declared_images(self) -> Mapping[str, int]:
         """The number of images that each client stated before it was first asked to train."""
-        return self._images
+        return self._declared
 
     def keep(self, round: int, clients: Sequence[str], message: Callable[[str], Tree]) -> Iterator[Reply]:
         """After the last round: what clients need to make the models of their own that they keep."""
@@ -77,31 +98,20 @@ class FlowerRuntime:
         least: int,
         wire: Mapping[str, Spec],
     ) -> Iterator[Reply]:
-        """Messages to clients and their replies in order, if at least so many are sound."""
+        """Send messages to clients and yield their replies in the order of `home`.
+
+        Once fewer than `least` valid uploads are possible, takes the replies that are there and waits for no more.
+        """
         end = time.monotonic() + self._timeout
-        heard: dict[str, Reply] = {}
-        asked = self._ask(kind, round, home, message, wire, heard)
-        sound = 0
-        while sound < least <= sound + len(asked):  # a quorum is not there yet, and can still be
-            late = time.monotonic() >= end
-            for client, question in list(asked.items()):
-                reply = self._answer(question)
-                if reply is not None:
-                    del asked[client]
-                    heard[client] = reply
-                    sound += reply.error is None
-            if late:
-                break
-            if sound < least <= sound + len(asked):
-                self._pause()
-        if sound < least:
-            late = time.monotonic() >= end
-            silent = f"has not answered within {self._timeout:g} s" if late else "was not waited for any longer"
-            why = f"only {sound} of {len(home)} clients have sent a sound upload; {least} must"
-            yield from self._failed(home, heard, why, silent)
-            return
+        unreachable: dict[str, Reply] = {}
+        asked = self._ask(kind, round, home, message, wire, unreachable)
+        tally = Tally(len(asked), least)
         for client in home:
-            yield heard.pop(client) if client in heard else self._await(asked.pop(client), end)
+            # No name holds an upload while the next one is pulled.
+            if client in unreachable:
+                yield unreachable.pop(client)
+            else:
+                yield tally.count(self._await(asked.pop(client), end, tally))
 
     def _ask(
         self,
@@ -110,9 +120,9 @@ class FlowerRuntime:
         clients: Sequence[str],
         message: Callable[[str], Tree],
         wire: Mapping[str, Spec],
-        heard: dict[str, Reply],
+        unreachable: dict[str, Reply],
     ) -> dict[str, Asked]:
-        """Questions sent, by client. Who is not there has been `heard` already."""
+        """Return the questions sent, by client, and put a reply for each client without one in `unreachable`."""
         self._members.look()
         encode, asked, until = Encoder(), {}, time.time() + self._timeout
         for client in clients:
@@ -120,7 +130,7 @@ class FlowerRuntime:
             node = self._members.nodes.get(client)
             sent: str | None = None
             if node is not None:
-                self._images.setdefault(client, self._members.hellos[client].clients[client])
+                self._declared.setdefault(client, self._members.hellos[client].clients[client])
                 content = put_task(encode(tree), task)
                 # Flower throws away what comes later. An answer in time may have to wait for its turn to be merged.
                 letter = Message(content, node, kind, ttl=2 * self._timeout + 600, group_id=str(round))
@@ -129,7 +139,7 @@ class FlowerRuntime:
                 asked[client] = Asked(task, sent, wire)
             else:
                 why = "its node is not connected" if node is None else "the message could not be sent"
-                heard[client] = self._told(Reply(client, 0, None, None, why))
+                unreachable[client] = self._missing(client, why)
         return asked
 
     def _answer(self, asked: Asked) -> Reply | None:
@@ -137,11 +147,15 @@ class FlowerRuntime:
         answer = answer_to(self._grid, asked.id)
         if answer is None:
             return None
-        if isinstance(answer, str):
-            return self._told(Reply(asked.task.client, 0, None, None, answer))
+        if isinstance(answer, Failed):
+            if answer.by_flower:
+                self._unsent.add(asked.task.client)
+            return self._told(Reply(asked.task.client, 0, None, None, answer.reason))
         try:
             reply = reply_in(answer.content, asked.task)
-            if reply.error is None:
+            if reply.error is not None:
+                self._unsent.add(reply.client)
+            else:
                 reply = reply._replace(upload=to_device(decode(answer.content), self._device))
                 reply = reply._replace(error=unsound(reply, asked.wire) or self._miscounted(reply))
         except Exception as problem:  # a stranger may have written anything
@@ -150,30 +164,40 @@ class FlowerRuntime:
 
     def _miscounted(self, reply: Reply) -> str | None:
         """A client's weight in the mean is its number of images, settled before anybody trains."""
-        said = self._images[reply.client]
+        said = self._declared[reply.client]
         return None if reply.images == said else f"claims {reply.images} images, and said that it has {said}"
 
-    def _await(self, asked: Asked, end: float) -> Reply:
-        """Looks at least once, also when time is up."""
+    def _await(self, asked: Asked, end: float, tally: Tally) -> Reply:
+        """Wait for one reply until `end`, or not at all if the round has failed already. Looks at least once."""
         while True:
             late = time.monotonic() >= end
-            if (reply := self._answer(asked)) is not None:
+            reply = self._answer(asked)
+            if reply is not None:
                 return reply
             if late:
-                reason = f"has not answered within {self._timeout:g} s"
-                return self._told(Reply(asked.task.client, 0, None, None, reason))
+                return self._missing(asked.task.client, f"has not answered within {self._timeout:g} s")
+            if tally.possible < tally.least:
+                reason = f"not waited for: the round cannot get the {tally.least} valid uploads it needs"
+                return self._missing(asked.task.client, reason)
             self._pause()
+
+    def _missing(self, client: str, reason: str) -> Reply:
+        """Make the reply of a client that has sent nothing."""
+        self._unsent.add(client)
+        return self._told(Reply(client, 0, None, None, reason))
+
+    def finished(self, round: Round) -> None:
+        """Send each client whose upload was dropped the reason. Other reasons come from the client itself."""
+        for report in round.reports:
+            node = self._members.nodes.get(report.client)
+            if report.dropped and report.client not in self._unsent and node is not None:
+                text = f'round {round.number + 1}: the upload of "{report.client}" was dropped: {report.dropped}'
+                self._members.notices.send(node, text)
 
     def _pause(self) -> None:
         """Meanwhile, nodes that come back say who they are, so that the next round has them."""
         self._members.look()
         time.sleep(POLL)
-
-    def _failed(self, home: Sequence[str], heard: Mapping[str, Reply], why: str, silent: str) -> Iterator[Reply]:
-        """Nobody's upload counts. Who sent one has moved on, and the log says so."""
-        for client in home:
-            reply = heard.get(client) or Reply(client, 0, None, None, silent)
-            yield reply if reply.error else reply._replace(error=why)
 
     def _told(self, reply: Reply) -> Reply:
         self._on_client(reply)

@@ -12,6 +12,25 @@ SWITCHES = {  # of the environment, and how each is turned off
 QUIET = dict(SWITCHES.values())
 QUIET_TEXT = " ".join(f"{key}={off}" for key, off in QUIET.items())  # for a shell
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+EXEMPTIONS = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+
+
+def proxy_exemptions(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that exempt loopback addresses from the proxies of an environment.
+
+    Flower's processes reach their own children on a loopback port over HTTP, and would ask HTTP_PROXY for it.
+    """
+    listed = [host.strip() for key in EXEMPTIONS for host in environment.get(key, "").split(",")]
+    hosts = ",".join(dict.fromkeys([*filter(None, listed), *LOOPBACK]))
+    return dict.fromkeys(EXEMPTIONS, hosts)
+
+
+def without_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for processes that talk to loopback addresses only."""
+    return {key: value for key, value in environment.items() if key.lower() not in PROXIES}
+
 
 def chatter(environment: Mapping[str, str]) -> str:
     """What Flower may tell others from this process, and how to turn it off."""

@@ -37,7 +37,8 @@ README = """# {name}
 A Flower app that `fedssl flower init` wrote. What is trained, and how, is in `experiment.toml`; where the server keeps
 the run, how long it waits and how many clients it needs is in `pyproject.toml`, under `[tool.flwr.app.config]`.
 
-Every machine needs `pip install "fedssl[flower]=={version}"`, and these in the environment of every Flower process:
+Every machine needs fedssl {version} with its extra `flower` (in a clone of fedssl, `pip install ".[flower]"`), and
+these in the environment of every Flower process:
 
 ```
 export {quiet}
@@ -107,7 +108,7 @@ def project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "name": slug,
             "version": "1.0.0",
             "description": "A fedssl experiment as a Flower app",
-            "dependencies": [f"fedssl[flower]=={fedssl.__version__}"],
+            "dependencies": ["flwr>=1.41,<1.43"],  # fedssl is on every machine; no index has it
         },
         "tool": {
             "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedssl import assemble
@@ -21,6 +21,7 @@ from fedssl.loop import Interrupted, warn
 from fedssl.report.progress import telling
 from fedssl.report.rounds import read_rounds
 from fedssl.runtimes.flower.kin import end_all_of
+from fedssl.runtimes.flower.logs import complaints, following, joining
 from fedssl.runtimes.flower.processes import CONNECTION, Processes, processes
 from fedssl.runtimes.flower.template import write_app
 from fedssl.store import Store
@@ -32,7 +33,6 @@ NOTES = (
     "telemetry, update check and installation of packages at run time are off; TLS and node authentication are on",
     "other users of this machine can reach the SuperLink and disturb the run; no code but this app's is run for them",
 )
-OURS = re.compile(r"refused a node|left out |\d+ of \d+ clients |going on without")  # what a server says of joining
 RAISED = re.compile(r"fedssl\.errors\.\w+: (.*)")
 
 
@@ -135,12 +135,15 @@ def watch(
     """Tell of nodes that join and of rounds as they are finished, until all are, the job is over, or a process is."""
     rounds = following(folder / "rounds.jsonl")
     done = sum(1 for _ in rounds())
-    hear = _hearing(started.log("run"), say)
+    hear = joining(started.log("run"), say)
+    nodes = [complaints(started.log(name), name, say) for name in started.running if name.startswith("node")]
     with telling(title, experiment.rounds, done, experiment.clients or 1, quiet) as progress:
         told = done
         while True:
             over = job.poll() is not None
             hear()
+            for complain in nodes:
+                complain()
             for line in map(json.loads, rounds()):
                 if line["round"] > told:
                     progress.round(line)
@@ -156,41 +159,6 @@ def watch(
 
 def _done(folder: Path, rounds: int) -> bool:
     return (folder / "results.json").is_file() and sum(1 for _ in read_rounds(folder / "rounds.jsonl")) >= rounds
-
-
-def _hearing(log: Path, say: Say) -> Callable[[], None]:
-    """Each call passes on what the server has said of joining since the last: else nobody knew what is waited for."""
-    lines = following(log)
-
-    def hear() -> None:
-        for line in lines():
-            text = line.decode("utf-8", "replace").strip()
-            if found := OURS.search(text):
-                say(f"the server says: {text[found.start() :]}")
-
-    return hear
-
-
-def following(log: Path) -> Callable[[], Iterator[bytes]]:
-    """Each call gives the whole lines written since the last. A server that goes on takes rounds after its checkpoint
-    off their log: where no line ends any more at the place read up to, all of it is read again."""
-    read = 0
-
-    def more() -> Iterator[bytes]:
-        nonlocal read
-        if not log.exists():
-            return
-        with log.open("rb") as file:
-            file.seek(max(0, read - 1))
-            if read and file.read(1) != b"\n":
-                read = file.seek(0)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                read += len(line)
-                yield line
-
-    return more
 
 
 def _trouble(started: Processes, name: str) -> str:

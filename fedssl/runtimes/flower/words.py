@@ -7,7 +7,7 @@ further in has to doubt a type or a size.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -20,10 +20,13 @@ from fedssl.tree import layout_of, list_entries
 
 WORDS = "fedssl"
 HELLO, TRAIN, KEEP = "query.hello", "train", "query.keep"  # Flower's message types
+NOTICE = "query.notice"
 MOST_NAME = 200  # bytes of a client's name as the name of a file
 MOST_CHANNELS, MOST_SIDE = 1024, 2**14  # of an image
 MOST_COUNT = 10**15  # of steps and images
 LEAST_SECONDS = 1e-6
+MOST_CLAIMED = 3  # client names of a rejected node that are logged
+MOST_NOTICE = 500  # characters
 
 
 class Task(NamedTuple):
@@ -51,6 +54,14 @@ class Hello(NamedTuple):
     image: tuple[int, int, int]
     layout: Layout  # of the model it will train
     version: str  # of fedssl
+
+
+class Refusal(NamedTuple):
+    """Why a node has not sent a valid hello."""
+
+    reason: str
+    clients: tuple[str, ...] = ()  # that it claims to have, as far as that can be read
+    stated: bool = False  # by the node itself, so that its operator has seen the reason
 
 
 def _record(**values: Any) -> ConfigRecord:
@@ -104,29 +115,51 @@ def put_hello(hello: Hello) -> RecordDict:
     return RecordDict({WORDS: _record(**{**hello._asdict(), "layout": list_entries(hello.layout)})})
 
 
-def put_refusal(reason: str) -> RecordDict:
+def put_refusal(reason: str, clients: Sequence[str] = ()) -> RecordDict:
     """Of a node that cannot say hello, or does not understand what it is asked."""
-    return RecordDict({WORDS: _record(error=reason)})
+    named: dict[str, Any] = {"clients": list(clients)} if clients else {}
+    return RecordDict({WORDS: _record(error=reason, **named)})
 
 
-def hello_in(records: RecordDict) -> Hello | str:
-    """A node's hello, or why there is none."""
+def put_notice(text: str) -> RecordDict:
+    """Make a message for the log of a node's operator."""
+    return RecordDict({WORDS: _record(notice=text)})
+
+
+def notice_in(records: RecordDict) -> str:
+    return plain(_values(records)["notice"], MOST_NOTICE)
+
+
+def hello_in(records: RecordDict) -> Hello | Refusal:
+    """Return a node's hello, or why there is none."""
+    claimed: tuple[str, ...] = ()
     try:
         found = _values(records)
+        claimed = _claimed(found.get("clients"))
         if "error" in found:
-            return str(found["error"])
+            return Refusal(str(found["error"]), claimed, stated=True)
         channels, height, width = found["image"]
         image = _count(channels, MOST_CHANNELS, 1), _count(height, MOST_SIDE, 1), _count(width, MOST_SIDE, 1)
         layout = layout_of(found["layout"])
         hash(layout)  # a name or a shape that is a list has none
         clients = {name(client): _count(images) for client, images in found["clients"].items()}
         if not clients:
-            return "its hello makes no sense: no client lives there"
+            return Refusal("its hello makes no sense: no client lives there")
         return Hello(clients, image, layout, str(found["version"]))
     except ValueError as problem:
-        return f"its hello makes no sense: {problem}"
+        return Refusal(f"its hello makes no sense: {problem}", claimed)
     except Exception as problem:  # a stranger may have written anything
-        return f"its hello cannot be read ({type(problem).__name__})"
+        return Refusal(f"its hello cannot be read ({type(problem).__name__})", claimed)
+
+
+def _claimed(clients: Any) -> tuple[str, ...]:
+    """Return a few of the client names in an untrusted hello, or none if they cannot be read."""
+    if not isinstance(clients, dict | list):
+        return ()
+    try:
+        return tuple(name(client) for client in list(clients)[:MOST_CLAIMED])
+    except ValueError:
+        return ()
 
 
 def put_reply(records: RecordDict, task: Task, reply: Reply) -> RecordDict:

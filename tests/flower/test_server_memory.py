@@ -1,0 +1,47 @@
+"""The server holds a fixed number of uploads, however many sites there are and however many must answer."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from fake_grid import Nodes, tiny
+
+from benchmarks.server_memory import measure
+from fedssl.report.rounds import read_rounds
+from fedssl.runtimes.flower import server
+from fedssl.tree import State
+
+
+def test_replies_are_pulled_one_at_a_time(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve sites, all of which must answer. While one upload is decoded, the server holds the one before it and the
+    running sums; in the first round also up to five that are compared with each other. Twelve would be all of them."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    held: list[int] = []
+    decode = server.decode
+
+    def watched(records: Any) -> Any:
+        held.append(sum(tensor() is not None for tensor in alive))
+        tree = decode(records)
+        alive.extend(weakref.ref(value.floats) for value in tree.values() if isinstance(value, State))
+        return tree
+
+    monkeypatch.setattr(server, "decode", watched)
+    experiment = tiny("fedavg", "simclr", rounds=3, clients=12)
+    nodes.serve(experiment, nodes.dealt(experiment, 12), quorum=1.0)
+    lines = list(read_rounds(nodes.root / "flower/rounds.jsonl"))
+    assert [sum(client["dropped"] is None for client in line["clients"]) for line in lines] == [12] * 3
+    assert len(held) == 36
+    assert max(held[:12]) <= 5
+    assert max(held[12:]) <= 2
+
+
+@pytest.mark.slow
+def test_memory_of_the_process_does_not_grow_with_the_sites() -> None:
+    """Uploads of 5 MB: 40 more of them would be 200 MB. In one process, so the peak cannot fall: the order matters."""
+    few = measure(8, 5.0)
+    many = measure(48, 5.0)
+    assert many["upload_mb"] > 4.5
+    assert many["peak_mib"] - few["peak_mib"] < 50
