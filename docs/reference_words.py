@@ -107,7 +107,7 @@ INTRO = (
     "An experiment is one TOML file, or one `fedssl.Experiment`. `fedssl recipes NAME` prints a recipe with every "
     'default filled in. A key changes with `--set KEY=VALUE` on the command line, or `set={"KEY": VALUE}` in Python, '
     "by its dotted name, such as `train.lr` or `method.augment.crop`. Unknown keys and values out of range are refused "
-    "before any image is read.\n\n"
+    "before any image is read; a number without an upper bound below may be at most 1,000,000,000.\n\n"
     "A table that has a `name` has the keys of what it names. `--set method=byol` is short for "
     "`--set method.name=byol`; of the other keys in the table, those that the new choice knows keep their values, "
     "unless these only repeat the old choice's defaults. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import fedssl.algorithms
@@ -30,6 +30,7 @@ CHOICES: dict[str, Any] = {
 USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star", "public": "held-out"}
 # What may change when a run goes on. None of it changes what the model becomes, except that more rounds stretch the
 # learning rate's schedule from there on: the log and the results then say that the run was prolonged.
+MOST_LEVELS = 20  # of nested tables and lists
 HARMLESS = ("rounds", "probe", "data.cache", "public.cache", "train.workers", "train.memory", "train.checkpoint_every")
 
 
@@ -50,9 +51,28 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f'"{text}" is not key=value')
     try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except RecursionError:
+        raise ConfigError(f"the value of {key.strip()} is nested too deeply") from None
+    except ValueError:  # not TOML, or an integer of more than 4,300 digits
         return key.strip(), value.strip()
+    check_depth(parsed, f"the value of {key.strip()}")
+    return key.strip(), parsed
+
+
+def check_depth(values: Any, where: str) -> None:
+    """Refuse nested tables and lists that recursive code could not walk."""
+    level = [values]
+    for _ in range(MOST_LEVELS):
+        level = [item for value in level for item in _items(value)]
+    if level:
+        raise ConfigError(f"{where} is nested too deeply: no setting has more than {MOST_LEVELS} levels")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def full_key(key: str, value: Any) -> str:
@@ -66,6 +86,8 @@ def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     changes = {full_key(key, value): value for key, value in changes.items()}
     for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
         *path, leaf = key.split(".")
+        if len(path) >= MOST_LEVELS:
+            raise ConfigError(f'"{key[:60]}..." is nested too deeply: no setting has more than {MOST_LEVELS} levels')
         table = merged
         for part in path:
             table = table.setdefault(part, {})
