@@ -122,6 +122,7 @@ def _check_size(archive: zipfile.ZipFile | None, name: str) -> None:
 
 def _archive(path: Path) -> np.lib.npyio.NpzFile:
     try:
+        zipfile.ZipFile(path).close()  # NumPy would leave a damaged file open, and read any other into memory
         archive = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
