@@ -1,4 +1,5 @@
-# Each target sets up its own environment from nothing. torch comes first and alone: any other order may pull CUDA.
+# Each target sets up its own environment from nothing. torch comes first and alone, so that the script below can
+# choose its build: without an NVIDIA GPU, one for CPUs.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -6,9 +7,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 .PHONY: setup demo test test-all check clean
 setup: .venv/ready
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt scripts/install_torch.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) torch==2.13.0
+	$(BIN)/python scripts/install_torch.py torch==2.13.0 --constraint constraints.txt
 	$(PIP) --editable ".[dev]"
 	touch $@
 

@@ -111,7 +111,7 @@ def measure(sites: int, mb: float) -> dict[str, Any]:
         run = Path(folder) / "run"
         settings = ServerSettings(run_dir=str(run), device="cpu", quorum=1.0)
         began = time.monotonic()
-        serve(asked, grid, settings, lambda line: None)  # type: ignore[arg-type]
+        serve(asked, grid, settings, lambda line: None)  # type: ignore[arg-type, unused-ignore]
         seconds = time.monotonic() - began
         clients = [client for line in read_rounds(run / "rounds.jsonl") for client in line["clients"]]
     assert len(clients) == ROUNDS * sites

@@ -108,7 +108,8 @@ INTRO = (
     'default filled in. A key changes with `--set KEY=VALUE` on the command line, or `set={"KEY": VALUE}` in Python, '
     "by its dotted name, such as `train.lr` or `method.augment.crop`. A table as a value changes the keys that it "
     'names and keeps the others: `--set "train={lr=0.1}"`, `set={"train": {"lr": 0.1}}` and `train={"lr": 0.1}` are '
-    "the same. Unknown keys and values out of range are refused before any image is read.\n\n"
+    "the same. Unknown keys and values out of range are refused before any image is read; "
+    "a number without an upper bound below may be at most 1,000,000,000.\n\n"
     "A table that has a `name` has the keys of what it names. `--set method=byol` is short for "
     "`--set method.name=byol`; of the other keys in the table, those that the new choice knows keep their values, "
     "unless these only repeat the old choice's defaults. "

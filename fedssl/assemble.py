@@ -14,14 +14,14 @@ from fedssl import nets
 from fedssl.client import Client, Meter, unmetered
 from fedssl.data import Dataset, HeldOut, from_python
 from fedssl.data.progress import Say
-from fedssl.errors import ClientError, ConfigError, DataError, RunError
+from fedssl.errors import ClientError, ConfigError, DataError, OutOfMemory, RunError
 from fedssl.experiment import Experiment, check_uploads
 from fedssl.federate import Sites
 from fedssl.method import Method, Normalisation
 from fedssl.numerics import threads
 from fedssl.pixels import place
 from fedssl.probes import balanced, how_many
-from fedssl.room import free_on_device
+from fedssl.room import free_host_memory, free_on_device
 from fedssl.runtimes.attend import Pace, Shard
 from fedssl.seeds import derive, generator
 from fedssl.topology import MEAN, SERVER
@@ -157,14 +157,44 @@ def build_method(experiment: Experiment, image: tuple[int, int, int], device: to
 
 
 def build_trainers(
-    experiment: Experiment, image: tuple[int, int, int], device: torch.device, clients: int
+    experiment: Experiment,
+    image: tuple[int, int, int],
+    device: torch.device,
+    clients: int,
+    most_images: int = 2,
 ) -> list[Trainer]:
-    """One for each client that trains at the same time, on each device in turn."""
+    """One for each client that trains at the same time, on each device in turn.
+
+    `most_images`: how many images the largest client has, if known.
+    """
     devices, settings = training_devices(device), experiment.train
     room = {each: settings.workers or _room(experiment, image, each) for each in devices}
     turns = [each for turn in range(max(room.values())) for each in devices if turn < room[each]]
     places = turns[: max(1, min(settings.workers or len(turns), clients))]
+    if device.type == "cpu":
+        _check_host_memory(experiment, image, len(places), min(settings.batch, most_images))
     return [Trainer(build_method(experiment, image, each), settings) for each in places]
+
+
+def _check_host_memory(experiment: Experiment, image: tuple[int, int, int], workers: int, batch: int) -> None:
+    """Raise OutOfMemory where not even weights, gradients and one batch's views fit.
+
+    An allocation that is too large may succeed and have the process killed when it is used.
+    """
+    channels, height, _ = image
+    with nets.unfilled():
+        method = experiment.method.method(experiment.method, build_backbone(experiment, channels), height)
+    weights = sum(each.numel() for each in (*method.parameters(), *method.buffers()))
+    gradients = sum(each.numel() for each in method.parameters())
+    views = sum(group.count * group.size**2 for group in method.views) * batch * channels
+    needed = 4 * workers * (weights + gradients + views)
+    free = free_host_memory()
+    if needed > free:
+        raise OutOfMemory(
+            f"training {workers} clients at a time takes at least {needed / 1e9:,.1f} GB of memory, and "
+            f"{free / 1e9:,.1f} GB are free: try a smaller train.batch, method.view_size or model, or fewer "
+            "train.workers"
+        )
 
 
 def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> int:

@@ -40,6 +40,7 @@ HARMLESS = (
     "train.checkpoint_every",
     "guard.min_uploads",
 )
+MOST_LEVELS = 20  # of nested tables and lists
 
 
 def settings_class(table: str, name: Any) -> type[Settings]:
@@ -59,9 +60,28 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f'"{text}" is not key=value')
     try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except RecursionError:
+        raise ConfigError(f"the value of {key.strip()} is nested too deeply") from None
+    except ValueError:  # not TOML, or an integer of more than 4,300 digits
         return key.strip(), value.strip()
+    check_depth(parsed, f"the value of {key.strip()}")
+    return key.strip(), parsed
+
+
+def check_depth(values: Any, where: str) -> None:
+    """Refuse nested tables and lists that recursive code could not walk."""
+    level = [values]
+    for _ in range(MOST_LEVELS):
+        level = [item for value in level for item in _items(value)]
+    if level:
+        raise ConfigError(f"{where} is nested too deeply: no setting has more than {MOST_LEVELS} levels")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
@@ -83,10 +103,13 @@ def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
 
     Choosing another `name` keeps the keys that the new choice has too.
     """
+    check_depth(changes, "a change")
     merged: dict[str, Any] = copy.deepcopy(dict(values))
     changes = {full_key(key, value): value for key, value in flat(changes).items()}
     for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
         *path, leaf = key.split(".")
+        if len(path) >= MOST_LEVELS:
+            raise ConfigError(f'"{key[:60]}..." is nested too deeply: no setting has more than {MOST_LEVELS} levels')
         table = merged
         for part in path:
             table = table.setdefault(part, {})

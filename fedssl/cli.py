@@ -3,6 +3,7 @@ are in cli_tables.py, finetune in cli_finetune.py, flower in cli_flower.py."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import signal
@@ -10,13 +11,13 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from fedssl import cli_finetune, cli_flower, cli_tables
 from fedssl.cli_options import AsJson, DataDir, Name, Quiet, RunDir, Sets
-from fedssl.errors import ConfigError, DataError, FedsslError
+from fedssl.errors import ConfigError, DataError, FedsslError, is_out_of_memory, out_of_memory
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -255,18 +256,33 @@ def _terminate(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
+def _print_any_character() -> None:
+    """Escape characters that standard output cannot encode, as standard error does by itself."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _fail(problem: FedsslError) -> NoReturn:
+    print(f"fedssl: {problem}", file=sys.stderr)
+    if isinstance(problem, DataError) and problem.detail and sys.stderr.isatty():
+        print(f"  {problem.detail}", file=sys.stderr)
+    sys.exit(problem.exit_code)
+
+
 def main() -> None:
     """The console script: errors meant for a user are one line and an exit code, never a traceback."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _terminate)
+    _print_any_character()
     try:
         app()
     except FedsslError as problem:
-        print(f"fedssl: {problem}", file=sys.stderr)
-        if isinstance(problem, DataError) and problem.detail and sys.stderr.isatty():
-            print(f"  {problem.detail}", file=sys.stderr)
-        sys.exit(problem.exit_code)
-    except OSError as problem:
+        _fail(problem)
+    except (MemoryError, RuntimeError, OSError) as problem:
+        if is_out_of_memory(problem):
+            _fail(out_of_memory(problem))
+        if not isinstance(problem, OSError):
+            raise
         print(f"fedssl: {problem}", file=sys.stderr)
         sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as end:

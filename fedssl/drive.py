@@ -88,7 +88,8 @@ class Drive:
         owners = {client: index for client, index in owners.items() if len(index)}
         self.clients = list(owners)
         asked = experiment.topology.plan(self.clients, 0, experiment.seed).home
-        self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(asked))
+        most_images = max(len(index) for index in owners.values())
+        self.trainers = assemble.build_trainers(experiment, data.train.image, device, len(asked), most_images)
         devices = dict.fromkeys(trainer.device for trainer in self.trainers)
         self.shards = assemble.shards(data, owners, devices)
         self.public = {} if public is None else {each: public.to(each) for each in devices}

@@ -1,5 +1,7 @@
 """What can go wrong on purpose: each error is one sentence a user can act on, with its own exit code."""
 
+import errno
+
 
 class FedsslError(Exception):
     """Base of every error fedssl raises for a user to read; the command line prints it without a traceback."""
@@ -31,6 +33,33 @@ class RunError(FedsslError):
     """The run stopped safely; its last checkpoint is intact."""
 
     exit_code = 4
+
+
+class OutOfMemory(RunError):  # noqa: N818 - named after torch's
+    """The machine has too little memory; the last checkpoint is intact."""
+
+    exit_code = 5
+
+
+_ALLOCATOR_MESSAGES = ("DefaultCPUAllocator", "out of memory", "Storage size calculation overflowed")
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """True for MemoryError, the RuntimeError of torch's allocators and the system's ENOMEM."""
+    if isinstance(problem, MemoryError):
+        return True
+    if isinstance(problem, OSError):
+        return problem.errno == errno.ENOMEM
+    return isinstance(problem, RuntimeError) and any(text in str(problem) for text in _ALLOCATOR_MESSAGES)
+
+
+def out_of_memory(problem: BaseException) -> OutOfMemory:
+    """The error that a user reads: torch's own message is several lines with a stack in it."""
+    first_line = (str(problem) or type(problem).__name__).partition("\n")[0].strip()
+    return OutOfMemory(
+        "the machine has too little memory for this: try a smaller train.batch, method.view_size or model, or fewer "
+        f"train.workers; what was saved before is intact ({first_line[:200]})"
+    )
 
 
 class ClientError(FedsslError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,10 +17,18 @@ from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.bound import GuardSettings
-from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignments, settings_class
+from fedssl.changes import (
+    CHOICES,
+    USUAL,
+    check_depth,
+    dump,
+    merge_changes,
+    parse_assignments,
+    settings_class,
+)
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
-from fedssl.errors import ConfigError
-from fedssl.method import METHODS, MethodSettings
+from fedssl.errors import ConfigError, is_out_of_memory
+from fedssl.method import METHODS, Method, MethodSettings
 from fedssl.probes import ProbeSettings
 from fedssl.settings import Settings, Unknown, explain, suggest, validate
 from fedssl.topology import TOPOLOGIES, Star, Topology
@@ -28,6 +37,9 @@ from fedssl.variants import find
 
 # Settings that earlier versions did not have, by table: at its default, none of them changes an experiment's hash.
 ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
+MOST_PARAMETERS = 2_000_000_000  # 8 GB in float32; a ResNet-50 with the papers' heads has 50 million
+MOST_TOML_BYTES = 1_000_000
+MOST_DOTS = 100  # of a key
 
 
 def _chosen(table: str) -> BeforeValidator:
@@ -48,7 +60,7 @@ def _chosen(table: str) -> BeforeValidator:
 
 
 class Experiment(Settings):
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     rounds: PositiveInt = 100
     clients: int = Field(0, ge=0)  # 0: as many as a natural or listed partition brings
     data: Annotated[Source, _chosen("data")]
@@ -142,8 +154,8 @@ class Experiment(Settings):
 
     def check(self) -> None:
         """Refuse what cannot work before any image is read: the method is built without memory and asked."""
-        with nets.unfilled():
-            method = self.method.method(self.method, nets.build(self.method.backbone, 3, self.method.stem), 224)
+        method = self._without_memory()
+        _check_model_size(method)
         if self.method.view_size is not None:
             method.views  # noqa: B018 - refuses a blur wider than the views
         missing = self.algorithm.requires - method.provides
@@ -170,10 +182,20 @@ class Experiment(Settings):
                 "[public] names the images of [data] itself: leave the table out to hold some of them out"
             )
         if self.clients and self.topology.has_server:
-            plan = self.topology.plan([str(number) for number in range(self.clients)], 0, self.seed)
-            check_uploads(len(plan.home), self.clients, self.min_uploads)
+            check_uploads(self.topology.participants(self.clients), self.clients, self.min_uploads)
         if self.method.init is not None and not self.method.init.is_file():
             raise ConfigError(f"method.init: there is no file {self.method.init}")
+
+    def _without_memory(self) -> Method:
+        """The method with shapes and no numbers."""
+        try:
+            with nets.unfilled():
+                backbone = nets.build(self.method.backbone, 3, self.method.stem)
+                return self.method.method(self.method, backbone, 224)
+        except RuntimeError as problem:
+            if not is_out_of_memory(problem):
+                raise
+            raise ConfigError("the model is too large for any memory: lower the sizes under [method]") from None
 
     def _is_public(self) -> bool:
         """Whether the clients' own images are the public ones."""
@@ -190,18 +212,42 @@ def check_uploads(asked: int, clients: int, needed: int) -> None:
         )
 
 
+def _check_model_size(method: Method) -> None:
+    """Refuse a model that no supported machine could train, before memory is allocated for it."""
+    count = sum(tensor.numel() for tensor in (*method.parameters(), *method.buffers()))
+    if count > MOST_PARAMETERS:
+        raise ConfigError(
+            f"the model would have {count:,} parameters, more than the {MOST_PARAMETERS:,} that are supported: lower "
+            "the sizes under [method]"
+        )
+
+
 def _read(path: Path) -> str:
     try:
+        if path.stat().st_size > MOST_TOML_BYTES:
+            raise ConfigError(f"{path} is larger than {MOST_TOML_BYTES:,} bytes: it is not an experiment")
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path} cannot be read: {problem}") from None
 
 
+def _most_dots(text: str) -> int:
+    """The number of dots in the longest dotted key, or in what looks like one."""
+    words = re.split(r"[=\[\]{},#\n]", text.replace(" ", "").replace("\t", ""))
+    return max(word.count(".") for word in words)
+
+
 def parse_toml(text: str, where: str) -> dict[str, Any]:
+    if _most_dots(text) > MOST_DOTS:  # tomllib takes time with the square of them
+        raise ConfigError(f"{where} is nested too deeply")
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{where} is nested too deeply") from None
+    except ValueError as problem:  # also an integer of more than 4,300 digits
         raise ConfigError(f"{where} is not valid TOML: {problem}") from None
+    check_depth(values, where)
+    return values
 
 
 def load(name_or_file: str | Path, changes: Iterable[str] | Mapping[str, Any] = ()) -> Experiment:

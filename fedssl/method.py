@@ -11,14 +11,14 @@ from types import new_class
 from typing import ClassVar
 
 import torch
-from pydantic import PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedssl.batch import Batch, Encoded, Given, Normalisation, Output
 from fedssl.layout import PARAMETERS
 from fedssl.resident import Shadow, settle
-from fedssl.settings import Registry, Settings
+from fedssl.settings import LARGEST_VIEW, Registry, Settings
 from fedssl.tree import State
 from fedssl.views import Augment, ViewGroup
 
@@ -33,7 +33,7 @@ class MethodSettings(Settings):
     backbone: str = "resnet18"
     stem: str = "cifar"
     augment: Augment = Augment()
-    view_size: PositiveInt | None = None  # None: the images' own size
+    view_size: int | None = Field(None, gt=0, le=LARGEST_VIEW)  # None: the images' own size
     init: Path | None = None  # a safetensors file to start the backbone from
 
     def build(

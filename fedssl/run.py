@@ -18,7 +18,7 @@ from fedssl.collaborative import collaborative
 from fedssl.data import Dataset, from_python
 from fedssl.data.progress import Say, say_nothing, say_on_stderr
 from fedssl.drive import drive
-from fedssl.errors import ConfigError, RunError
+from fedssl.errors import ConfigError, RunError, is_out_of_memory, out_of_memory
 from fedssl.evaluate import Evaluation, backbone_of, for_probe
 from fedssl.experiment import Experiment, load
 from fedssl.finish import finish
@@ -199,7 +199,11 @@ def run(
                 f"For more rounds, raise them and name it: --set rounds={2 * chosen.rounds} --dir {folder}; to start "
                 "anew, choose another --dir"
             )
-    except OSError as problem:
+    except (MemoryError, RuntimeError, OSError) as problem:
+        if is_out_of_memory(problem):
+            raise out_of_memory(problem) from problem
+        if not isinstance(problem, OSError):
+            raise
         raise RunError(f"{folder} cannot be written: {problem}; what was saved before is intact") from problem
     return Run(folder, root, device, dataset)
 

@@ -7,22 +7,43 @@ frozen `Settings` value, found in a `Registry`. Unknown names and unknown keys a
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from fedssl.errors import ConfigError
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")
 
+LARGEST = 1_000_000_000  # the bound of every number that has no upper bound of its own
+LARGEST_VIEW = 4096  # pixels a side
+
 
 class Settings(BaseModel):
     """Hyper-parameters only: validated, immutable, hashable, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False, validate_default=True)
+
+    @field_validator("*")
+    @classmethod
+    def _no_larger_than_any_use(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse numbers that overflow a float32, a 64-bit integer or the memory of any machine."""
+        field = cls.model_fields[info.field_name or ""]
+        if not any(hasattr(limit, "le") or hasattr(limit, "lt") for limit in field.metadata):
+            _check_magnitude(value)
+        return value
+
+
+def _check_magnitude(value: Any) -> None:
+    if isinstance(value, tuple):
+        for item in value:
+            _check_magnitude(item)
+    elif isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
+        raise ValueError(f"input should be at most {LARGEST:,} in magnitude")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -55,8 +76,17 @@ def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> 
     message = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")  # as a user writes it
     message = message[:1].lower() + message[1:]
     whole = isinstance(first["input"], Mapping | BaseModel)  # the table itself, where a rule spans several keys
-    given = "" if first["type"] == "missing" or whole else f" (got {first['input']!r})"
+    given = "" if first["type"] == "missing" or whole else f" (got {_abbreviated(first['input'])})"
     return f"{key or 'experiment'}: {message}{given}"
+
+
+def _abbreviated(value: Any) -> str:
+    """`repr` of a value as given by a user, in at most 100 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _first(failure: ValidationError) -> Any:

@@ -56,14 +56,23 @@ class Topology(Settings, ABC):
         """Who holds which images, given the partition."""
         return parts
 
+    def participants(self, clients: int) -> int:
+        """How many clients of so many take part in a round."""
+        return clients
+
     @abstractmethod
     def plan(self, clients: Sequence[str], round: int, seed: int) -> Plan:
         """A round's plan over the clients that have images; the same for the same (round, seed)."""
 
 
+def participants(clients: int, share: float) -> int:
+    """The number of clients in a share of them, at least one."""
+    return max(1, math.floor(share * clients + 0.5))
+
+
 def taking_part(clients: Sequence[str], share: float, round: int, seed: int) -> list[str]:
     """A random share of the clients, at least one, in their order."""
-    wanted = max(1, math.floor(share * len(clients) + 0.5))
+    wanted = participants(len(clients), share)
     order = torch.randperm(len(clients), generator=generator(seed, round, "participation"))
     return [clients[i] for i in sorted(order[:wanted].tolist())]
 
@@ -76,6 +85,9 @@ class Star(Topology):
     """One server; each round a random share of the clients takes part, at least one."""
 
     participation: float = Field(1.0, gt=0, le=1)
+
+    def participants(self, clients: int) -> int:
+        return participants(clients, self.participation)
 
     def plan(self, clients: Sequence[str], round: int, seed: int) -> Plan:
         chosen = taking_part(clients, self.participation, round, seed)

@@ -40,9 +40,9 @@ class TrainSettings(Settings):
     schedule: Literal["cosine", "constant", "step"] = "cosine"  # over rounds, constant inside a round
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on CUDA, fp32 on a CPU
     mode: Literal["auto", "eager", "compiled", "captured"] = "auto"  # auto: captured on CUDA, eager on a CPU
-    threads: PositiveInt = 1  # CPU threads per client: one and two threads give different bits
+    threads: int = Field(1, gt=0, le=256)  # CPU threads per client: one and two threads give different bits
     deterministic: bool = False  # on CUDA: equal bits from run to run
-    workers: int = Field(0, ge=0)  # clients trained side by side; 0: as many as the machine has room for
+    workers: int = Field(0, ge=0, le=1024)  # clients trained side by side; 0: as many as the machine has room for
     memory: Literal["auto", "device", "host", "disk"] = "auto"  # of what clients keep; auto: the first with room
     checkpoint_every: float = Field(60.0, ge=0)  # seconds between checkpoints; 0: every round
 

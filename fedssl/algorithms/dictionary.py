@@ -24,7 +24,7 @@ class Dictionary(Averaged, ABC):
     """Beside models, clients send projections of some of their images. A site concatenates them, with a column that
     says whose they are and one that says of which image, and sends them to all in the next round."""
 
-    dictionary: int = Field(1024, ge=0)  # projections that all clients share, the paper's K; 0: none leave a client
+    dictionary: int = Field(1024, ge=0, le=1_000_000)  # projections that all clients share, the paper's K; 0: none
     alpha: float = Field(0.5, ge=0, lt=1)  # how much of a shared projection is from earlier rounds
 
     @property

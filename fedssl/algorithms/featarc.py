@@ -32,7 +32,7 @@ from fedssl.tree import State, Tree, model, number
 @ALGORITHMS.register("featarc")
 class FeatARC(Averaged):
     personalises: ClassVar[bool] = True
-    clusters: int = Field(2, ge=1)  # the paper's C; 1: one model for all
+    clusters: int = Field(2, ge=1, le=1000)  # the paper's C; 1: one model for all
     lam: float = Field(1.0, ge=0)  # the paper's λ, the weight of staying near the cluster's features; 0: no such term
     start: Literal["common", "independent"] = "common"  # whether all clusters have the same first weights
     weights: Literal["size", "uniform"] = "uniform"  # how members of a cluster count: by their images, or all alike

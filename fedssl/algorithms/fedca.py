@@ -52,7 +52,7 @@ class FedCA(Dictionary):
     needs_pairs: ClassVar[bool] = True
     temperature: float = Field(0.5, gt=0)  # of the softmax over batch and dictionary, the paper's t
     beta: float = Field(0.01, ge=0)  # weight of the alignment; 0: none, and no public images are needed
-    aligned: int = Field(128, ge=2)  # public images in a step
+    aligned: int = Field(128, ge=2, le=10_000)  # public images in a step
 
     @property
     def needs_public(self) -> bool:

@@ -26,7 +26,7 @@ class Sharing(Averaged, ABC):
     in the next round; a client leaves out its own."""
 
     features: int = Field(4096, gt=0)  # features each client shares, one for each of its images; at most
-    mix: int = Field(4, gt=0)  # images in a mixture, InstaHide's k; 1: nothing is mixed
+    mix: int = Field(4, gt=0, le=10)  # images in a mixture, InstaHide's k; 1: nothing is mixed
     flips: bool = False  # a random sign for each pixel of a mixture
 
     @property

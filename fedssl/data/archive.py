@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from fedssl.errors import DataError
+
+_MOST_BYTES = 100_000_000  # of a file that is read whole: an image, or a list of names
 
 
 class Member(NamedTuple):
@@ -25,7 +26,9 @@ def intact(where: Path) -> Iterator[None]:
     """Turn what damaged archives raise, wherever their reading got to, into one sentence."""
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError) as failure:
+    except (DataError, MemoryError):
+        raise
+    except Exception as failure:  # damaged archives make tarfile, zipfile and zlib raise errors of many types
         raise DataError(f"{where} is damaged or cannot be read ({failure})") from None
 
 
@@ -58,6 +61,12 @@ def _from_tar(where: Path, missing: set[str]) -> Iterator[Member]:
                 yield Member(name, entry.size, stream)
 
 
+def _read_file(path: Path) -> bytes:
+    if path.stat().st_size > _MOST_BYTES:
+        raise DataError(f"{path} has more than {_MOST_BYTES:,} bytes")
+    return path.read_bytes()
+
+
 def listing(where: Path, top: str) -> tuple[list[str], Callable[[str], bytes]]:
     """Sorted names below `top` in a zip archive, or below the folder itself, and how to read one of them.
 
@@ -67,7 +76,7 @@ def listing(where: Path, top: str) -> tuple[list[str], Callable[[str], bytes]]:
         names = [
             (Path(folder) / name).relative_to(where).as_posix() for folder, _, files in os.walk(where) for name in files
         ]
-        return sorted(names), lambda name: (where / name).read_bytes()
+        return sorted(names), lambda name: _read_file(where / name)
     with intact(where):
         archive = zipfile.ZipFile(where)
     prefix = f"{top}/"
@@ -75,6 +84,9 @@ def listing(where: Path, top: str) -> tuple[list[str], Callable[[str], bytes]]:
 
     def read(name: str) -> bytes:
         with intact(where):
+            size = archive.getinfo(prefix + name).file_size
+            if size > _MOST_BYTES:
+                raise DataError(f"{name} in {where} claims {size:,} bytes, more than {_MOST_BYTES:,}")
             return archive.read(prefix + name)
 
     return sorted(name for name in names if name and not name.endswith("/")), read

@@ -23,6 +23,7 @@ from fedssl.data.progress import Say
 from fedssl.errors import DataError
 
 _PIXELS = 3 * 32 * 32
+_MOST_RECORDS = 1_000_000  # of one file; the largest official one has 50,000
 _NAMES_10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _NAMES_100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
@@ -112,6 +113,8 @@ def _columns(files: _Files, where: Path, columns: slice) -> tuple[Tensor, Tensor
     found: dict[str, npt.NDArray[Any]] = {}
     with intact(where):
         for name, size, stream in members(where, files.train + files.test):
+            if size > _MOST_RECORDS * width:
+                raise DataError(f"{name} in {where} has {size:,} bytes, too many for a file of this data set")
             data = stream.read()
             if size % width or len(data) != size:
                 raise DataError(f"{name} in {where} is not a whole number of records of {width} bytes")

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedssl.data.decode import Unreadable, to_array, to_eight_bits
+from fedssl.data.decode import Unreadable, to_array
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.progress import Say
 from fedssl.errors import ConfigError, DataError
@@ -105,7 +105,7 @@ def _one(image: Any) -> Tensor:
     """uint8 (C, H, W) of one image."""
     if isinstance(image, Image.Image):
         try:
-            return torch.from_numpy(to_array(to_eight_bits(image)))
+            return torch.from_numpy(to_array(image))
         except Unreadable as failure:
             raise DataError(f"an image given {failure}") from None
     if isinstance(image, Tensor | np.ndarray):

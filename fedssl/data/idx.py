@@ -6,6 +6,7 @@ import gzip
 import struct
 import zlib
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ _MD5 = {
     "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
+_MOST_BYTES = 1_000_000_000  # of one file; the largest official one has 47 million
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package dataset-fashion-mnist puts it
 
 
@@ -52,13 +54,15 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     """The uint8 tensor in an IDX file: bytes 0, 0, 8, number of dimensions; each as 4 bytes; the values."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            data = stream.read()
+            data = stream.read(_MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as failure:
         raise DataError(f"{path} is damaged or cannot be read ({failure})") from None
+    if len(data) > _MOST_BYTES:
+        raise DataError(f"{path} has more than {_MOST_BYTES:,} bytes, too many for a file of this data set")
     start = 4 + 4 * dimensions
     if len(data) < start or data[:4] != bytes((0, 0, 8, dimensions)):
         raise DataError(f"{path} is not an IDX file of bytes with {dimensions} dimensions")
     shape = struct.unpack_from(f">{dimensions}I", data, 4)
-    if len(data) - start != np.prod(shape, dtype=np.int64):
+    if len(data) - start != prod(shape):
         raise DataError(f"{path} does not hold the {' × '.join(map(str, shape))} bytes it announces")
     return torch.from_numpy(np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy())

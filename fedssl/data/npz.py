@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedssl.data.progress import Say
 from fedssl.errors import DataError
 
 Array = npt.NDArray[Any]
+_READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_MOST_COMPRESSION = 1100  # deflate packs at most 1,032 bytes into one
 
 
 @SOURCES.register("npz")
@@ -88,18 +91,44 @@ def _entry(path: Path, key: str) -> Array | None:
         if key not in archive.files:
             return None
         try:
+            _check_size(archive.zip, f"{key}.npy")
             entry: Array = archive[key]
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as failure:
+        except MemoryError:
+            raise
+        except Exception as failure:  # damaged archives make zipfile, zlib and NumPy raise errors of many types
             raise DataError(f"{key} of {path} cannot be read ({failure})") from None
         return entry
 
 
+def _check_size(archive: zipfile.ZipFile | None, name: str) -> None:
+    """Raise ValueError unless an entry holds as many bytes as its header announces, before memory is allocated."""
+    if archive is None or name not in archive.namelist():
+        return
+    with archive.open(name) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in _READ_HEADER:
+            raise ValueError(f"its format {version} is not supported")
+        shape, _, dtype = _READ_HEADER[version](stream)
+        start = stream.tell()
+    announced = prod(shape) * dtype.itemsize
+    entry = archive.getinfo(name)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its shape is {shape}")
+    if not dtype.hasobject and start + announced != entry.file_size:
+        raise ValueError(f"its header announces {announced:,} bytes of data, and it has {entry.file_size - start:,}")
+    if entry.file_size > _MOST_COMPRESSION * entry.compress_size:
+        raise ValueError(f"it claims {entry.file_size:,} bytes, compressed to {entry.compress_size:,}")
+
+
 def _archive(path: Path) -> np.lib.npyio.NpzFile:
     try:
+        zipfile.ZipFile(path).close()  # NumPy would leave a damaged file open, and read any other into memory
         archive = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+    except MemoryError:
+        raise
+    except Exception:  # damaged files make zipfile, zlib and NumPy raise errors of many types
         archive = None
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise DataError(f"{path} is not a NumPy archive (.npz)")

@@ -105,7 +105,7 @@ class Listed(Partition):
         path = Path(self.path).expanduser()
         try:
             lists = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as failure:
+        except (OSError, ValueError, RecursionError) as failure:
             raise DataError(f"the partition cannot be read from {path} ({failure})") from None
         if not isinstance(lists, dict) or not all(_are_indices(index) for index in lists.values()):
             raise DataError(f"{path} must hold {{client id: [indices]}}")

@@ -24,6 +24,7 @@ _ARCHIVE = Official(
 _CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 _SHAPE = (3, 96, 96)
 _BYTES = 3 * 96 * 96
+_MOST_IMAGES = 1_000_000  # of one file; the largest official one has 100,000
 _BLOCK = 500  # images transposed at a time
 
 _FILES = {
@@ -60,6 +61,8 @@ def _read_pixels(where: Path, names: tuple[str, ...], say: Say) -> dict[str, Ten
             if size % _BYTES:
                 raise DataError(f"{name} in {where} is not a whole number of images of {_BYTES} bytes")
             count = size // _BYTES
+            if count > _MOST_IMAGES:
+                raise DataError(f"{name} in {where} has {size:,} bytes, too many for a file of this data set")
             with meter(f"reading {count:,} images from {name}", count, say) as advance:
                 found[name] = _transposed(stream, count, advance)
     return found

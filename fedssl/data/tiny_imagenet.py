@@ -37,7 +37,7 @@ class TinyImageNet(Source):
         names, read = listing(where, _NAME)
         if "wnids.txt" not in names or "val/val_annotations.txt" not in names:
             raise DataError(f"{where} lacks wnids.txt or val/val_annotations.txt")
-        ids = sorted(read("wnids.txt").decode().split())
+        ids = sorted(_text("wnids.txt", read).split())
         number = {wordnet_id: k for k, wordnet_id in enumerate(ids)}
         classes = _words(ids, read) if "words.txt" in names else tuple(ids)
 
@@ -57,20 +57,33 @@ def _pixels(names: list[str], read: Read, say: Say) -> Tensor:
     return pixels
 
 
+def _text(name: str, read: Read) -> str:
+    try:
+        return read(name).decode()
+    except UnicodeDecodeError:
+        raise DataError(f"{name} of Tiny ImageNet is damaged: it is not text") from None
+
+
 def _folder_labels(names: list[str], number: dict[str, int]) -> Tensor:
     """From train/<WordNet id>/images/<name>."""
-    return torch.tensor([number[name.split("/")[1]] for name in names])
+    try:
+        return torch.tensor([number[name.split("/")[1]] for name in names])
+    except KeyError as failure:
+        raise DataError(f"Tiny ImageNet has a folder {failure}, which wnids.txt does not list") from None
 
 
 def _listed_labels(names: list[str], number: dict[str, int], read: Read) -> Tensor:
     """From lines of file name, WordNet id and a box, tab-separated."""
-    rows = [line.split("\t") for line in read("val/val_annotations.txt").decode().splitlines()]
-    label = {row[0]: number[row[1]] for row in rows}
-    return torch.tensor([label[name.rpartition("/")[2]] for name in names])
+    rows = [line.split("\t") for line in _text("val/val_annotations.txt", read).splitlines()]
+    try:
+        label = {row[0]: number[row[1]] for row in rows}
+        return torch.tensor([label[name.rpartition("/")[2]] for name in names])
+    except (IndexError, KeyError) as failure:
+        raise DataError(f"val/val_annotations.txt of Tiny ImageNet is damaged ({failure})") from None
 
 
 def _words(ids: list[str], read: Read) -> tuple[str, ...]:
     """The first of the words that describe each WordNet id."""
-    rows = (line.split("\t") for line in read("words.txt").decode().splitlines())
+    rows = (line.split("\t") for line in _text("words.txt", read).splitlines())
     words = {row[0]: row[1].split(",")[0] for row in rows if len(row) == 2}
     return tuple(words.get(wordnet_id, wordnet_id) for wordnet_id in ids)

@@ -48,7 +48,7 @@ class DeepClusterSettings(MethodSettings):
     dim: int = Field(128, gt=0)
     clusters: int = Field(100, gt=1)  # how many, the paper's K
     temperature: float = Field(0.1, gt=0)
-    iterations: int = Field(10, gt=0)  # of k-means, before each epoch
+    iterations: int = Field(10, gt=0, le=1000)  # of k-means, before each epoch
 
 
 @METHODS.register("deepcluster")

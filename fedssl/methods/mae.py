@@ -68,7 +68,7 @@ class Decoder(nn.Module):
 class MAESettings(MethodSettings):
     backbone: str = "vit_tiny"
     mask: float = Field(0.75, gt=0, lt=1)  # share of the patches that the encoder does not see
-    depth: int = Field(4, gt=0)  # blocks of the decoder
+    depth: int = Field(4, gt=0, le=100)  # blocks of the decoder
     norm_pix: bool = False  # on: what is drawn is each patch less its mean, over its standard deviation
 
 

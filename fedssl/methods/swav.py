@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import mlp
+from fedssl.settings import LARGEST_VIEW
 from fedssl.views import Augment, ViewGroup
 
 
@@ -51,9 +52,9 @@ class SwAVSettings(MethodSettings):
     prototypes: int = Field(300, gt=1)  # how many, the paper's K
     temperature: float = Field(0.1, gt=0)
     epsilon: float = Field(0.05, gt=0)  # the paper's ε: small makes codes hard
-    iterations: int = Field(3, gt=0)  # of Sinkhorn and Knopp's algorithm
-    small: int = Field(0, ge=0)  # small crops of each image, which predict but are not assigned
-    small_size: PositiveInt | None = None  # side of small crops, in pixels; None: half the views'
+    iterations: int = Field(3, gt=0, le=1000)  # of Sinkhorn and Knopp's algorithm
+    small: int = Field(0, ge=0, le=64)  # small crops of each image, which predict but are not assigned
+    small_size: int | None = Field(None, gt=0, le=LARGEST_VIEW)  # side of small crops, in pixels; None: half the views'
     small_crop: tuple[float, float] = (0.05, 0.14)  # their share of the image's area
 
 

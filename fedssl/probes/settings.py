@@ -18,7 +18,7 @@ def _whole_above_one(labels: float) -> float:
     return labels
 
 
-Labels = Annotated[int | float, Field(ge=0, allow_inf_nan=False), AfterValidator(_whole_above_one)]
+Labels = Annotated[int | float, Field(ge=0), AfterValidator(_whole_above_one)]
 
 
 class ProbeSettings(Settings):

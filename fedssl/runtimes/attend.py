@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedssl.algorithm import Algorithm
 from fedssl.client import Client
-from fedssl.errors import ClientError
+from fedssl.errors import ClientError, is_out_of_memory
 from fedssl.guard import Reply
 from fedssl.pixels import Pixels
 from fedssl.tiers import on_device
@@ -90,5 +90,7 @@ def attend(
         return Reply(client_id, client.count, sent, metrics, round=round, notes=client.notes)
     except ClientError as problem:
         return Reply(client_id, 0, None, None, str(problem))
-    except torch.OutOfMemoryError:
+    except (MemoryError, RuntimeError) as problem:
+        if not is_out_of_memory(problem):
+            raise
         return Reply(client_id, 0, None, None, "the device is out of memory; try a smaller train.batch")

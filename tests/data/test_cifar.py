@@ -95,3 +95,13 @@ def test_damaged_archives_are_refused_in_one_sentence(ten, tmp_path):
     archive(path, "x", ten)
     with pytest.raises(DataError, match=r"lacks test_batch\.bin"):
         Cifar10().load(tmp_path)
+
+
+def test_a_file_of_an_absurd_size_is_refused_before_it_is_read(ten, tmp_path):
+    """A sparse file takes no space on disk."""
+    for name, data in ten.items():
+        (tmp_path / name).write_bytes(data)
+    with (tmp_path / "data_batch_3.bin").open("r+b") as file:
+        file.truncate(3073 * 10**9)
+    with pytest.raises(DataError, match=r"data_batch_3.bin .* has 3,073,000,000,000 bytes, too many"):
+        Cifar10().load(tmp_path)

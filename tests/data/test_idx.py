@@ -63,3 +63,18 @@ def test_broken_files_are_refused(tmp_path, data, message):
     (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(1000))[:-9])
     with pytest.raises(DataError, match="damaged"):
         idx.read_idx(tmp_path / "x.gz", 3)
+
+
+@pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**22, 2**21, 2**21)])
+def test_a_header_that_announces_absurd_sizes_is_refused(tmp_path, shape):
+    """2⁶⁴ bytes are 0 in 64-bit integers, which is what the second file has."""
+    (tmp_path / "x").write_bytes(bytes((0, 0, 8, 3)) + struct.pack(">3I", *shape))
+    with pytest.raises(DataError, match="bytes it announces"):
+        idx.read_idx(tmp_path / "x", 3)
+
+
+def test_a_compressed_file_is_read_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(idx, "_MOST_BYTES", 1000)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(100_000)))
+    with pytest.raises(DataError, match="more than 1,000 bytes"):
+        idx.read_idx(tmp_path / "x.gz", 3)

@@ -1,5 +1,10 @@
+import io
+import zipfile
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedssl.data import Npz
 from fedssl.errors import DataError
@@ -77,3 +82,62 @@ def test_other_files_are_refused(tmp_path):
     for name in ("text.npz", "one.npy"):
         with pytest.raises(DataError, match="not a NumPy archive"):
             Npz(path=name).load(tmp_path)
+
+
+def _npy(shape, data=b"", descr="|u1"):
+    """An .npy file whose header announces a shape, whatever its data."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
+    return buffer.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1_000_000, 1000, 1000, 3), (2**40, 2**40), (2**63, 4), (-1, 8, 8), (4, 5, 6, 3)],
+    ids=["2.7 TiB", "2⁸⁰ bytes", "2⁶³ rows", "negative", "no data"],
+)
+def test_a_header_that_announces_other_data_is_refused_before_memory_is_allocated(tmp_path, shape):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x_train.npy", _npy(shape))
+    with pytest.raises(DataError, match=r"x_train of .* cannot be read \(its"):
+        Npz(path="a.npz").load(tmp_path)
+
+
+def test_a_size_that_no_compression_reaches_is_refused(tmp_path, monkeypatch):
+    """A forged directory of the archive: the entry claims the bytes that the header announces."""
+    shape = (1_000_000, 1000, 1000, 3)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x_train.npy", _npy(shape, bytes(10_000)))
+    getinfo = zipfile.ZipFile.getinfo
+
+    def forged(self, name):
+        entry = getinfo(self, name)
+        entry.file_size = len(_npy(shape)) + 3 * 10**12
+        return entry
+
+    monkeypatch.setattr(zipfile.ZipFile, "getinfo", forged)
+    with pytest.raises(DataError, match=r"it claims 3,000,000,000,\d+ bytes, compressed to"):
+        Npz(path="a.npz").load(tmp_path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, 10**6))
+@settings(max_examples=150)
+def test_damaged_archives_give_a_sentence_or_good_images(save, tmp_path_factory, changes, cut):
+    folder = tmp_path_factory.mktemp("damaged")
+    save(folder / "a.npz", x_train=PIXELS // 64, y_train=[1, 0, 2, 2], owner_train=np.array(list("baab")))
+    data = bytearray((folder / "a.npz").read_bytes())
+    for place, value in changes:
+        data[place % len(data)] = value
+    if cut % 4 == 0:
+        del data[cut % len(data) :]
+    (folder / "a.npz").write_bytes(data)
+    try:
+        found = Npz(path="a.npz").load(folder)
+        labels = found.train.labels.tolist() if found.train.labelled else None
+    except DataError as refused:
+        sentence = str(refused)
+        assert "\n" not in sentence
+        return
+    assert np.array_equal(found.train.pixels, (PIXELS // 64).transpose(0, 3, 1, 2))
+    assert labels in (None, [1, 0, 2, 2])

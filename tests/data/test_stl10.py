@@ -67,3 +67,12 @@ def test_a_file_cut_short_is_refused(root):
     path.write_bytes(path.read_bytes()[:-100_000])
     with pytest.raises(DataError, match="damaged"):
         Stl10().load(root)
+
+
+def test_a_file_of_an_absurd_size_is_refused_before_memory_is_allocated(root):
+    """A sparse file takes no space on disk."""
+    path = root / "other/stl10_binary/unlabeled_X.bin"
+    with path.open("r+b") as file:
+        file.truncate(3 * 96 * 96 * 10**8)
+    with pytest.raises(DataError, match=r"unlabeled_X.bin .* has 2,764,800,000,000 bytes, too many"):
+        Stl10().load(root / "other")

@@ -70,3 +70,35 @@ def test_a_bad_image_or_a_missing_list_is_an_error(files, tmp_path):
     path.write_bytes(b"PK")
     with pytest.raises(DataError, match="damaged"):
         TinyImageNet().load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("wnids.txt", b"\xff\xfe", "wnids.txt of Tiny ImageNet is damaged: it is not text"),
+        ("wnids.txt", b"n01 n02", "a folder 'n03', which wnids.txt does not list"),
+        ("val/val_annotations.txt", b"val_0.JPEG\nval_1", "val_annotations.txt of Tiny ImageNet is damaged"),
+        ("val/val_annotations.txt", b"val_0.JPEG\tn77\n", "val_annotations.txt of Tiny ImageNet is damaged"),
+    ],
+)
+def test_damaged_lists_are_refused(files, name, data, message, tmp_path):
+    pack(tmp_path / f"{TOP}.zip", files | {name: data})
+
+    def labels():
+        loaded = TinyImageNet().load(tmp_path)
+        return loaded.train.labels, loaded.test.labels
+
+    with pytest.raises(DataError, match=message):
+        labels()
+
+
+def test_a_file_of_an_absurd_size_is_refused_before_it_is_read(files, tmp_path):
+    """A sparse file takes no space on disk."""
+    for name, data in files.items():
+        path = tmp_path / TOP / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with (tmp_path / TOP / "val/images/val_0.JPEG").open("r+b") as file:
+        file.truncate(10**12)
+    with pytest.raises(DataError, match=r"val_0\.JPEG has more than 100,000,000 bytes"):
+        TinyImageNet().load(tmp_path)

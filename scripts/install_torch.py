@@ -1,0 +1,99 @@
+"""Install torch into the environment of the Python that runs this: a CPU build where there is no NVIDIA GPU.
+
+    python scripts/install_torch.py torch==2.13.0 [options of pip install]
+
+On Linux the default build of torch brings CUDA, several gigabytes. Without an NVIDIA GPU, and unless pip's own
+settings offer a CPU build already, PyTorch's CPU index is tried once; if it does not answer, pip installs what its
+settings offer. The last line printed reports which build is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from pathlib import Path
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+SECONDS = 5  # for the index to answer
+PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+DRIVER = Path("/proc/driver/nvidia")
+CUDA_PACKAGES = ("nvidia-", "cuda-")
+
+REPORT = """
+import torch
+cuda = torch.version.cuda
+print(f"torch {torch.__version__},", f"built for CUDA {cuda}" if cuda else "a CPU build")
+"""
+
+
+def has_nvidia_gpu() -> bool:
+    return shutil.which("nvidia-smi") is not None or DRIVER.exists()
+
+
+def would_install_cuda(requirement: str, options: list[str]) -> bool:
+    """True if pip, as it is configured, would install CUDA's packages with torch, or cannot tell."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [*PIP, *options, "--dry-run", "--report", str(report), requirement]
+        done = subprocess.run(command, capture_output=True)
+        if done.returncode != 0:
+            return True
+        planned = json.loads(report.read_text("utf-8"))["install"]
+    names = [package["metadata"]["name"].lower() for package in planned]
+    return any(name.startswith(CUDA_PACKAGES) for name in names)
+
+
+def answers(index: str) -> bool:
+    """True if an index lists torch within SECONDS. In a thread, since looking up a host's name has no timeout."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{index}/torch/", timeout=SECONDS):
+            answered.set()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return answered.is_set()
+
+
+def install_from(index: str, requirement: str, options: list[str]) -> bool:
+    """Install torch alone from an index, without retries; what it depends on is left to pip's own settings."""
+    limits = ["--timeout", str(SECONDS), "--retries", "0"]
+    command = [*PIP, *options, "--no-deps", "--index-url", index, *limits, requirement]
+    return subprocess.run(command).returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Install torch; other options are passed on to pip.")
+    parser.add_argument("requirement")
+    parser.add_argument("--cpu-index", default=CPU_INDEX)
+    given, options = parser.parse_known_args()
+    note = ""
+    if has_nvidia_gpu():
+        note = " (an NVIDIA GPU was found)"
+    elif sys.platform == "linux" and would_install_cuda(given.requirement, options):
+        if not answers(given.cpu_index):
+            note = f" ({given.cpu_index} did not answer within {SECONDS} s)"
+        elif install_from(given.cpu_index, given.requirement, options):
+            note = f" (from {given.cpu_index})"
+        else:
+            note = f" ({given.cpu_index} has no build that fits)"
+    # Everything that torch depends on, and torch itself unless it is installed by now.
+    done = subprocess.run([*PIP, *options, given.requirement])
+    if done.returncode != 0:
+        return done.returncode
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", REPORT], capture_output=True, text=True)
+    print(f"installed {found.stdout.strip() or 'torch, which cannot be imported'}{note}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
