@@ -73,13 +73,16 @@ def _listed(changed: Mapping[str, tuple[Any, Any]], keys: list[str], first: str,
 
 
 def undamaged(folder: Path) -> bool:
-    """True if the newest checkpoint and the files next to it are intact. Reads only, and no image."""
+    """True if the checkpoints and the files next to them are intact. Only reads, and no image."""
     said: list[str] = []
     try:
         read_experiment(folder, said.append)
         integrity.read_text(folder, IMAGES, said.append)
         integrity.check(folder, said.append)
-        Store(folder).load(said.append)
+        store = Store(folder)
+        newest = store.load(said.append)
+        if newest is not None:
+            store.damaged_spares(newest, said.append)
         deque(read_rounds(folder / "rounds.jsonl", said.append), maxlen=0)
     except FedsslError as problem:
         said.append(str(problem))

@@ -166,23 +166,29 @@ class Store:
         snapshot = self.load(say)
         if snapshot is None:
             return None
-        for manifest in self._manifests():
-            number = int(manifest.stem)
-            if number > snapshot.rounds or (number < snapshot.rounds and not self._intact(manifest, snapshot, say)):
-                manifest.rename(manifest.with_suffix(".damaged"))
+        damaged = [manifest for manifest in self._manifests() if int(manifest.stem) > snapshot.rounds]
+        for manifest in damaged + self.damaged_spares(snapshot, say):
+            manifest.rename(manifest.with_suffix(".damaged"))
         held = self._opened.kept[snapshot.rounds]
         return snapshot._replace(memory={c: Remembered(v.round, extent=held[c]) for c, v in snapshot.memory.items()})
 
-    def _intact(self, spare: Path, newest: Snapshot, say: Callable[[str], None]) -> bool:
-        """Verify an older checkpoint; rows that the newest one refers to as well have been verified with it."""
+    def damaged_spares(self, newest: Snapshot, say: Callable[[str], None]) -> list[Path]:
+        """Verify older checkpoints and return the manifests of damaged ones.
+
+        Rows that the newest one refers to as well have been verified with it.
+        """
         extents = [version.extent for version in newest.memory.values() if version.extent is not None]
         known = {(extent.offset, extent.length, extent.sha256) for extent in extents}
-        try:
-            self._read(spare, check_rows=True, known=known)
-        except (ValueError, KeyError, OSError) as problem:
-            say(f"checkpoint {spare.stem} is damaged ({problem}); the newest, of round {newest.rounds}, is intact")
-            return False
-        return True
+        damaged = []
+        for spare in self._manifests():
+            if int(spare.stem) >= newest.rounds:
+                continue
+            try:
+                self._read(spare, check_rows=True, known=known)
+            except (ValueError, KeyError, OSError) as problem:
+                say(f"checkpoint {spare.stem} is damaged ({problem}); the newest, of round {newest.rounds}, is intact")
+                damaged.append(spare)
+        return damaged
 
     def _read(self, manifest: Path, check_rows: bool, known: Container[tuple[int, int, str]] = ()) -> Snapshot:
         """Read a checkpoint and verify it, except for rows that are `known` to be intact."""
