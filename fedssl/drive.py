@@ -75,12 +75,13 @@ def drive(
 
 def _refuse_flower(folder: Path) -> None:
     path = folder / "flower.json"
-    if path.is_file() and started(folder):
+    on_flower = path.is_file() or integrity.copy_of(folder, path.name) is not None
+    if on_flower and started(folder):
         raise ConfigError(
             f"{folder} holds a run on Flower, and what its clients remember is on their own disks: go on with it "
             "there, or choose another --dir"
         )
-    if path.is_file():  # left by a start that failed
+    if on_flower:  # left by a start that failed
         integrity.remove_copied(folder, path.name)
 
 

@@ -102,8 +102,9 @@ def read_text(folder: Path, name: str, say: Say) -> str | None:
     copy = copy_of(folder, name)
     if copy is None:
         return None if data is None else data.decode("utf-8", "replace")
-    if data is not None and data != copy.encode():
-        say(f"{folder / name} is damaged; its copy in {NAME} is used")
+    if data != copy.encode():
+        problem = "missing" if data is None else "damaged"
+        say(f"{folder / name} is {problem}; its copy in {NAME} is used")
     return copy
 
 

@@ -45,9 +45,11 @@ class Roll(NamedTuple):
             values = json.loads(text)
             image = None if values["image"] is None else tuple(values["image"])
             clients, starts = tuple(values["clients"]), (*values["starts"], begins or 0)
-            return cls(values["run"], starts, clients, image, values["kept"])
+            roll = cls(values["run"], starts, clients, image, values["kept"])
         except (ValueError, KeyError, TypeError) as problem:
             raise RunError(f"{path} is damaged ({problem}); nothing was changed") from problem
+        integrity.write_copied(folder, path.name, text)  # repairs the file
+        return roll
 
     def write(self, folder: Path) -> Roll:
         values = {**self._asdict(), "kept": dict(self.kept)}
