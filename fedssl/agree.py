@@ -25,6 +25,7 @@ from fedssl.train import resolve_precision
 
 EXPERIMENT = "experiment.toml"
 IMAGES = "images.sha256"
+FLOWER = "flower.json"
 
 
 def started(folder: Path) -> bool:

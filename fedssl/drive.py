@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedssl import assemble, integrity, kernels
-from fedssl.agree import EXPERIMENT, IMAGES, agree, agree_on_images, started
+from fedssl.agree import EXPERIMENT, FLOWER, IMAGES, agree, agree_on_images, started
 from fedssl.client import Meter, unmetered
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, meter, say_nothing, say_on_stderr
@@ -63,6 +63,7 @@ def drive(
             """Write what the directory is about. Only now: a start that is refused leaves nothing behind."""
             integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
             integrity.write_copied(folder, IMAGES, images)
+            integrity.remove_copied(folder, FLOWER)  # of a start on Flower that failed
 
         if snapshot is None or snapshot.rounds < experiment.rounds:
             evaluation = Evaluation(experiment, data, device)
@@ -74,15 +75,12 @@ def drive(
 
 
 def _refuse_flower(folder: Path) -> None:
-    path = folder / "flower.json"
-    on_flower = path.is_file() or integrity.copy_of(folder, path.name) is not None
+    on_flower = (folder / FLOWER).is_file() or integrity.copy_of(folder, FLOWER) is not None
     if on_flower and started(folder):
         raise ConfigError(
             f"{folder} holds a run on Flower, and what its clients remember is on their own disks: go on with it "
             "there, or choose another --dir"
         )
-    if on_flower:  # left by a start that failed
-        integrity.remove_copied(folder, path.name)
 
 
 class Drive:

@@ -27,7 +27,7 @@ from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
 from fedssl.store import Store, write_atomic
 from fedssl.tree import State
-from fedssl.up_to_date import hash_images, hash_labels, is_up_to_date, read_results
+from fedssl.up_to_date import hash_images, hash_labels, is_up_to_date
 
 READ = 100  # models whose mistakes are kept
 
@@ -80,7 +80,7 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         notes += [note for note in dict.fromkeys(said) if note not in notes]
     export(experiment, folder, models, data.train.image, snapshot.rounds, notes)
     if finished:  # only the exported models or the picture were damaged
-        results = read_results(folder)
+        results = integrity.read_json(folder, "results.json") or results
     else:
         if measurable:
             scores = table(evaluation, folder, public, models, beside, quiet)

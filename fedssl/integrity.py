@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +107,17 @@ def read_text(folder: Path, name: str, say: Say) -> str | None:
         problem = "missing" if data is None else "damaged"
         say(f"{folder / name} is {problem}; its copy in {NAME} is used")
     return copy
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the JSON table in a file; None if there is no such file, a ValueError if it is damaged."""
+    data = _bytes(folder / name)
+    if data is None:
+        return None
+    table = json.loads(data)
+    if not isinstance(table, dict) or is_damaged(folder, name):
+        raise ValueError(f"{folder / name} is damaged")
+    return table
 
 
 def write_copied(folder: Path, name: str, text: str) -> None:

@@ -59,15 +59,11 @@ class Run:
     @property
     def results(self) -> dict[str, Any]:
         """The final measurements; empty while the run is not finished."""
-        path = self.dir / "results.json"
-        if not path.is_file():
-            return {}
         try:
-            found = json.loads(path.read_bytes())
+            found = integrity.read_json(self.dir, "results.json") or {}
         except ValueError:
-            found = None
-        if not isinstance(found, dict) or integrity.is_damaged(self.dir, path.name):
-            raise RunError(f"{path} is damaged; `fedssl run` with this directory measures the run again")
+            path = self.dir / "results.json"
+            raise RunError(f"{path} is damaged; `fedssl run` with this directory measures the run again") from None
         return found if found.get("rounds") == self.experiment.rounds else {}  # else it has been prolonged since
 
     def data(self, say: Say = say_on_stderr) -> Dataset:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,14 +12,6 @@ from fedssl import integrity
 from fedssl.data import Dataset, Images
 from fedssl.data.progress import Say
 from fedssl.experiment import Experiment
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """Return results.json; a ValueError if it is not a JSON table."""
-    found = json.loads((folder / "results.json").read_bytes())
-    if not isinstance(found, dict):
-        raise ValueError("it is not a table")
-    return found
 
 
 def hash_images(images: Images | None) -> str | None:
@@ -54,15 +44,12 @@ def is_up_to_date(
     say: Say,
 ) -> bool:
     """True if the results there are those of this experiment, probes, test images and labels included."""
-    path = folder / "results.json"
-    if not path.is_file():
-        return False
     try:
-        found = read_results(folder)
+        found = integrity.read_json(folder, "results.json")
     except ValueError:  # a directory of an earlier version, without hashes
-        say(f"{path} is damaged: the run is measured again")
+        say(f"{folder / 'results.json'} is damaged: the run is measured again")
         return False
-    if not integrity.verified(folder, "results.json"):  # a kill came between the file and its hash
+    if found is None or not integrity.verified(folder, "results.json"):  # a kill came between the file and its hash
         return False
     if len(list(folder.glob("backbone*.safetensors"))) < found.get("models", 1):
         return False

@@ -117,6 +117,7 @@ MAY_SEE = {
         "data",
         "errors",
         "evaluate",
+        "integrity",
         "layout",
         "method",
         "numerics",

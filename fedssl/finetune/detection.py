@@ -198,18 +198,15 @@ def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def _finished(folder: Path, say: Say) -> dict[str, Any] | None:
     """Return the metrics of a finished fine-tuning; None if there are none, or if a file it left is damaged."""
-    file = folder / METRICS
-    if not file.is_file():
-        return None
+    damaged = integrity.damaged(folder)
     try:
-        metrics = json.loads(file.read_bytes())
+        metrics = integrity.read_json(folder, METRICS)
     except ValueError:
         metrics = None
-    damaged = integrity.damaged(folder)
-    if isinstance(metrics, dict) and not damaged:
-        return metrics
-    say(f"{folder}: {', '.join(damaged) or METRICS} is damaged; the detector is exported and measured again")
-    return None
+        damaged = damaged or [METRICS]
+    if damaged:
+        say(f"{folder}: {', '.join(damaged)} is damaged; the detector is exported and measured again")
+    return None if damaged else metrics
 
 
 def _hash(file: Path) -> str:

@@ -76,12 +76,7 @@ def rounds(training: Training) -> int:
 def _read(folder: Path, name: str) -> dict[str, Any]:
     """Return a JSON table; an empty one if the file is missing or damaged, so that it is measured again."""
     try:
-        found = json.loads((folder / name).read_bytes())
-    except FileNotFoundError:
-        return {}
+        return integrity.read_json(folder, name) or {}
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or integrity.is_damaged(folder, name):
         say_on_stderr(f"{folder / name} is damaged and is not used: it is measured again")
         return {}
-    return found

@@ -469,9 +469,7 @@ def test_a_start_that_failed_does_not_decide_who_takes_part(nodes: Nodes) -> Non
     folder = nodes.root / "flower"
     folder.mkdir()
     (folder / "experiment.toml").write_text(experiment.with_changes({"seed": 7}).to_toml())
-    (folder / "flower.json").write_text(
-        '{"run": "r", "starts": [0], "clients": ["x"], "image": [1, 2, 2], "kept": {}}'
-    )
+    (folder / "flower.json").write_text('{"run": "r", "starts": [0], "clients": ["x"], "image": [1, 2, 2], "kept": {}}')
     nodes.serve(experiment, nodes.grid(experiment))
     assert len(_dropped(nodes)) == 1
 
