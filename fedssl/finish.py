@@ -78,6 +78,8 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     if measurable:
         said = [note for probe in probes(experiment) for note in evaluation.images.notes(probe)]
         notes += [note for note in dict.fromkeys(said) if note not in notes]
+    outputs = {*integrity.OUTPUTS, *integrity.outputs(folder)}
+    integrity.forget_hashes(folder, damaged if finished else outputs)
     export(experiment, folder, models, data.train.image, snapshot.rounds, notes)
     if finished:  # only the exported models or the picture were damaged
         results = integrity.read_json(folder, "results.json") or results

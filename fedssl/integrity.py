@@ -162,6 +162,14 @@ def record_hashes(folder: Path, names: Iterable[str]) -> None:
         _write(folder, record._replace(hashes=hashes))
 
 
+def forget_hashes(folder: Path, names: Iterable[str]) -> None:
+    """Forget the hashes of files that are about to be replaced, so that a reader does not report them as damaged."""
+    record = read(folder)
+    if record is not None:
+        gone = {*names}
+        _write(folder, record._replace(hashes={k: v for k, v in record.hashes.items() if k not in gone}))
+
+
 def adopt(folder: Path, say: Say) -> None:
     """Record the files of a directory that an earlier version wrote, as they are."""
     if (folder / NAME).is_file():

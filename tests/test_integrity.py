@@ -88,3 +88,11 @@ def test_a_kill_while_a_copied_file_is_replaced_never_blocks(folder: Path, monke
     assert integrity.copy_of(folder, "experiment.toml") == "new"
     integrity.remove_copied(folder, "experiment.toml")
     assert integrity.read_text(folder, "experiment.toml", print) is None
+
+
+def test_a_hash_that_was_forgotten_vouches_for_nothing(folder: Path) -> None:
+    """A run that is killed while it is measured again has old files or new ones: they are made once more."""
+    integrity.forget_hashes(folder, ["results.json"])
+    (folder / "results.json").write_bytes(b"[]")
+    assert integrity.damaged(folder) == []
+    assert not integrity.verified(folder, "results.json")

@@ -35,7 +35,7 @@ class _Copy:
         for line in whole_lines(path):
             number, _, rest = line.partition(b" ")
             text = rest.partition(b" ")[2]
-            if number.isdigit() and line == _with_hash(int(number), text):
+            if number.isdigit() and len(number) < 12 and line == _with_hash(int(number), text):
                 self._places[int(number)] = offset + len(line) - len(text), len(text)
             else:
                 self.damaged += 1
@@ -71,9 +71,9 @@ def read_lines(path: Path, say: Say) -> Iterator[bytes]:
             else:
                 break
     if differ:
-        say(f"{path} is damaged: {differ} lines were read from {copy_path(path).name} instead")
+        say(f"{path} is damaged (lines: {differ}); {copy_path(path).name} was read instead")
     elif copy.damaged:
-        say(f"{copy_path(path)} is damaged: {copy.damaged} lines were read from {path.name} alone")
+        say(f"{copy_path(path)} is damaged (lines: {copy.damaged}); {path.name} was read instead")
 
 
 def repair(path: Path, say: Say) -> int:
@@ -125,12 +125,16 @@ def truncate(path: Path, kept: int) -> None:
 
 
 def append(path: Path, number: int, line: bytes) -> None:
-    """Append a line, the `number`th from 0, to the copy and then to the file; both reach the disk."""
-    for each, text in ((copy_path(path), _with_hash(number, line)), (path, line)):
-        with each.open("ab") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+    """Append a line, the `number`th from 0, to the copy and then to the file.
+
+    Only the file is synced: a line that a power cut takes from the copy is read from the file.
+    """
+    with copy_path(path).open("ab") as file:
+        file.write(_with_hash(number, line))
+    with path.open("ab") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
