@@ -15,7 +15,7 @@ from fedssl.agree import read_experiment, undamaged
 from fedssl.data import Dataset, Images
 from fedssl.data.progress import say_nothing, say_on_stderr
 from fedssl.drive import drive
-from fedssl.errors import ConfigError
+from fedssl.errors import ConfigError, FedsslError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.lock import locked
@@ -50,13 +50,14 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     measured = {"test_images": hash_images(data.test), "labels": hash_labels(data)}
     beside = [name for name in experiment.probe.beside if name == "random" or not alone]
     damaged = integrity.damaged(folder)
-    for name in damaged:
-        say(f"{folder / name} is damaged: it does not match its recorded hash. It is made again")
     finished = not {*damaged} & {"results.json", "classes.json"} and is_up_to_date(
         folder, experiment, snapshot.rounds, measured, beside, say
     )
+    for name in damaged:
+        say(f"{folder / name} is damaged: it does not match its recorded hash. It is removed and made again")
+        (folder / name).unlink()
     if finished and not damaged:
-        _repair_beside(experiment, folder, data, public, device, beside)
+        _repair_beside(experiment, folder, data, public, device, beside, quiet)
         return False
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     evaluation = Evaluation(experiment, data, device)
@@ -107,11 +108,20 @@ def _repair_beside(
     public: Tensor | None,
     device: torch.device,
     beside: list[str],
+    quiet: bool,
 ) -> None:
-    """Repair the runs that a finished run was compared with, if any of their files is damaged."""
+    """Repair the runs that a finished run was compared with, if any of their files is damaged.
+
+    One that cannot be repaired is reported: the results of the finished run do not depend on it any more.
+    """
     for name in beside:
-        if (folder / name / "experiment.toml").is_file() and not undamaged(folder / name):
-            drive(_compared(experiment, name), folder / name, data, public, device, name, quiet=False)
+        place = folder / name
+        if not (place / "experiment.toml").is_file() or undamaged(place):
+            continue
+        try:
+            drive(_compared(experiment, name), place, data, public, device, name, quiet)
+        except FedsslError as problem:
+            say_on_stderr(f"{place} is damaged and could not be repaired: {problem}")
 
 
 def _compared(experiment: Experiment, name: str) -> Experiment:

@@ -293,6 +293,27 @@ def test_any_changed_byte_of_an_experiment_is_noticed(federation: Federation) ->
             path.write_bytes(intact)
 
 
+def test_a_damaged_picture_that_is_not_wanted_any_more_is_removed(federation: Federation) -> None:
+    toml = federation.root / "experiment.toml"
+    toml.write_text(toml.read_text().replace("picture = true", "picture = false"))
+    assert federation.run("finished")[0] == 0
+    path = federation.root / "finished/picture.png"
+    _flip(path, 100, b"\x07")
+    assert f"{path} is damaged" in federation.run("finished")[2]
+    assert not path.exists()
+    assert "was finished already" in federation.run("finished")[2]
+
+
+def test_a_comparison_that_cannot_be_repaired_is_reported(federation: Federation) -> None:
+    """The finished run has its results; they are printed as ever."""
+    expected = federation.run("finished")[1]
+    for path in (federation.root / "finished/isolated/checkpoints").glob("*.safetensors"):
+        _flip(path, 1000, b"\x07\x08")
+    code, out, err = federation.run("finished")
+    assert (code, out) == (0, expected)
+    assert "isolated is damaged and could not be repaired: no checkpoint in" in err
+
+
 def test_directories_of_an_earlier_version_are_used(federation: Federation) -> None:
     """Without hashes: a finished run is not measured again, and one that was stopped goes on to the same end."""
     expected = _expected(federation)
