@@ -21,7 +21,8 @@ from PIL import Image
 
 import fedssl
 from fedssl.agree import read_experiment
-from fedssl.errors import ConfigError, FedsslError
+from fedssl.analysis.scores import measured
+from fedssl.errors import ConfigError, FedsslError, RunError
 from fedssl.loop import Loop
 from fedssl.nets import read_weights
 
@@ -291,6 +292,28 @@ def test_any_changed_byte_of_an_experiment_is_noticed(federation: Federation) ->
             assert len(said) == 1 or intact[place : place + 1] == byte
             assert not said or "is damaged; its copy in" in said[0] or "was changed after" in said[0]
             path.write_bytes(intact)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "rounds.jsonl.copy", "experiment.toml", "integrity.jsonl"])
+def test_analyses_read_what_is_intact(name: str, federation: Federation, cli: Cli) -> None:
+    folder = federation.root / "finished"
+    arguments = ("analyse", "divergence", str(folder), "--out", str(federation.root / "out"), "--json")
+    code, expected, _ = cli(*arguments)
+    assert code == 0
+    path = folder / name
+    intact = path.read_bytes()
+    for place in range(1, len(intact), len(intact) // 2):
+        _flip(path, place, b"\x07")
+        code, out, err = cli(*arguments)
+        assert (code, out) == (0, expected)
+        assert "damaged" in err or name == "integrity.jsonl"
+        path.write_bytes(intact)
+
+
+def test_damaged_results_are_not_compared(federation: Federation) -> None:
+    _flip(federation.root / "finished/results.json", 60, b"9")
+    with pytest.raises(RunError, match=r"results.json is damaged; `fedssl run` with this directory measures"):
+        measured(fedssl.Run(federation.root / "finished", device="cpu"))
 
 
 def test_a_damaged_picture_that_is_not_wanted_any_more_is_removed(federation: Federation) -> None:
