@@ -72,9 +72,9 @@ class Outcome(NamedTuple):
 class Federation:
     """Images in folders, their cache, a finished run and one that was stopped after two of its three rounds."""
 
-    def __init__(self, root: Path, cli: Cli) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self._cli = cli
+        self.cli: Cli
         generator = np.random.default_rng(0)
         for part, count in (("train", 12), ("test", 6)):
             for number in range(count):
@@ -84,13 +84,16 @@ class Federation:
                 Image.fromarray(pixels.astype(np.uint8)).save(path)
         (root / "experiment.toml").write_text(EXPERIMENT.format(root=root))
 
+    def start(self, name: str) -> None:
+        fedssl.run(self.root / "experiment.toml", self.root / name, "cpu", self.root / "data", quiet=True)
+
     def run(self, name: str) -> tuple[int, str, str]:
         arguments = ("--data-dir", str(self.root / "data"), "--device", "cpu", "--json")
-        return self._cli("run", str(self.root / "experiment.toml"), "--dir", str(self.root / name), *arguments)
+        return self.cli("run", str(self.root / "experiment.toml"), "--dir", str(self.root / name), *arguments)
 
     def evaluate(self, name: str) -> tuple[int, str, str]:
         arguments = ("--probe", "knn", "--data-dir", str(self.root / "data"), "--device", "cpu", "--json")
-        return self._cli("evaluate", str(self.root / name), *arguments)
+        return self.cli("evaluate", str(self.root / name), *arguments)
 
     def attempt(self, name: str) -> Outcome:
         """Run every command; a traceback fails the test by itself."""
@@ -133,27 +136,33 @@ def _load(folder: Path) -> tuple[Any, str]:
     return [{name: tensor.tolist() for name, tensor in (each or {}).items()} for each in (weights, stored)], ""
 
 
-@pytest.fixture
-def federation(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """The directory `finished`, and `unfinished` as a kill in the third round leaves it."""
-    made = Federation(tmp_path, cli)
-    assert made.run("finished")[0] == 0
-
-    def killed(self: Loop, *arguments: Any) -> Any:
-        raise SystemExit(9)
-
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """The directory `finished`, and `unfinished` as a kill in the third round leaves it; each kept in a copy."""
+    made = Federation(tmp_path_factory.mktemp("flips"))
+    made.start("finished")
     real = Loop._line
     lines: list[Any] = []
 
-    def two_rounds(self: Loop, *arguments: Any) -> Any:
+    def killed_in_the_third(self: Loop, *arguments: Any) -> Any:
         lines.append(arguments)
-        return killed(self) if len(lines) > 2 else real(self, *arguments)
+        if len(lines) > 2:
+            raise SystemExit(9)
+        return real(self, *arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_line", two_rounds)
-        assert made.run("unfinished")[0] == 9
-    shutil.copytree(tmp_path, tmp_path.with_name(tmp_path.name + "-intact"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_line", killed_in_the_third)
+        with pytest.raises(SystemExit):
+            made.start("unfinished")
+    shutil.copytree(made.root, made.root.with_name(made.root.name + "-intact"))
     return made
+
+
+@pytest.fixture
+def federation(trained: Federation, cli: Cli) -> Federation:
+    _restore(trained.root)
+    trained.cli = cli
+    return trained
 
 
 def _files(root: Path) -> list[Path]:
@@ -200,6 +209,7 @@ def _restore(root: Path) -> None:
     for name in ("finished", "unfinished", "cache"):
         shutil.rmtree(root / name)
         shutil.copytree(intact / name, root / name)
+    shutil.copy(intact / "experiment.toml", root / "experiment.toml")
 
 
 def _classify(federation: Federation, flip: tuple[Path, int, bytes], expected: dict[str, Outcome]) -> str:
