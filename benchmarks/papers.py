@@ -41,7 +41,7 @@ BRIEFLY = {"rounds": 30}
 FEW: list[Probe] = [
     ("semi", {"labels": labels, "frozen": frozen}) for labels in (0.01, 0.1) for frozen in (False, True)
 ]
-ALSO: list[Probe] = [("linear", {"protocol": "fedu"}), *FEW]
+ALSO: list[Probe] = [("linear", {"protocol": "fedu"}), *FEW, ("linear", {"solver": "lbfgs"})]
 GROUPS: dict[str, dict[str, Case]] = {
     "cifar10-short": {
         "fedbyol": Case("fedbyol-cifar10-noniid-short"),
@@ -104,10 +104,13 @@ def run(case: Case, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         directory, place = Path(scratch) / "run", {"data_dir": args.data_dir, "device": args.device}
         finished = fedssl.run(case.recipe, directory, quiet=True, set=changes, **place)
-        probes = [measured(finished, probe, settings) for probe, settings in case.also]
         folder.mkdir(parents=True, exist_ok=True)
         for file in KEPT:
             (folder / file).write_bytes((finished.dir / file).read_bytes())
+        probes = []
+        for probe, settings in case.also:
+            probes.append(measured(finished, probe, settings))
+            print(probes[-1], flush=True)
         if probes:
             (folder / "probes.json").write_text(json.dumps(probes, indent=2) + "\n", "utf-8")
         return finished.results

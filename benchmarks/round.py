@@ -34,6 +34,7 @@ from torch import nn
 
 from benchmarks.machine import machine
 from fedssl import nets
+from fedssl.admission import Admission
 from fedssl.algorithms import FedAvg
 from fedssl.bound import Bound, GuardSettings, Usual
 from fedssl.client import Client
@@ -84,7 +85,9 @@ class Federation:
         self.travels = model(site, "model").layout
         wire = algorithm.wire(trainer.method)
         bound = Bound(GuardSettings(), usual=Usual(1.0, 1, 1.0))  # as in any round but the first
-        self.rounds = federate(algorithm, Star(), self.runtime, wire, {SERVER: site}, Mean, 0, 0, ENDLESS, bound)
+        self.rounds = federate(
+            algorithm, Star(), self.runtime, wire, {SERVER: site}, Mean, 0, 0, ENDLESS, Admission(bound)
+        )
 
     def round(self) -> None:
         assert not any(report.dropped for report in next(self.rounds).reports)

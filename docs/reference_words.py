@@ -106,8 +106,9 @@ INTRO = (
     "<!-- Made by docs/make_reference.py from the settings classes: change those or it, and run it again. -->\n\n"
     "An experiment is one TOML file, or one `fedssl.Experiment`. `fedssl recipes NAME` prints a recipe with every "
     'default filled in. A key changes with `--set KEY=VALUE` on the command line, or `set={"KEY": VALUE}` in Python, '
-    "by its dotted name, such as `train.lr` or `method.augment.crop`. Unknown keys and values out of range are refused "
-    "before any image is read.\n\n"
+    "by its dotted name, such as `train.lr` or `method.augment.crop`. A table as a value changes the keys that it "
+    'names and keeps the others: `--set "train={lr=0.1}"`, `set={"train": {"lr": 0.1}}` and `train={"lr": 0.1}` are '
+    "the same. Unknown keys and values out of range are refused before any image is read.\n\n"
     "A table that has a `name` has the keys of what it names. `--set method=byol` is short for "
     "`--set method.name=byol`; of the other keys in the table, those that the new choice knows keep their values, "
     "unless these only repeat the old choice's defaults. "

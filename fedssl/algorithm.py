@@ -88,7 +88,11 @@ class Algorithm(Settings, ABC):
 
     @property
     def warning(self) -> str | None:
-        """What a user should know before training: said once, when a run starts or goes on."""
+        """Return what leaves the clients in clear, if anything.
+
+        It is printed whenever a run starts or resumes, also with `--quiet`, and is in the rounds log
+        and in `results.json`.
+        """
         return None
 
     @abstractmethod

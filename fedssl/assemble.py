@@ -15,7 +15,7 @@ from fedssl.client import Client, Meter, unmetered
 from fedssl.data import Dataset, HeldOut, from_python
 from fedssl.data.progress import Say
 from fedssl.errors import ClientError, ConfigError, DataError, RunError
-from fedssl.experiment import Experiment
+from fedssl.experiment import Experiment, check_uploads
 from fedssl.federate import Sites
 from fedssl.method import Method, Normalisation
 from fedssl.numerics import threads
@@ -85,8 +85,14 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict
         raise DataError("no client has any images")
     if empty:
         say(f"without images, so never asked to train: {', '.join(empty)}")
-    experiment.topology.plan([c for c in owners if c not in empty], 0, experiment.seed)  # for its refusals
+    check_plan(experiment, [c for c in owners if c not in empty])
     return experiment.partition.shift(data, parts), owners
+
+
+def check_plan(experiment: Experiment, clients: list[str]) -> None:
+    """Reject clients that the topology cannot connect, or too few of them for a server to merge."""
+    plan = experiment.topology.plan(clients, 0, experiment.seed)
+    check_uploads(len(plan.home), len(clients), experiment.min_uploads)
 
 
 def public_rows(experiment: Experiment, data: Dataset) -> Tensor:

@@ -1,8 +1,9 @@
-"""How far an upload may be from what was sent: a multiple of how far uploads usually are."""
+"""Bound how far an upload may move from the model that was sent, in multiples of a typical upload's distance."""
 
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median_low
 from typing import Literal, NamedTuple
@@ -11,11 +12,15 @@ import torch
 from pydantic import Field, field_validator
 
 from fedssl.layout import PARAMETERS, Layout
+from fedssl.running_statistics import statistics_shift
 from fedssl.settings import Settings
 from fedssl.tree import State, Tree, Value
 
-FIRST = 5  # uploads that wait for each other where no earlier round says what is usual
-FARTHEST = torch.finfo(torch.float32).max  # whatever is usual; with no bound at all, farther ones pass too
+FIRST = 5  # uploads that wait for each other where no earlier round gives a reference
+FARTHEST = torch.finfo(torch.float32).max  # applies without a reference; with no bound at all, larger norms pass too
+INFLUENCE = 0.1  # of a typical update: a client that cannot move the mean by more than this may go farther
+SHIFT_FLOOR = 1.0  # standard deviations by which training may always move running statistics
+UNTRAINED_SHIFT_FLOOR = 10.0  # the same from initial statistics, whose scale is not that of any activations
 
 
 class GuardSettings(Settings):
@@ -24,8 +29,11 @@ class GuardSettings(Settings):
     norm_bound: float = Field(10.0, ge=0)  # the most an update's norm may be, in medians over a round's clients; 0: any
     usual: Literal["largest", "last"] = "largest"  # which round's median: of all so far the largest, or the last one's
     clip: bool = False  # scale an update above the bound down to it; otherwise its client is dropped
+    statistics_bound: float = Field(3.0, ge=0)  # the most that running statistics may shift, in medians; 0: any
+    min_uploads: int = Field(2, ge=1)  # valid uploads that a server needs to merge; with fewer the round fails
+    max_share: float | None = Field(None, gt=0, le=1)  # one client's largest share of a mean; 0.5 on Flower, else 1
 
-    @field_validator("norm_bound")
+    @field_validator("norm_bound", "statistics_bound")
     @classmethod
     def _above_the_median(cls, bound: float) -> float:
         if 0 < bound < 1:
@@ -33,36 +41,57 @@ class GuardSettings(Settings):
         return bound
 
 
-NONE = GuardSettings(norm_bound=0)
+NONE = GuardSettings(norm_bound=0, statistics_bound=0)
+
+
+class Measured(NamedTuple):
+    """What the bound compares uploads by."""
+
+    norm: float  # the distance over parameters between the models sent and returned; infinite: above float32's range
+    images: int = 0  # that the client holds, where this process counted them; 0: not known
+    shift: float | None = None  # of running statistics, in standard deviations; None: there are none
+    untrained: bool = False  # whether the statistics that were sent are those of a new model
 
 
 class Usual(NamedTuple):
-    """What uploads of a round were like: medians over those that counted."""
+    """The reference of later rounds: medians over the uploads that counted."""
 
-    norm: float  # the distance between the model sent and the model returned
-    images: int  # that a client holds
+    norm: float
+    images: int
     rate: float  # the learning rate of the round
     recent: Sequence[Sequence[float]] = ()  # (norm, images) of the last few that counted, of whichever rounds
+    shift: float | None = None  # None: not known, as in checkpoints of earlier versions
+    recent_shifts: Sequence[float] = ()
 
     def norm_at(self, rate: float, images: int, most: float) -> float:
-        """What is usual for a client of so many images at another rate. A client makes steps in proportion to its
-        images, and a step is as long as the rate, so both may lead it as much farther, though by its images, which it
-        counts itself, no more than `most` times; with fewer, or at a lower rate, it may still go as far as the others,
-        since less than that does not hurt them."""
-        return self.norm * min(max(1.0, images / self.images), most) * max(1.0, rate / self.rate)
+        """The typical norm for a client of this many images at another learning rate.
+
+        A client makes steps in proportion to its images, and a step is as long as the rate, so both may lead it
+        farther: by its images at most `most` times, and only where they are known. With fewer images or at a lower rate
+        it may still go as far as the others.
+        """
+        return self.norm * self.images_ratio(images, most) * max(1.0, rate / self.rate)
+
+    def images_ratio(self, images: int, most: float) -> float:
+        """How many times the images of the median client these are, from 1 to `most`; 1 where they are not known."""
+        return min(max(1.0, images / self.images), most) if images and self.images else 1.0
 
 
 class Bound:
     """How far uploads may go, round by round.
 
-    What is usual is the median of a round's uploads, with those of earlier rounds where there are fewer than five, and
-    of the rounds so far the largest, unless the last is asked for. Honest ways differ a hundredfold between a model's
-    first round and its last, and where some clients or peers come late, first rounds come late too; an update that was
-    usual once is none that ruins a model.
+    The reference is the median of a round's uploads, with those of earlier rounds where there are fewer than five. Of
+    all rounds so far the largest median applies, unless `usual = "last"`: honest distances differ a hundredfold between
+    a model's first round and its last, and where some clients or peers come late, first rounds come late too. An update
+    no larger than an earlier typical one is safe. Within a round the reference grows with the median of the uploads
+    accepted so far.
 
-    The first round is compared with itself: its first uploads wait until five are there, and their median decides for
-    all. So one that comes first is judged as any other, and no more than five are ever held. Medians are the lower
-    ones: of two clients the one that went less far is the usual one.
+    The first round is compared with itself: its first uploads wait until five are there, and their median decides. So
+    one that comes first is judged as any other, and no more than five are ever held. Medians are the lower ones: of two
+    clients the one that went less far is the typical one.
+
+    A client whose share of the mean is so small that it cannot move it by a tenth of a typical update may go as far as
+    that: among thousands of clients with a few images each, norms have long tails.
     """
 
     def __init__(
@@ -71,68 +100,120 @@ class Bound:
         rate: Callable[[int], float] = lambda round: 1.0,
         usual: Usual | None = None,
     ) -> None:
-        self.settings, self.usual, self._rate_of = settings, usual, rate
+        self.settings = settings
+        self.usual = usual
+        self._rate_of = rate
         self.begin(0)
 
     def begin(self, round: int) -> None:
-        self._rate, self._reference = self._rate_of(round), self.usual
-        self._counted: list[tuple[float, int]] = []
+        self._rate = self._rate_of(round)
+        self._reference = self.usual
+        self._counted: list[Measured] = []
+        self._norms: list[float] = []  # of those counted, in ascending order
 
     @property
     def waits(self) -> bool:
-        """Whether nothing says yet what is usual, and somebody wants to know."""
-        return self.settings.norm_bound > 0 and self.usual is None
+        """Whether the first uploads of this round must wait for each other."""
+        return self.usual is None and bool(self.settings.norm_bound or self.settings.statistics_bound)
 
-    def compare(self, first: Sequence[tuple[float, int]]) -> None:
-        """The round is compared with some uploads of its own: (norm, images) of each."""
-        self._reference = self._median([one for one in first if math.isfinite(one[0])])
+    def compare(self, first: Sequence[Measured]) -> None:
+        """Take the first uploads of a round as its reference."""
+        self._reference = self._median([one for one in first if math.isfinite(one.norm)])
 
-    def _median(self, those: Sequence[Sequence[float]]) -> Usual | None:
-        norm = median_low([norm for norm, _ in those]) if those else 0.0
-        # If nobody moved, that says nothing of how far one may go.
-        return Usual(norm, int(median_low([images for _, images in those])), self._rate) if norm > 0 else None
+    def _median(self, those: Sequence[Measured]) -> Usual | None:
+        norm = median_low([one.norm for one in those]) if those else 0.0
+        if norm <= 0:  # no client moved, which gives no reference
+            return None
+        images = int(median_low([one.images for one in those]))
+        shifts = [one.shift for one in those if one.shift is not None]
+        return Usual(norm, images, self._rate, shift=median_low(shifts) if shifts else None)
 
-    def limit(self, images: int) -> float:
-        """How far an upload of a client with so many images may be."""
+    def limit(self, images: int = 0, share: float = 1.0) -> float:
+        """The largest norm for a client of this many images (0: not known) and this share of the mean."""
         if not self.settings.norm_bound:
             return math.inf
+        if self._reference is None:
+            return FARTHEST
         most = self.settings.norm_bound
-        usual = self._reference and self._reference.norm_at(self._rate, images, most)
-        return min(most * usual, FARTHEST) if usual else FARTHEST
+        typical = self._reference.norm_at(self._rate, images, most)
+        if len(self._norms) >= FIRST:
+            typical = max(typical, self._norms[(len(self._norms) - 1) // 2])
+        return min(typical * max(most, INFLUENCE / share), FARTHEST)
+
+    def shift_limit(self, images: int = 0, untrained: bool = False) -> float:
+        """The largest shift of running statistics, for a client of this many images (0: not known)."""
+        if not self.settings.statistics_bound or self._reference is None or self._reference.shift is None:
+            return math.inf
+        larger = self._reference.images_ratio(images, self.settings.norm_bound or math.inf)
+        typical = self._reference.shift * larger
+        floor = UNTRAINED_SHIFT_FLOOR if untrained else SHIFT_FLOOR
+        return max(self.settings.statistics_bound * typical, floor)
 
     def within(
-        self, sent: Tree, upload: Tree, moved: float, images: int
+        self, sent: Tree, upload: Tree, measured: Measured, share: float = 1.0
     ) -> tuple[Tree | None, float | None, str | None]:
-        """An upload that went as far as `moved`, the share of its update that is left if not all of it is, and why it
-        is dropped if it is."""
-        limit, share = self.limit(images), None
-        if moved > limit:
-            exact = moved if math.isfinite(moved) else distance(sent, upload)
+        """The upload, the fraction of its update that is left if it was clipped, and the reason if it is dropped."""
+        limit = self.limit(measured.images, share)
+        kept = None
+        if measured.norm > limit:
+            exact = measured.norm if math.isfinite(measured.norm) else distance(sent, upload)
             if not self.settings.clip or not math.isfinite(exact):
-                return None, None, self._reason(moved, limit)
-            share, moved = limit / exact, limit
-            upload = clipped(sent, upload, share)
-        self._counted.append((moved, images))
-        return upload, share, None
+                return None, None, self._norm_reason(measured.norm, limit)
+            kept = limit / exact
+            upload = clipped(sent, upload, kept)
+            measured = measured._replace(norm=limit, shift=shift_of(sent, upload))
+        if measured.shift is not None:
+            most = self.shift_limit(measured.images, measured.untrained)
+            if not measured.shift <= most:
+                return None, None, self._shift_reason(measured.shift, most)
+        self._counted.append(measured)
+        insort(self._norms, measured.norm)
+        return upload, kept, None
 
     def end(self) -> None:
-        """What counted in this round is what the next ones are compared with."""
-        before = self.usual.recent if self.usual else ()
-        window = [*before, *self._counted][-max(FIRST, len(self._counted)) :]  # one client alone sets no measure
+        """Compare the next rounds with what counted in this one."""
+        before = self.usual or Usual(0.0, 0, 1.0)
+        earlier = [Measured(norm, int(images)) for norm, images in before.recent]
+        window = [*earlier, *self._counted][-max(FIRST, len(self._counted)) :]  # one client alone sets no reference
+        shifts = [one.shift for one in self._counted if one.shift is not None]
+        recent_shifts = [*before.recent_shifts, *shifts][-max(FIRST, len(shifts)) :]
+        shift = median_low(recent_shifts) if recent_shifts else before.shift
         new = self._median(window) or self.usual
         if new is not None and self.usual is not None and self.settings.usual == "largest":
             new = max(new, self.usual, key=lambda usual: usual.norm)
-        self.usual = new and new._replace(recent=window[-FIRST:])
+            shift = max((one for one in (shift, self.usual.shift) if one is not None), default=None)
+        if new is not None:
+            recent = [(one.norm, one.images) for one in window[-FIRST:]]
+            new = new._replace(recent=recent, shift=shift, recent_shifts=tuple(recent_shifts[-FIRST:]))
+        self.usual = new
 
-    def _reason(self, moved: float, limit: float) -> str:
+    def _norm_reason(self, norm: float, limit: float) -> str:
         if limit == FARTHEST:
-            return "the norm of its update is more than float32 can hold"
-        times = f"{self.settings.norm_bound:g} times what is usual"
-        return f"the norm of its update is {moved:.3g}, more than {limit:.3g}: {times} (guard.norm_bound)"
+            return "the norm of its update exceeds the range of float32"
+        times = f"{self.settings.norm_bound:g} × the median"
+        return f"the norm of its update is {norm:.3g}, above the limit of {limit:.3g}: {times} (guard.norm_bound)"
+
+    def _shift_reason(self, shift: float, limit: float) -> str:
+        return (
+            f"its running statistics moved by {shift:.3g} standard deviations, above the limit of {limit:.3g} "
+            "(guard.statistics_bound)"
+        )
+
+
+def shift_of(sent: Tree, upload: Tree) -> float | None:
+    """The largest shift of running statistics over the models of an upload; None where none are sent both ways."""
+    shifts = [statistics_shift(start, back) for _, start, back in _models(sent, upload)]
+    return max((shift for shift in shifts if shift is not None), default=None)
+
+
+def untrained(sent: Tree) -> bool:
+    """Whether no model of a message has seen a batch yet, by the counters of its BatchNorm layers."""
+    counters = [value.counts for value in sent.values() if isinstance(value, State)]
+    return not any(bool(counts.any()) for counts in counters)
 
 
 def distance(sent: Tree, upload: Tree) -> float:
-    """How far an upload went, where that is too far for sums of squares in float32."""
+    """The norm of an update, where sums of squares exceed the range of float32."""
     norms = [0.0]
     for _, start, back in _models(sent, upload):
         here = back.layout.pick(None, PARAMETERS)
@@ -141,12 +222,12 @@ def distance(sent: Tree, upload: Tree) -> float:
     return math.hypot(*norms)
 
 
-def clipped(sent: Tree, upload: Tree, share: float) -> dict[str, Value]:
-    """An upload with its models brought back along their way, running statistics too; counters are as they came."""
+def clipped(sent: Tree, upload: Tree, kept: float) -> dict[str, Value]:
+    """An upload with a fraction of its update, running statistics included; counters are as they came."""
     near = dict(upload)
     for key, start, back in _models(sent, upload):
         common = _floats_of(back.layout, start.layout)
-        near[key] = back.overwritten(start.restricted(common).lerp(back.restricted(common), share))
+        near[key] = back.overwritten(start.restricted(common).lerp(back.restricted(common), kept))
     return near
 
 

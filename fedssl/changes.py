@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import fedssl.algorithms
@@ -30,7 +30,16 @@ CHOICES: dict[str, Any] = {
 USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star", "public": "held-out"}
 # What may change when a run goes on. None of it changes what the model becomes, except that more rounds stretch the
 # learning rate's schedule from there on: the log and the results then say that the run was prolonged.
-HARMLESS = ("rounds", "probe", "data.cache", "public.cache", "train.workers", "train.memory", "train.checkpoint_every")
+HARMLESS = (
+    "rounds",
+    "probe",
+    "data.cache",
+    "public.cache",
+    "train.workers",
+    "train.memory",
+    "train.checkpoint_every",
+    "guard.min_uploads",
+)
 
 
 def settings_class(table: str, name: Any) -> type[Settings]:
@@ -55,15 +64,27 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """Return several assignments as dotted keys; `method={tau=0.9}` is the same as `method.tau=0.9`."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        key, value = parse_assignment(text)
+        changes |= flat({key: value})
+    return changes
+
+
 def full_key(key: str, value: Any) -> str:
     """`method=byol` is short for `method.name=byol`, and keeps the rest of the table."""
     return f"{key}.name" if key in CHOICES and isinstance(value, str) else key
 
 
 def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Set dotted keys in nested tables. Choosing another `name` keeps the keys the new choice knows too."""
+    """Return nested tables with dotted keys set. A table as a value is merged key by key, at every level.
+
+    Choosing another `name` keeps the keys that the new choice has too.
+    """
     merged: dict[str, Any] = copy.deepcopy(dict(values))
-    changes = {full_key(key, value): value for key, value in changes.items()}
+    changes = {full_key(key, value): value for key, value in flat(changes).items()}
     for key in sorted(changes, key=lambda key: not key.endswith(".name")):  # names first: they decide what is known
         *path, leaf = key.split(".")
         table = merged
@@ -108,5 +129,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables by dotted keys."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
     return found

@@ -56,11 +56,11 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment, or go on with one, and measure the backbone it ends with."""
-    from fedssl.changes import parse_assignment
+    from fedssl.changes import parse_assignments
     from fedssl.report.table import print_results
     from fedssl.run import run as run_experiment
 
-    changes = dict(parse_assignment(text) for text in set)
+    changes = parse_assignments(set)
     finished = run_experiment(name, dir, device, data_dir, quiet=quiet, set=changes)
     if as_json:
         print(json.dumps({"dir": str(finished.dir)} | finished.results))
@@ -107,11 +107,11 @@ def evaluate(
 
     With --on, --set data.size=64 changes one of that data set.
     """
-    from fedssl.changes import parse_assignment
+    from fedssl.changes import parse_assignments
     from fedssl.report.score import print_score
     from fedssl.run import Run
 
-    given = dict(map(parse_assignment, set))
+    given = parse_assignments(set)
     settings = {key.removeprefix("probe."): value for key, value in given.items() if not key.startswith("data.")}
     table = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
     if table and on is None:

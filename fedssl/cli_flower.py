@@ -47,7 +47,7 @@ def up(
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment on a SuperLink and SuperNodes on this machine, with TLS and keys made for the occasion."""
-    from fedssl.changes import parse_assignment
+    from fedssl.changes import parse_assignments
     from fedssl.experiment import load
     from fedssl.report.table import print_results
     from fedssl.run import Run, default_dir
@@ -55,7 +55,7 @@ def up(
     _need_flower()
     from fedssl.runtimes.flower.up import up as run_here
 
-    changes = dict(map(parse_assignment, set))
+    changes = parse_assignments(set)
     experiment = load(name, changes)
     title = Path(name).name.removesuffix(".toml")
     folder = dir or default_dir(f"flower-{title}", experiment, bool(changes))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +13,7 @@ import typer
 
 from fedssl.cli_options import AsJson, DataDir, Name
 from fedssl.errors import ConfigError
-from fedssl.reproduce import ROOT, Outcome
+from fedssl.reproduce import ROOT, Outcome, TableError
 
 Seeds = Annotated[int, typer.Option(help="How many: 0, 1, … up to one less.")]
 Dir = Annotated[Path, typer.Option(help="Where trainings and tables are kept; goes on with what lies there.")]
@@ -48,7 +50,7 @@ def reproduce(
     from fedssl.report.tables import displayed
 
     find_table(table)
-    with displayed() as display:
+    with _printed(as_json), displayed() as display:
         outcome = run(table, scale, seeds, cells, dir, device, data_dir, display, fresh)
     _tell(outcome, as_json)
 
@@ -76,7 +78,7 @@ def sweep(
     from fedssl.report.tables import displayed
     from fedssl.reproduce import sweep as run
 
-    with displayed() as display:
+    with _printed(as_json), displayed() as display:
         outcome = run(name, set, seeds, probe or ("linear",), dir, device, data_dir, display, fresh)
     _tell(outcome, as_json)
 
@@ -96,9 +98,17 @@ def _list(table: str | None, cells: list[str], suffix: str, as_json: bool) -> No
         print(json.dumps(cells_of(one))) if as_json else print_cells(one)
 
 
+@contextmanager
+def _printed(as_json: bool) -> Iterator[None]:
+    """Print a table also if some of its cells failed; the error then sets the exit code."""
+    try:
+        yield
+    except TableError as failed:
+        _tell(failed.outcome, as_json)
+        raise
+
+
 def _tell(outcome: Outcome, as_json: bool) -> None:
     from fedssl.report.tables import print_outcome
 
     print(json.dumps(outcome.to_dict())) if as_json else print_outcome(outcome)
-    if outcome.failed:
-        raise typer.Exit(1)

@@ -101,6 +101,7 @@ def supervised(experiment: Experiment, weights: Path, classes: int) -> Experimen
             "partition": {"name": "natural"},
             "method": kept | {"name": "supervised", "classes": classes, "init": str(weights)},
             "train": plain["train"] | train,
+            "guard": {"min_uploads": 1},  # clients with a single labelled image do not train
             "probe": {"every": 0},
         }
     )

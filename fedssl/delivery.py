@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from fedssl.algorithm import Heard, Upload
 from fedssl.topology import Plan
+from fedssl.upload_weights import UploadWeights
 
 
 class Delivery:
@@ -17,8 +18,9 @@ class Delivery:
     handed over as they are heard, so that for a single server none waits here.
     """
 
-    def __init__(self, plan: Plan, heard: Iterable[Heard], weights: str) -> None:
-        self._plan, self._heard, self._weights = plan, iter(heard), weights
+    def __init__(self, plan: Plan, heard: Iterable[Heard], weights: UploadWeights) -> None:
+        self._heard = iter(heard)
+        self._weights = weights
         turn = {client: i for i, client in enumerate(plan.home)}
         self._takers: dict[str, list[str]] = {client: [] for client in plan.home}
         self._missing: dict[str, int] = {}  # clients still to be heard, by site
@@ -58,6 +60,6 @@ class Delivery:
         for site in self._takers[one.client]:
             self._missing[site] -= 1
             if one.tree is not None and site in self._waiting:
-                weight = self._plan.weight(site, one.client, one.images, self._weights)
+                weight = self._weights.weight(site, one.client, one.images)
                 self._waiting[site].append(Upload(one.client, weight, one.tree))
         return True

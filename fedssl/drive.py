@@ -28,6 +28,7 @@ from fedssl.report.progress import Progress
 from fedssl.runtimes.local import LocalRuntime
 from fedssl.store import Snapshot, Store
 from fedssl.train import Trainer, resolve_mode, resolve_precision
+from fedssl.upload_weights import ImageCounts
 
 
 def drive(
@@ -151,4 +152,5 @@ class Drive:
             runtime.close()
             memory.close()
 
-        return Carrier(runtime, memory.snapshot, close)
+        counts = ImageCounts(lambda: {client: shard.images for client, shard in self.shards.items()}, verified=True)
+        return Carrier(runtime, counts, memory.snapshot, close)

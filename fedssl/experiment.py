@@ -16,7 +16,7 @@ from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.bound import GuardSettings
-from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignment, settings_class
+from fedssl.changes import CHOICES, USUAL, dump, merge_changes, parse_assignments, settings_class
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.errors import ConfigError
 from fedssl.method import METHODS, MethodSettings
@@ -25,6 +25,9 @@ from fedssl.settings import Settings, Unknown, explain, suggest, validate
 from fedssl.topology import TOPOLOGIES, Star, Topology
 from fedssl.train import TrainSettings
 from fedssl.variants import find
+
+# Settings that earlier versions did not have, by table: at its default, none of them changes an experiment's hash.
+ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
 
 
 def _chosen(table: str) -> BeforeValidator:
@@ -113,14 +116,24 @@ class Experiment(Settings):
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())
 
+    @property
+    def min_uploads(self) -> int:
+        """Valid uploads that a merge needs. Peers, and one client that holds all images, are exempt."""
+        return self.guard.min_uploads if self.topology.has_server and self.topology.merges else 1
+
     def hash(self) -> str:
-        """What tells experiments apart. Settings that came later do not where they are as by default: a guard, which no
-        honest run notices, and how a probe fine-tunes that no run makes."""
+        """Identify the experiment. Settings that were added later are left out at their defaults, and `min_uploads`
+        always: it decides whether a round counts, and never what it makes of a model."""
         plain = self.to_dict()
-        if self.guard == GuardSettings():
+        if self.guard.model_copy(update={"min_uploads": 2}) == GuardSettings():
             del plain["guard"]
-        if not self.probe.frozen:
-            del plain["probe"]["frozen"]
+        else:
+            del plain["guard"]["min_uploads"]
+        for table, keys in ADDED_LATER.items():
+            settings = getattr(self, table)
+            for key in keys:
+                if getattr(settings, key) == type(settings).model_fields[key].default:
+                    plain.get(table, {}).pop(key, None)
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def with_changes(self, changes: Mapping[str, Any]) -> Experiment:
@@ -156,6 +169,9 @@ class Experiment(Settings):
             raise ConfigError(
                 "[public] names the images of [data] itself: leave the table out to hold some of them out"
             )
+        if self.clients and self.topology.has_server:
+            plan = self.topology.plan([str(number) for number in range(self.clients)], 0, self.seed)
+            check_uploads(len(plan.home), self.clients, self.min_uploads)
         if self.method.init is not None and not self.method.init.is_file():
             raise ConfigError(f"method.init: there is no file {self.method.init}")
 
@@ -163,6 +179,15 @@ class Experiment(Settings):
         """Whether the clients' own images are the public ones."""
         tables = self.to_dict()
         return all(tables["data"].get(key) == tables["public"].get(key) for key in ("name", "path", "part"))
+
+
+def check_uploads(asked: int, clients: int, needed: int) -> None:
+    """Reject a plan that asks fewer clients in a round than a server needs uploads from."""
+    if asked < needed:
+        raise ConfigError(
+            f"each round asks {asked} of {clients} clients, but a server needs {needed} valid uploads to merge: raise "
+            f"clients or topology.participation, or set guard.min_uploads = {asked}"
+        )
 
 
 def _read(path: Path) -> str:
@@ -181,7 +206,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 def load(name_or_file: str | Path, changes: Iterable[str] | Mapping[str, Any] = ()) -> Experiment:
     """The experiment in a TOML file, or the recipe or variant of that name, with changes applied."""
-    changed = dict(changes) if isinstance(changes, Mapping) else dict(map(parse_assignment, changes))
+    changed = changes if isinstance(changes, Mapping) else parse_assignments(changes)
     experiment = Experiment.from_dict(merge_changes(plain_values(name_or_file), changed))
     experiment.check()
     return experiment

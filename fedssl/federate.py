@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from fedssl.admission import Admission
 from fedssl.algorithm import Algorithm, Averaging, Spec
-from fedssl.bound import Bound, Usual
+from fedssl.bound import Usual
 from fedssl.delivery import Delivery
 from fedssl.errors import RunError
 from fedssl.guard import Guard, Reply, Report
 from fedssl.topology import Plan, Topology
 from fedssl.tree import Tree
+from fedssl.upload_weights import UploadWeights
 
 Sites = Mapping[str, Tree]
-GIVE_UP_AFTER = 3  # rounds in a row without one sound upload
+GIVE_UP_AFTER = 3  # failed rounds in a row
 
 
 class Runtime(Protocol):
@@ -51,30 +53,33 @@ def federate(
     seed: int,
     start: int,
     rounds: int,
-    bound: Bound | None = None,
+    admission: Admission | None = None,
 ) -> Iterator[Round]:
-    """Rounds `start` … `rounds` − 1, from `sites`. A round without sound uploads leaves its sites as they were."""
-    bound = bound or Bound()
+    """Rounds `start` … `rounds` − 1, from `sites`. A failed round leaves its sites as they were."""
+    admission = admission or Admission()
+    bound = admission.bound
     failures = 0
     for number in range(start, rounds):
         plan = topology.plan(runtime.clients, number, seed)
-        before, sent = sites, dict[str, Tree]()
+        before = sites
+        sent: dict[str, Tree] = {}
 
         def message(client: str, plan: Plan = plan, sites: Sites = before, sent: dict[str, Tree] = sent) -> Tree:
             sent[client] = algorithm.broadcast(sites[plan.home[client]], client)
             return sent[client]
 
         bound.begin(number)
-        bounded = plan.heard if len(runtime.clients) > 1 else ()  # one client has nobody to be compared with
-        guard = Guard(wire, number, plan.home, sent, bound, bounded, algorithm.renamed)
+        bounded = plan.heard if len(runtime.clients) > 1 else ()  # a single client is compared with no other
+        weights = UploadWeights(plan, algorithm.weights, admission.max_share, admission.counts)
+        guard = Guard(wire, number, plan.home, sent, bound, bounded, algorithm.renamed, weights)
         heard = guard(runtime.exchange(number, plan.home, message))
-        sites = dict(before)
-        for site, uploads in Delivery(plan, heard, algorithm.weights):
-            sites[site] = algorithm.merge(before[site], uploads, mean)
-        bound.end()
+        merged = dict(before)
+        for site, uploads in Delivery(plan, heard, weights):
+            merged[site] = algorithm.merge(before[site], uploads, mean)
+        sites = admission.admit(before, merged, guard)
         finished = Round(number, sites, guard.reports, bound.usual)
         yield finished
         failures = failures + 1 if finished.failed else 0
         if failures == GIVE_UP_AFTER:
-            why = guard.reports[0].dropped if guard.reports else "nobody answered"
-            raise RunError(f"no sound upload in {failures} rounds; the last: {why}")
+            why = guard.reports[0].dropped if guard.reports else "no client answered"
+            raise RunError(f"{failures} rounds in a row failed; the last: {why}")

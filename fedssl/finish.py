@@ -15,9 +15,11 @@ from fedssl.agree import read_experiment, undamaged
 from fedssl.data import Dataset, Images
 from fedssl.data.progress import say_nothing, say_on_stderr
 from fedssl.drive import drive
-from fedssl.errors import ConfigError, FedsslError
+from fedssl.errors import ConfigError, FedsslError, RunError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
+from fedssl.feature_check import FeatureCheck
+from fedssl.federate import Sites
 from fedssl.lock import locked
 from fedssl.models import Models, export, models_of, saved_models
 from fedssl.provenance import UNKNOWN, code, environment
@@ -26,7 +28,7 @@ from fedssl.report.picture import MAPPED, draw_run
 from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
 from fedssl.store import Store, write_atomic
-from fedssl.tree import State
+from fedssl.tree import State, to_device
 from fedssl.up_to_date import hash_images, hash_labels, is_up_to_date
 
 READ = 100  # models whose mistakes are kept
@@ -66,6 +68,8 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         notes.insert(0, "no model was measured: each client has one of its own, and none of them is here")
     if evaluation.images.note:
         notes.insert(0, evaluation.images.note)
+    if experiment.algorithm.warning is not None:
+        notes.insert(0, experiment.algorithm.warning)
     results: dict[str, Any] = {
         "experiment": experiment.hash(),
         "rounds": snapshot.rounds,
@@ -79,6 +83,7 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
     if measurable:
         said = [note for probe in probes(experiment) for note in evaluation.images.notes(probe)]
         notes += [note for note in dict.fromkeys(said) if note not in notes]
+    check_features(experiment, snapshot.sites, data.train.image, device)
     outputs = {*integrity.OUTPUTS, *integrity.outputs(folder)}
     integrity.forget_hashes(folder, damaged if finished else outputs)
     export(experiment, folder, models, data.train.image, snapshot.rounds, notes)
@@ -129,6 +134,17 @@ def _compared(experiment: Experiment, name: str) -> Experiment:
     return experiment.with_changes(
         {"topology.name": name, "probe.every": 0, "probe.beside": [], "probe.picture": False}
     )
+
+
+def check_features(experiment: Experiment, sites: Sites, image: tuple[int, int, int], device: torch.device) -> None:
+    """Refuse to export merged models whose features are not finite, such as those of earlier versions."""
+    if not experiment.topology.merges:
+        return
+    check = FeatureCheck(experiment, image, device)
+    for site, state in sites.items():
+        fault = check(to_device(state, device))
+        if fault is not None:
+            raise RunError(f"{site}: {fault}; no backbone was exported")
 
 
 def _logged(folder: Path) -> tuple[list[str], list[str]]:

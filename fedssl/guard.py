@@ -10,10 +10,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fedssl.algorithm import Heard, Spec
-from fedssl.bound import FIRST, Bound
+from fedssl.bound import FIRST, Bound, Measured, shift_of, untrained
 from fedssl.soundness import fault, journey, sifted
 from fedssl.train import Metrics
 from fedssl.tree import Tree, nbytes
+from fedssl.upload_weights import UploadWeights
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
 MOST_NOTES = 20
@@ -64,8 +65,8 @@ class Looked(NamedTuple):
     moved_on: bool = False  # its client has trained, whatever became of its upload
     bytes_down: int = 0
     sent: Tree = MappingProxyType({})  # what its models are measured from
-    moved: float | None = None  # how far they went; None: nobody knows
-    bounded: bool = False  # whether that has a bound
+    moved: float | None = None  # how far they went; None: not known
+    measured: Measured | None = None  # what is compared with other uploads; None: this one has no bound
     bytes_up: int = 0  # as it came
     rows_left_out: str | None = None
 
@@ -74,7 +75,8 @@ class Guard:
     """Lets sound uploads through, lazily and in order, and keeps a report of every client.
 
     `clients` are those who take part in the round; `sent` has the messages on their way, and each is taken out when
-    it is answered. Updates of clients in `bounded` may be no larger than `bound` says.
+    it is answered. Updates of clients in `bounded` may be no larger than `bound` allows; `weights` has the image counts
+    that clients declared, and their shares of the mean.
     """
 
     def __init__(
@@ -86,11 +88,17 @@ class Guard:
         bound: Bound | None = None,
         bounded: Collection[str] = (),
         renamed: Callable[[Tree], Mapping[str, str]] = lambda upload: {},
+        weights: UploadWeights | None = None,
     ) -> None:
-        self.wire, self.round, self.sent = wire, round, sent
+        self.wire = wire
+        self.round = round
+        self.sent = sent
         self.reports: list[Report] = []
         self._awaited = set(clients)
-        self._bound, self._bounded, self._renamed = bound or Bound(), bounded, renamed
+        self._bound = bound or Bound()
+        self._bounded = bounded
+        self._renamed = renamed
+        self._weights = weights
 
     def __call__(self, replies: Iterable[Reply]) -> Iterator[Heard]:
         """Every client that was asked and has answered, once."""
@@ -102,16 +110,28 @@ class Guard:
             return Looked(reply._replace(upload=None), stray, stray=True)
         self._awaited.remove(reply.client)
         message, (upload, left_out) = self.sent.pop(reply.client, {}), sifted(reply.upload or {}, self.wire)
-        wrong = reply.error or fault(reply.images, upload, self.wire)
+        wrong = reply.error or fault(reply.images, upload, self.wire) or self._miscounted(reply)
         down, moved_on = nbytes(message), reply.upload is not None
         if wrong is None and reply.upload is not None:
             up, reply = nbytes(reply.upload), reply._replace(upload=upload)
             sent = {**message, **{key: message[name] for key, name in self._renamed(upload).items()}}
             moved, wrong = journey(sent, upload)
             if wrong is None:
-                bounded = moved is not None and reply.client in self._bounded
-                return Looked(reply, None, False, moved_on, down, sent, moved, bounded, up, left_out)
+                measured = self._measure(reply.client, sent, upload, moved)
+                return Looked(reply, None, False, moved_on, down, sent, moved, measured, up, left_out)
         return Looked(reply._replace(upload=None), wrong or "no upload", False, moved_on, down)
+
+    def _miscounted(self, reply: Reply) -> str | None:
+        declared = None if self._weights is None else self._weights.declared.get(reply.client)
+        if declared is None or int(reply.images) <= declared:
+            return None
+        return f"claims {reply.images} images, but declared {declared} when it joined"
+
+    def _measure(self, client: str, sent: Tree, upload: Tree, moved: float | None) -> Measured | None:
+        if moved is None or client not in self._bounded:
+            return None
+        images = 0 if self._weights is None else self._weights.verified_images(client)
+        return Measured(moved, images, shift_of(sent, upload), untrained(sent))
 
     def _wait(self, looked: Iterator[Looked]) -> Iterator[Looked]:
         """All of them in their order; the first few together, where only they can say what is usual."""
@@ -120,26 +140,38 @@ class Guard:
             sound_ones = 0
             while sound_ones < FIRST and _take(held, looked):
                 sound_ones += held[-1].wrong is None
-            sound = [one for one in held if one.wrong is None and one.bounded]
-            self._bound.compare([(one.moved, int(one.reply.images)) for one in sound if one.moved is not None])
-            del sound
+            self._bound.compare([one.measured for one in held if one.measured is not None])
         while held:
             yield held.popleft()
         yield from looked
 
     def _decide(self, looked: Looked) -> Heard | None:
-        reply, wrong, moved, upload, share = looked.reply, looked.wrong, looked.moved, looked.reply.upload, None
-        if wrong is None and upload is not None and moved is not None and looked.bounded:
-            upload, share, wrong = self._bound.within(looked.sent, upload, moved, int(reply.images))
+        reply = looked.reply
+        wrong = looked.wrong
+        moved = looked.moved
+        upload = reply.upload
+        kept = None
+        if wrong is None and upload is not None and looked.measured is not None:
+            share = 1.0 if self._weights is None else self._weights.share(reply.client)
+            upload, kept, wrong = self._bound.within(looked.sent, upload, looked.measured, share)
         if wrong is not None or upload is None:
             why = plain(wrong or "no upload")
             self.reports.append(Report(reply.client, why, None, looked.bytes_down, moved_on=looked.moved_on))
             return None if looked.stray else Heard(reply.client, 0, None)
         told = moved if moved is not None and math.isfinite(moved) else None  # the log has no word for infinity
         left_out = None if looked.rows_left_out is None else plain(looked.rows_left_out)
-        numbers = (looked.bytes_down, looked.bytes_up, told, False, legible(reply.notes), share, left_out)
+        numbers = (looked.bytes_down, looked.bytes_up, told, False, legible(reply.notes), kept, left_out)
         self.reports.append(Report(reply.client, None, reply.metrics, *numbers))
         return Heard(reply.client, int(reply.images), upload)
+
+    def reject(self, reason: str, clients: Collection[str] | None = None) -> None:
+        """Mark uploads that were accepted as dropped after all: those of `clients`, or every one."""
+        self.reports = [
+            report._replace(dropped=reason, metrics=None, moved_on=True, notes=NOTHING)
+            if report.dropped is None and (clients is None or report.client in clients)
+            else report
+            for report in self.reports
+        ]
 
     def stray(self, reply: Reply) -> str | None:
         """Why nobody waits for this reply; None if it answers a question of this round."""

@@ -21,6 +21,10 @@ HALVED = (
     "and are measured on the other"
 )
 SEEN = "the model has seen the images it is fine-tuned on in pre-training"
+FROZEN = (
+    "frozen: the head alone was trained, on features in evaluation mode; the papers fine-tune the whole model, and the "
+    "authors' code (EasyFL) trains another head on a backbone in training mode and prints the best test epoch"
+)
 FEW_LABELS = 0.01  # the share that `semi` has where nothing is said
 
 
@@ -88,6 +92,8 @@ class LabelledImages:
         """What is unusual about measuring with a probe."""
         known, k = len(self.known), self.experiment.probe.k
         notes = [self.note, self.few.note if PROBES[probe].learns == "few" else None]
+        if "frozen" in PROBES[probe].uses and self.experiment.probe.frozen:
+            notes.append(FROZEN)
         if "k" in PROBES[probe].uses and k > known:
             notes.append(f"k = {k} is more than the {known} labelled images there are: all of them vote")
         if self._asked_for(probe) > known:

@@ -14,15 +14,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedssl.admission import Admission, no_fault
 from fedssl.algorithm import Spec
 from fedssl.bound import Bound
-from fedssl.data.progress import Say
+from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import FedsslError, RunError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
+from fedssl.feature_check import FeatureCheck
 from fedssl.federate import Round, Runtime, federate
 from fedssl.memory import Remembered
 from fedssl.models import models_of
+from fedssl.probes import PROBES
 from fedssl.provenance import code
 from fedssl.report.checked_lines import repair as repair_log
 from fedssl.report.collapse import Collapse
@@ -31,6 +34,7 @@ from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.score import Score
 from fedssl.store import Snapshot, Store
 from fedssl.tree import Mean, to_device
+from fedssl.upload_weights import ImageCounts
 
 STOPPING = "stopping: the step under way ends, and what is finished is saved; the same command goes on"
 
@@ -45,6 +49,7 @@ class Carrier(NamedTuple):
     """A runtime, and what a run needs of it besides."""
 
     runtime: Runtime
+    counts: ImageCounts
     remembered: Callable[[], Mapping[str, Remembered]]  # by clients at the end of a round, as far as it lies here
     close: Callable[[], None]
 
@@ -67,6 +72,13 @@ def refuse_fruitless(folder: Path) -> None:
     failed = [line["failed"] for line in read_rounds(folder / "rounds.jsonl")]
     if failed and all(failed):
         raise RunError(f"{folder}: no round had a sound upload, so nothing was learned; rounds.jsonl says why")
+
+
+def warn(experiment: Experiment, say: Say) -> None:
+    """Print the algorithm's warning. `--quiet` does not silence it: it is about private data."""
+    warning = experiment.algorithm.warning
+    if warning is not None:
+        say(f"warning: {warning}")
 
 
 @dataclass(frozen=True)
@@ -102,8 +114,7 @@ class Loop:
         code()  # of now: files may be edited while this runs
         if self.evaluation.images.note and self.experiment.probe.every:
             self.say(self.evaluation.images.note)
-        if warning := self.experiment.algorithm.warning:
-            self.say(warning)
+        warn(self.experiment, say_on_stderr if quiet else self.say)
         log = RoundsLog(self.folder / "rounds.jsonl", last.rounds, say=self.say)
         collapse = Collapse(read_rounds(self.folder / "rounds.jsonl"))
         if resumed:
@@ -114,7 +125,7 @@ class Loop:
             saved, begun = time.monotonic(), time.perf_counter()
             unsaved, every = False, self.checkpoint_every
             try:
-                for round in self._rounds(carrier.runtime, wire, last):
+                for round in self._rounds(carrier, wire, last):
                     done = Snapshot(round.number + 1, round.sites, carrier.remembered(), round.usual)
                     seconds = time.perf_counter() - begun
                     try:
@@ -125,10 +136,10 @@ class Loop:
                         raise
                     line = self._line(round, knn, seconds)
                     log.append(line)
+                    last, unsaved = done, True  # at once: a signal from here on saves this round
                     progress.round(line)
                     if warning := collapse.see(line):
                         self.say(warning)
-                    last, unsaved = done, True
                     if time.monotonic() - saved >= every and not (every and self.store.busy):  # 0: in every round
                         self.store.save(last)
                         saved, unsaved = time.monotonic(), False
@@ -141,15 +152,35 @@ class Loop:
             finally:
                 self._close(carrier, last if unsaved else None)
 
-    def _rounds(self, runtime: Runtime, wire: Mapping[str, Spec], last: Snapshot) -> Iterator[Round]:
+    def _rounds(self, carrier: Carrier, wire: Mapping[str, Spec], last: Snapshot) -> Iterator[Round]:
         e = self.experiment
         sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
-        bound = Bound(e.guard, lambda round: e.train.rate(round, e.rounds), last.usual)
-        return federate(e.algorithm, e.topology, runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds, bound)
+        features = FeatureCheck(e, self.evaluation.data.train.image, self.device)
+        admission = Admission(
+            bound=Bound(e.guard, lambda round: e.train.rate(round, e.rounds), last.usual),
+            min_uploads=e.min_uploads,
+            max_share=e.guard.max_share or carrier.counts.max_share,
+            counts=carrier.counts,
+            model_fault=features if e.topology.merges else no_fault,
+        )
+        return federate(
+            e.algorithm, e.topology, carrier.runtime, wire, sites, Mean, e.seed, last.rounds, e.rounds, admission
+        )
 
     def _line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:
         rounds, accuracies = self.experiment.rounds, (None, None) if knn is None else (knn.mean, knn.common)
-        return record(round, rounds, self.experiment.train.rate(round.number, rounds), seconds, *accuracies)
+        rate = self.experiment.train.rate(round.number, rounds)
+        probe = self.experiment.probe
+        settings = {key: getattr(probe, key) for key in PROBES["knn"].uses}
+        return record(
+            round,
+            rounds,
+            rate,
+            seconds,
+            *accuracies,
+            knn_settings=None if knn is None else settings,
+            warning=self.experiment.algorithm.warning,
+        )
 
     def _knn(self, done: Snapshot) -> Score | None:
         every = self.experiment.probe.every

@@ -175,13 +175,13 @@ def run(
     """Run an experiment to its end, going on where the directory stands; returns the finished run.
 
     `experiment` is a recipe's name, a TOML file or an Experiment. Settings change by keyword (`rounds=3`,
-    `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`). `dataset`, and
-    `test` for labelled images to measure with, take images straight from Python: a pair of arrays, a torch or a
-    Hugging Face data set.
+    `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`); a table changes
+    only the keys that it names, in both. `dataset`, and `test` for labelled images to measure with,
+    take images straight from Python: a pair of arrays, a torch or a Hugging Face data set.
     """
     if test is not None and (dataset is None or isinstance(dataset, Dataset)):
         raise ConfigError("test= goes with training images in dataset=; a Dataset brings its own test images")
-    changed = flat(changes) | dict(set or {})
+    changed = flat(changes) | flat(set or {})
     if dataset is not None:
         dataset = from_python(dataset, test) if not isinstance(dataset, Dataset) else dataset
         changed.setdefault("data.name", "given")

@@ -11,9 +11,10 @@ from torch import Tensor
 from fedssl.algorithm import Features, Rows, Spec
 from fedssl.layout import Layout
 from fedssl.rows import finite
+from fedssl.running_statistics import variance_fault
 from fedssl.tree import State, Tree, Value, tensor
 
-MOST_IMAGES = 10**8  # no client holds as many; more is a lie that would decide the mean
+MAX_IMAGES = 10**7  # that one client may claim
 UNIT = 0.01  # how far the length of a row of unit length may be from 1
 
 
@@ -71,7 +72,7 @@ def _no_rows(rows: Mapping[str, Rows], upload: Tree) -> Tree:
 def fault(images: object, upload: Tree, wire: Mapping[str, Spec]) -> str | None:
     """Why an upload of a client that claims so many images must not count; None if it is what the wire says. Whether
     its models are finite is seen by `journey`."""
-    if isinstance(images, bool) or not isinstance(images, int) or not 0 < images <= MOST_IMAGES:
+    if isinstance(images, bool) or not isinstance(images, int) or not 0 < images <= MAX_IMAGES:
         return f"claims {images!r} images"
     if upload.keys() != wire.keys():
         odd = sorted(upload.keys() ^ wire.keys())
@@ -83,7 +84,7 @@ def _fault(value: Value, spec: Spec) -> str | None:
     if isinstance(spec, Layout):
         if not isinstance(value, State):
             return "is not a model"
-        return spec.first_difference(value.layout) or _rows_fault(value)
+        return spec.first_difference(value.layout) or _rows_fault(value) or variance_fault(value)
     if isinstance(spec, Features):
         spec = spec.rows
     if isinstance(spec, Rows):

@@ -38,7 +38,7 @@ class Plan:
         """Clients whose uploads reach somebody else than themselves."""
         return frozenset(client for site, clients in self.mixing.items() for client in clients if client != site)
 
-    def weight(self, site: str, client: str, images: int, weights: str) -> float:
+    def weight(self, site: str, client: str, images: float, weights: str) -> float:
         """How much a client's upload counts at a site it reaches; `weights` is the algorithm's: size or uniform."""
         fixed = self.mixing[site][client]
         return fixed if fixed is not None else float(images) if weights == "size" else 1.0
@@ -46,6 +46,7 @@ class Plan:
 
 class Topology(Settings, ABC):
     has_server: ClassVar[bool] = True
+    merges: ClassVar[bool] = True  # whether a site's model is made of several clients' uploads
     consensus: ClassVar[bool] = False  # many sites on their way to one model: their mean is worth measuring too
 
     def sites(self, clients: Sequence[str]) -> list[str]:
@@ -86,6 +87,7 @@ class Isolated(Topology):
     """Nobody merges: each client trains alone (the papers' standalone training)."""
 
     has_server: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
 
     def sites(self, clients: Sequence[str]) -> list[str]:
         return list(clients)
@@ -97,6 +99,8 @@ class Isolated(Topology):
 @TOPOLOGIES.register("centralized")
 class Centralized(Topology):
     """One client with everybody's images: what training would give if the images could be pooled."""
+
+    merges: ClassVar[bool] = False
 
     def owners(self, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {"all": torch.cat(list(parts.values())).sort().values}

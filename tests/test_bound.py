@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import math
+import statistics
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -21,9 +22,10 @@ from fedssl.graphs import Cycle
 from fedssl.guard import Guard, Reply
 from fedssl.layout import Entry, Layout
 from fedssl.settings import validate
-from fedssl.topology import Isolated, Star
+from fedssl.topology import Isolated, Plan, Star
 from fedssl.train import Metrics
 from fedssl.tree import State, Tree, model
+from fedssl.upload_weights import ImageCounts, UploadWeights
 
 LAYOUT = Layout.of(
     [
@@ -42,10 +44,15 @@ def at(x: float, y: float = 0.0, mean: float = 0.0, count: int = 0) -> State:
 SENT: Tree = {"model": at(0)}
 
 
-def heard(bound: Bound, ways: dict[str, float], images: dict[str, int] | None = None, round: int = 0) -> Guard:
+def heard(
+    bound: Bound, ways: dict[str, float], images: dict[str, int] | None = None, round: int = 0, verified: bool = True
+) -> Guard:
     """A round in which each client goes as far as said; the guard with its reports."""
     bound.begin(round)
-    guard = Guard({"model": LAYOUT}, round, ways, dict.fromkeys(ways, SENT), bound, ways)
+    known = dict.fromkeys(ways, 10) | (images or {})
+    plan = Plan(dict.fromkeys(ways, "server"), {"server": dict.fromkeys(ways)})
+    weights = UploadWeights(plan, "size", counts=ImageCounts(lambda: known, verified))
+    guard = Guard({"model": LAYOUT}, round, ways, dict.fromkeys(ways, SENT), bound, ways, weights=weights)
     for _ in guard(Reply(c, (images or {}).get(c, 10), {"model": at(way)}, METRICS) for c, way in ways.items()):
         pass
     bound.end()
@@ -73,11 +80,11 @@ def test_the_reason_names_the_setting() -> None:
     """The lower median of 1, 2, 4 and 50 is 2."""
     bound = Bound(GuardSettings())
     reports = heard(bound, {"a": 1, "b": 2, "c": 4, "d": 50}).reports
-    said = "the norm of its update is 50, more than 20: 10 times what is usual (guard.norm_bound)"
+    said = "the norm of its update is 50, above the limit of 20: 10 × the median (guard.norm_bound)"
     assert [report.dropped for report in reports] == [None, None, None, said]
     assert reports[3].moved_on
     (report,) = heard(Bound(GuardSettings()), {"a": 1e30}).reports
-    assert report.dropped == "the norm of its update is more than float32 can hold"
+    assert report.dropped == "the norm of its update exceeds the range of float32"
 
 
 def test_what_is_usual_is_the_largest_median_or_the_last() -> None:
@@ -136,7 +143,7 @@ def test_clipped_to_the_bound(far: float) -> None:
     assert report.clipped == pytest.approx(10 / far, rel=1e-5)
     assert report.divergence == (pytest.approx(far) if far < 1e18 else None)
     bound.end()
-    assert bound.usual == Usual(10.0, 10, 1.0, [(10.0, 10)])
+    assert bound.usual == Usual(10.0, 0, 1.0, [(10.0, 0)])  # this guard knows no image counts
 
 
 def test_what_is_not_too_far_is_not_clipped() -> None:
@@ -257,6 +264,90 @@ def test_one_client_a_round_sets_no_measure_by_itself() -> None:
     assert lost == ["e"] * 3
 
 
+def test_image_counts_that_clients_state_do_not_raise_the_bound() -> None:
+    """The median is 1. A client that states 1,000 times the images of the others may go 10, as they may."""
+    for verified, expected in ((False, ["big"]), (True, [])):
+        ways = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "big": 50.0}
+        assert dropped(heard(Bound(GuardSettings()), ways, {"big": 10_000}, verified=verified)) == expected
+
+
+def test_of_five_thousand_small_honest_clients_none_is_dropped() -> None:
+    """Norms with a long tail, exp(1.1·z) for normal z: 93 or so of them are above 10 × their median of 1.
+
+    Each has 1/5,000 of the mean, so that even the largest moves it by about a hundredth of a typical update.
+    """
+    z = torch.randn(5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ways = {f"c{i}": norm for i, norm in enumerate((1.1 * z).exp().tolist())}
+    assert sum(norm > 10 * statistics.median(ways.values()) for norm in ways.values()) > 50
+    images = dict.fromkeys(ways, 2)
+    for verified in (False, True):
+        assert dropped(heard(Bound(GuardSettings()), ways, images, verified=verified)) == []
+    ways["c4999"] = 1e4
+    assert dropped(heard(Bound(GuardSettings()), ways, images)) == ["c4999"]
+
+
+def test_the_reference_grows_within_the_first_round() -> None:
+    """The first five go 1, the next ten 9: from then on the median is 9, and 89 is below 10 × 9."""
+    ways = {f"c{i}": 1.0 for i in range(5)} | {f"d{i}": 9.0 for i in range(10)} | {"e": 89.0, "f": 91.0}
+    assert dropped(heard(Bound(GuardSettings()), ways)) == ["f"]
+
+
+NORM = Layout.of(
+    [
+        Entry("backbone.w", (1,), "weight"),
+        Entry("backbone.bn.running_mean", (2,), "statistic"),
+        Entry("backbone.bn.running_var", (2,), "statistic"),
+        Entry("backbone.bn.num_batches_tracked", (1,), "counter"),
+    ]
+)
+
+
+def normed(weight: float, mean: float, batches: int = 9) -> State:
+    return State(NORM, torch.tensor([weight, mean, mean, 1.0, 1.0]), torch.tensor([batches]))
+
+
+def shifted(bound: Bound, shifts: dict[str, float], round: int = 0, batches: int = 9) -> list[str]:
+    """The clients that are dropped for it in a round in which running means move by so many standard deviations."""
+    sent = {"model": normed(0.0, 0.0, batches)}
+    bound.begin(round)
+    guard = Guard({"model": NORM}, round, shifts, dict.fromkeys(shifts, sent), bound, shifts)
+    list(guard(Reply(client, 10, {"model": normed(1.0, shift)}, METRICS) for client, shift in shifts.items()))
+    bound.end()
+    reasons = {report.client: report.dropped for report in guard.reports if report.dropped}
+    assert all(reason.endswith("(guard.statistics_bound)") for reason in reasons.values())
+    return list(reasons)
+
+
+@pytest.mark.parametrize("who", range(5))
+def test_running_statistics_far_from_the_median_are_dropped(who: int) -> None:
+    """The median shift is 2 or 3, so at most 9 passes, whoever comes first; 1e30 must not reach the mean."""
+    shifts = {f"c{i}": 1e30 if i == who else i + 1.0 for i in range(5)}
+    bound = Bound(GuardSettings())
+    assert shifted(bound, shifts) == [f"c{who}"]
+    assert shifted(bound, {"a": 1.0, "b": 9.5}, round=1) == ["b"]
+
+
+def test_small_shifts_are_never_dropped_for_being_unlike_others() -> None:
+    """Clients of two images barely move their statistics; one with many may move them by a standard deviation."""
+    assert shifted(Bound(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 0.99}) == []
+    assert shifted(Bound(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 1.01}) == ["c"]
+    assert shifted(Bound(GuardSettings(statistics_bound=0)), {"a": 0.01, "b": 0.01, "c": 1e30}) == []
+
+
+def test_from_initial_statistics_training_may_lead_farther() -> None:
+    """Mean 0 and variance 1 are no activations' own: clients with many images move them far, those with few do not."""
+    for who, shift in (("c", 9.9), (None, 10.1)):
+        lost = shifted(Bound(GuardSettings()), {"a": 0.1, "b": 0.1, "c": shift}, batches=0)
+        assert lost == ([] if who else ["c"])
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_typical_shift() -> None:
+    """Its first round on has no bound on statistics, and sets one for the next."""
+    bound = Bound(GuardSettings(), usual=Usual(1.0, 0, 1.0, [(1.0, 0)] * 5))
+    assert shifted(bound, {"a": 2.0, "b": 2.0, "c": 20.0}) == []
+    assert shifted(bound, {"a": 2.0, "b": 2.0, "c": 20.0}) == ["c"]
+
+
 @pytest.mark.parametrize("value", [-1, 0.5, math.inf, "ten"])
 def test_a_bound_that_is_none(value: Any) -> None:
     with pytest.raises(ConfigError, match="norm_bound"):
@@ -271,6 +362,16 @@ def test_settings_that_came_later_are_no_part_of_an_experiments_hash() -> None:
     del before["probe"]["frozen"]
     assert plain.hash() == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
     other = plain.with_changes({"guard.clip": True})
-    assert other.to_dict()["guard"] == {"norm_bound": 10.0, "usual": "largest", "clip": True}
+    before = other.to_dict()
+    assert before["guard"] == {
+        "norm_bound": 10.0,
+        "usual": "largest",
+        "clip": True,
+        "statistics_bound": 3.0,
+        "min_uploads": 2,
+    }
+    del before["probe"]["frozen"], before["guard"]["statistics_bound"], before["guard"]["min_uploads"]
+    assert other.hash() == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
+    assert plain.with_changes({"guard.min_uploads": 1}).hash() == plain.hash()
     assert len({plain.hash(), other.hash(), plain.with_changes({"probe.frozen": True}).hash()}) == 3
     assert Experiment.from_toml(other.to_toml()) == other

@@ -223,6 +223,8 @@ def test_evaluate(here: Path, cli: Cli) -> None:
         (["runs/mine", "--on", "cifar1"], 'unknown data set "cifar1", did you mean "cifar10"?'),
         (["runs/mine", "--on", "cifar10", "--set", "data.hold=3"], 'unknown key "data.hold"'),
         (["runs/mine", "--set", "data.size=3"], "name it with --on"),
+        (["runs/mine", "--set", "data={size=3}"], "name it with --on"),
+        (["runs/mine", "--set", "probe={label=3}"], 'unknown key "probe.label", did you mean "labels"?'),
         (["runs/mine", "--on", "data"], "data is a folder: --on folder --set data.path=data --set data.layout=classes"),
         (["runs/mine", "--probe", "knn", "--set", "labels=100"], 'probe "knn" does not use labels; it uses k, temp'),
         (["runs/mine", "--set", "label=3"], 'unknown key "probe.label", did you mean "labels"?'),

@@ -119,7 +119,8 @@ def test_a_client_with_one_labelled_image_does_not_train_and_that_is_said(tmp_pa
     for owners, told in ((sizes, "1 of 2 clients have a single labelled image"), (few, None)):
         data = Dataset(DATA.train, DATA.test, owners)
         folder = tmp_path / str(len(owners["b"]))
-        run = fedssl.run(experiment(partition__name="natural", clients=0), folder, "cpu", dataset=data, quiet=True)
+        chosen = experiment(partition__name="natural", clients=0)
+        run = fedssl.run(chosen, folder, "cpu", dataset=data, quiet=True)
         if told:
             assert told in (run.evaluate("collaborative", labels=0.1, epochs=1).note or "")
             continue

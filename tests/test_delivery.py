@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedssl.algorithm import Heard, Upload
 from fedssl.delivery import Delivery
 from fedssl.topology import Plan
+from fedssl.upload_weights import UploadWeights
 
 
 class Tracked(dict[str, int]):
@@ -35,8 +36,12 @@ def plan(clients: str, mixing: Mapping[str, str]) -> Plan:
     return Plan(dict.fromkeys(clients, "home"), {site: dict.fromkeys(takes) for site, takes in mixing.items()})
 
 
+def deliver(p: Plan, stream: Iterator[Heard], scheme: str = "size") -> Delivery:
+    return Delivery(p, stream, UploadWeights(p, scheme))
+
+
 def delivered(p: Plan, stream: Iterator[Heard], weights: str = "size") -> dict[str, list[Upload]]:
-    return {site: list(uploads) for site, uploads in Delivery(p, stream, weights)}
+    return {site: list(uploads) for site, uploads in deliver(p, stream, weights)}
 
 
 def test_weights_are_the_plans() -> None:
@@ -65,7 +70,7 @@ def test_every_site_gets_its_own_in_the_clients_order(mixing: dict[str, set[str]
 def test_one_site_streams() -> None:
     """The next client is not heard before the merge asks for it."""
     made: list[str] = []
-    ((_, uploads),) = [next(iter(Delivery(plan("abc", {"x": "abc"}), heard("abc", on_make=_noting(made)), "size")))]
+    ((_, uploads),) = [next(iter(deliver(plan("abc", {"x": "abc"}), heard("abc", on_make=_noting(made)))))]
     assert made == ["a"]
     for expected in ("a", "ab", "abc"):
         next(uploads)
@@ -82,7 +87,7 @@ def test_a_site_merges_as_soon_as_its_clients_are_heard(dropped: str) -> None:
     made: list[str] = []
     stream = heard("abcd", dropped, _noting(made))
     done = {}
-    for site, uploads in Delivery(plan("abcd", {"z": "bd", "y": "c", "x": "ab"}), stream, "size"):
+    for site, uploads in deliver(plan("abcd", {"z": "bd", "y": "c", "x": "ab"}), stream):
         list(uploads)
         done[site] = "".join(made)
     expected = {"x": "ab", "y": "abc", "z": "abcd"}
@@ -111,7 +116,7 @@ def test_no_upload_outlives_its_last_site(mixing: dict[str, str], most: int) -> 
         weakref.finalize(tree, alive.discard, id(tree))
         peak.append(len(alive))
 
-    for _, uploads in Delivery(plan("abcdefgh", mixing), heard("abcdefgh", on_make=watch), "size"):
+    for _, uploads in deliver(plan("abcdefgh", mixing), heard("abcdefgh", on_make=watch)):
         while next(uploads, None) is not None:  # as a merge that keeps nothing but its sum
             pass
     assert max(peak) == most
@@ -121,7 +126,7 @@ def test_no_upload_outlives_its_last_site(mixing: dict[str, str], most: int) -> 
 def test_a_merge_that_stops_early_leaves_nobody_unheard_and_holds_nobody_up() -> None:
     made: list[str] = []
     got = {}
-    for site, uploads in Delivery(plan("abcd", {"x": "abcd", "y": "bd"}), heard("abcd", on_make=_noting(made)), "size"):
+    for site, uploads in deliver(plan("abcd", {"x": "abcd", "y": "bd"}), heard("abcd", on_make=_noting(made))):
         got[site] = next(uploads).client
     assert got == {"x": "a", "y": "b"}
     assert made == list("abcd")

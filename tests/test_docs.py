@@ -38,7 +38,7 @@ from fedssl.nets import BACKBONES
 from fedssl.probes import PROBES
 from fedssl.report.recipes import chosen, is_one
 from fedssl.report.rounds import record
-from fedssl.reproduce import find_table, some_cells
+from fedssl.reproduce import Outcome, find_table, some_cells
 from fedssl.reproduce.swept import swept
 from fedssl.settings import validate
 from fedssl.topology import TOPOLOGIES
@@ -120,7 +120,8 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fedssl, "run", run)
-    monkeypatch.setattr(sys.modules["fedssl.reproduce"], "_todo", lambda outcome: {})  # tables are told, not made
+    monkeypatch.setattr(sys.modules["fedssl.reproduce"], "_todo", lambda outcome: {})  # no cell is trained,
+    monkeypatch.setattr(Outcome, "failed", [])  # and none of them counts as failed
     monkeypatch.setattr(socket.socket, "connect", refuse)
     for registry in REGISTRIES.values():
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
@@ -317,7 +318,10 @@ def test_rounds_log_is_documented(demo: Path) -> None:
     dropped = record(Round(0, {}, [Report("a", "too few images")]), 10, 0.1, 1.0, None)["clients"][0]
     trained = Report("a", None, Metrics(1.0, 2, 3, 4.0, 0.5, 6.0), clipped=0.1, rows_left_out="all")
     clipped = record(Round(0, {}, [trained]), 10, 0.1, 1.0, None)["clients"][0]
-    assert first_cells(section("rounds.jsonl")) == {*line, *line["clients"][0], *dropped, *clipped}
+    optional = {"knn_settings": {"k": 5}, "warning": "features are shared"}
+    measured = record(Round(0, {}, []), 10, 0.1, 1.0, 50.0, **optional)
+    keys = {*line, *measured, *line["clients"][0], *dropped, *clipped}
+    assert first_cells(section("rounds.jsonl")) == keys
 
 
 def test_results_are_documented(demo: Path) -> None:

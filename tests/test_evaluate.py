@@ -18,6 +18,7 @@ from fedssl.data import Dataset, Images
 from fedssl.errors import ConfigError
 from fedssl.evaluate import Evaluation, backbone_of, for_probe
 from fedssl.experiment import Experiment
+from fedssl.labelled import FROZEN
 from fedssl.lacking import lacking
 from fedssl.layout import Entry, Layout
 from fedssl.score import Score, confusion, percent
@@ -391,5 +392,7 @@ def test_frozen_is_what_semi_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl.evaluate.fine_tune", tuned)
     for frozen in (False, True):
         chosen = for_probe(experiment(), "semi", {"labels": 0.01 if frozen else 0.5, "frozen": frozen})
-        Evaluation(chosen, DATA, CPU).measure({"x": state()}, ("semi",))
+        scores = Evaluation(chosen, DATA, CPU).measure({"x": state()}, ("semi", "knn"))
+        assert (FROZEN in str(scores["semi"].note)) is frozen
+        assert FROZEN not in str(scores["knn"].note)
     assert asked == [False, True]

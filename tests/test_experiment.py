@@ -217,6 +217,32 @@ def test_any_topology_can_be_set_beside_a_sampled_star() -> None:
         assert star.with_changes({"topology.name": name}).to_dict()["topology"] == {"name": name}
 
 
+TABLE = {"dim": 64, "augment": {"flip": 0.25}}
+
+
+def test_a_table_is_merged_however_it_is_given(tmp_path: Path) -> None:
+    """All spellings of one change give one experiment; keys that are not named keep their values."""
+    start = base(method__hidden=32, method__augment__blur=0.5)
+    expected = start.with_changes({"method.dim": 64, "method.augment.flip": 0.25})
+    method = expected.to_dict()["method"]
+    assert (method["name"], method["hidden"], method["dim"]) == ("byol", 32, 64)
+    assert (method["augment"]["blur"], method["augment"]["flip"]) == (0.5, 0.25)
+    assert start.with_changes({"method": TABLE}) == expected
+    assert start.with_changes({"method.dim": 64, "method.augment": {"flip": 0.25}}) == expected
+    file = tmp_path / "start.toml"
+    file.write_text(start.to_toml())
+    assert load(file, ["method={dim=64, augment={flip=0.25}}"]) == expected
+    assert load(file, ["method={dim=64}", "method={augment={flip=0.25}}"]) == expected
+    assert load(file, ["method.dim=1", "method={dim=64}", "method.augment.flip=0.25"]) == expected
+
+
+def test_a_table_with_a_name_chooses_as_the_name_alone_does() -> None:
+    start = base(method__hidden=32, method__momentum=0.5)
+    expected = start.with_changes({"method.name": "simclr", "method.dim": 64})
+    assert start.with_changes({"method": {"dim": 64, "name": "simclr"}}) == expected
+    assert expected.to_dict()["method"]["hidden"] == 32
+
+
 def test_changes_keep_whatever_python_value_they_bring(tmp_path: Path) -> None:
     assert base().with_changes({"method.init": tmp_path / "x"}).method.init == tmp_path / "x"
     with pytest.raises(ConfigError, match="rounds: input should be a valid integer"):
@@ -320,13 +346,17 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"clients": 0}, "experiment: clients must be a number above 0: this partition does not bring its own"),
         ({"clients": -1}, r"clients: input should be greater than or equal to 0 \(got -1\)"),
         ({"algorithm.name": "scaffold"}, 'unknown algorithm "scaffold"; known: .*fedavg.*'),
-        ({"data": {"holdout": 3}}, r"\[data\] needs a name; known: .*"),
         ({"train.lr.x": 3}, '"train.lr.x": "lr" is not a table'),
     ],
 )
 def test_impossible_combinations_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=f"^{sentence}$"):
         base().with_changes(changes).check()
+
+
+def test_a_table_without_a_name_that_it_needs() -> None:
+    with pytest.raises(ConfigError, match=r"^\[data\] needs a name; known: .*$"):
+        Experiment.from_dict(BASE | {"data": {"holdout": 3}})
 
 
 @pytest.mark.parametrize("partition", [{"name": "natural"}, {"name": "listed", "path": "x.json"}])

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from fedssl import recycle
+from fedssl.admission import Admission
 from fedssl.algorithm import Algorithm, Averaging, Spec, Upload
 from fedssl.algorithms import FedAvg
+from fedssl.bound import Bound, GuardSettings
 from fedssl.client import Client
 from fedssl.errors import RunError
 from fedssl.federate import GIVE_UP_AFTER, Round, federate
@@ -25,6 +27,7 @@ from fedssl.runtimes.local import LocalRuntime, Pace, Shard
 from fedssl.topology import SERVER, TOPOLOGIES, Isolated, Plan, Star, Topology
 from fedssl.train import Trainer
 from fedssl.tree import Mean, State, Tree, Value, model
+from fedssl.upload_weights import ImageCounts
 
 LAYOUT = Layout.of([Entry("backbone.w", (1,), "weight")])
 IMAGES = {"a": 1, "b": 2, "c": 5}
@@ -172,10 +175,87 @@ def test_a_failed_round_keeps_the_model() -> None:
 
 def test_three_failed_rounds_in_a_row_are_the_end() -> None:
     going, done = rounds(Fake(answers=lambda round, client, x: x + 1 if round < 2 else "ill"), Star(), count=9), []
-    with pytest.raises(RunError, match="no sound upload in 3 rounds; the last: ill"):
+    with pytest.raises(RunError, match="3 rounds in a row failed; the last: ill"):
         done.extend(going)
     assert [r.failed for r in done] == [False, False, *[True] * GIVE_UP_AFTER]
     assert value(done[-1].sites[SERVER]) == 2
+
+
+def test_a_single_valid_upload_is_not_merged() -> None:
+    """Round 2 has only a's upload: the server keeps what it had, and the log has the reason. Without the rule, a's
+    model would be everyone's."""
+
+    def answer(round: int, client: str, x: float) -> float | str:
+        return "ill" if round == 1 and client != "a" else x + 1
+
+    def last(admission: Admission) -> Round:
+        sites = {SERVER: {"model": state(0)}}
+        wire = {"model": LAYOUT}
+        return list(federate(Averaged(), Star(), Fake(answers=answer), wire, sites, Mean, 0, 0, 2, admission))[-1]
+
+    done = last(Admission(min_uploads=2))
+    assert done.failed
+    assert value(done.sites[SERVER]) == 1
+    why = "the round had 1 valid upload, and a merge needs 2 (guard.min_uploads)"
+    reports = [(report.dropped, report.moved_on) for report in done.reports]
+    assert reports == [(why, True), ("ill", False), ("ill", False)]
+    assert value(last(Admission()).sites[SERVER]) == 2
+
+
+def test_a_merged_model_with_a_fault_is_not_used() -> None:
+    def above_one(site: Tree) -> str | None:
+        return f"{value(site):g} is above 1" if value(site) > 1 else None
+
+    sites = {SERVER: {"model": state(0)}}
+    runtime = Fake(answers=lambda round, client, x: x + 1)
+    admission = Admission(model_fault=above_one)
+    going = federate(Averaged(), Star(), runtime, {"model": LAYOUT}, sites, Mean, 0, 0, 9, admission)
+    done = []
+    with pytest.raises(RunError, match="3 rounds in a row failed; the last: the merged model is rejected: 2 is above"):
+        done.extend(going)
+    assert [value(round.sites[SERVER]) for round in done] == [1, 1, 1, 1]
+    assert {report.dropped for report in done[-1].reports} == {"the merged model is rejected: 2 is above 1"}
+
+
+def test_of_peers_only_those_with_a_fault_keep_their_model() -> None:
+    """a adds 1, b 2, c 5, each alone at its site: only c gets above 4."""
+
+    def above_four(site: Tree) -> str | None:
+        return "above 4" if value(site) > 4 else None
+
+    sites = {site: {"model": state(0)} for site in "abc"}
+    admission = Admission(model_fault=above_four)
+    (done,) = federate(Averaged(), Isolated(), Fake(), {"model": LAYOUT}, sites, Mean, 0, 0, 1, admission)
+    assert {site: value(tree) for site, tree in done.sites.items()} == {"a": 1, "b": 2, "c": 0}
+    assert [report.dropped for report in done.reports] == [None, None, "the merged model is rejected: above 4"]
+
+
+def test_a_failed_round_changes_no_reference() -> None:
+    """Both go 1 in the first round; the second has one upload, of 9, and is not merged."""
+
+    def answer(round: int, client: str, x: float) -> float | str:
+        if round == 0:
+            return x + 1
+        return "ill" if client == "b" else x + 9
+
+    sites = {SERVER: {"model": state(0)}}
+    runtime = Fake("ab", answers=answer)
+    admission = Admission(Bound(GuardSettings(usual="last")), min_uploads=2)
+    first, second = federate(Averaged(), Star(), runtime, {"model": LAYOUT}, sites, Mean, 0, 0, 2, admission)
+    assert first.usual is not None
+    assert first.usual.norm == 1
+    assert second.usual == first.usual
+
+
+def test_a_client_that_claims_more_than_it_declared_is_dropped() -> None:
+    counts = ImageCounts(lambda: {"a": 1, "b": 2, "c": 4})
+    sites = {SERVER: {"model": state(0)}}
+    (done,) = federate(Averaged(), Star(), Fake(), {"model": LAYOUT}, sites, Mean, 0, 0, 1, Admission(counts=counts))
+    assert [report.dropped for report in done.reports] == [
+        None,
+        None,
+        "claims 5 images, but declared 4 when it joined",
+    ]
 
 
 def test_failures_are_counted_in_a_row() -> None:

@@ -24,6 +24,7 @@ from fedssl.runtimes.local import LocalRuntime, Pace, Shard
 from fedssl.topology import Star, Topology
 from fedssl.train import Trainer
 from fedssl.tree import Mean, model
+from fedssl.upload_weights import UploadWeights
 
 KINDS: dict[str, Callable[[float], Graph]] = {
     "cycle": lambda share: Cycle(participation=share),
@@ -204,7 +205,8 @@ def test_five_uploads_wait_in_a_cycle_however_long(peers: int) -> None:
             yield Heard(name, 1, sent)
             del sent
 
-    merged = [site for site, uploads in Delivery(Cycle().plan(named(peers), 0, 0), heard(), "size") if list(uploads)]
+    plan = Cycle().plan(named(peers), 0, 0)
+    merged = [site for site, uploads in Delivery(plan, heard(), UploadWeights(plan, "size")) if list(uploads)]
     assert sorted(merged) == sorted(named(peers))
     assert peak <= 6  # and one that has just come
     assert not alive

@@ -178,7 +178,7 @@ def test_one_bad_number_is_found_in_what_was_never_sent(position: int, value: fl
     assert fault(upload, wire=more) == "more: is not finite"
 
 
-@given(st.integers(1, 10**8), st.floats(-(2.0**100), 2.0**100, width=32))
+@given(st.integers(1, 10**7), st.floats(-(2.0**100), 2.0**100, width=32))
 def test_whatever_is_finite_passes(images: int, value: float) -> None:
     """Also where its square is not."""
     assert fault({"model": _with(sound(0), 2, value)}, images) is None

@@ -82,7 +82,8 @@ def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Da
     assert [line["knn"] is None for line in run.rounds] == [True, False]
     model = load_file(run.dir / "backbone.safetensors")
     for line in run.rounds:
-        assert line.keys() == {
+        measured = {"knn_settings"} if line["knn"] is not None else set()
+        assert line.keys() == measured | {
             "round",
             "of",
             "rate",
@@ -108,6 +109,7 @@ def test_the_rounds_log_has_all_that_is_promised(small: Experiment, labelled: Da
             assert 1 <= client["effective_rank"] <= 16  # two views of eight images
             assert client["images_per_s"] > 0
     assert run.rounds[-1]["knn"] == run.results["table"]["this run"]["knn"]["mean"]
+    assert run.rounds[-1]["knn_settings"] == {"k": 5, "temperature": 0.1}
     for text in (run.dir / "rounds.jsonl").read_text().splitlines():
         json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
@@ -369,6 +371,33 @@ def test_workers_do_not_change_a_bit(small: Experiment, labelled: Dataset, tmp_p
         for n in (1, 2, 3)
     ]
     assert hashes[0] == hashes[1] == hashes[2]
+
+
+def test_a_table_in_set_is_merged_as_a_keyword_is(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    """Both change what the table names and keep the rest; where both name a key, `set` decides."""
+    table = {"dim": 8, "augment": {"flip": 0.25}}
+    file = tmp_path / "small.toml"
+    file.write_text(small.to_toml())
+    runs = {
+        "keyword": fedssl.run(small, tmp_path / "keyword", "cpu", dataset=labelled, rounds=1, method=table),
+        "set": fedssl.run(small, tmp_path / "set", "cpu", dataset=labelled, set={"rounds": 1, "method": table}),
+        "file": fedssl.run(file, tmp_path / "file", "cpu", dataset=labelled, set={"rounds": 1, "method": table}),
+        "both": fedssl.run(
+            small,
+            tmp_path / "both",
+            "cpu",
+            dataset=labelled,
+            rounds=1,
+            method={"dim": 4, "augment": {"flip": 0.25}},
+            set={"method": {"dim": 8}},
+        ),
+    }
+    expected = small.with_changes({"rounds": 1, "method.dim": 8, "method.augment.flip": 0.25})
+    assert expected.to_dict()["method"]["hidden"] == 32
+    hashes = {name: run.results["experiment"] for name, run in runs.items()}
+    assert hashes == dict.fromkeys(runs, runs["keyword"].results["experiment"])
+    for run in runs.values():
+        assert run.experiment.method == expected.method
 
 
 def test_default_directories(

@@ -42,6 +42,18 @@ def test_a_cell_with_labels_left_out_is_measured_with_those() -> None:
         assert not any(each.startswith("labels") for each in cell.settings)
 
 
+def test_no_note_takes_frozen_for_the_authors_protocol() -> None:
+    """The authors' code trains another head on a backbone in training mode and prints the best test epoch."""
+    notes = [table.note for table in tables().values() if "frozen" in table.note]
+    assert len(notes) == 3
+    for note in notes:
+        assert "no setting here does the same" in note
+        for difference in ("Linear-4096-BatchNorm-ReLU-Linear", "training mode", "best test epoch"):
+            assert difference in note
+        for ours in ("evaluation mode", "without BatchNorm", "the last epoch"):
+            assert ours in note.partition("frozen=true")[2]
+
+
 def test_tables_have_the_recipes_that_cite_them_and_no_others() -> None:
     in_tables, cited = defaultdict(set), defaultdict(set)
     for table, cell in CELLS:

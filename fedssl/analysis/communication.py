@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, run_names
+from fedssl.analysis.comparable import check_comparable
 from fedssl.analysis.look import figure, legend, look, whole_rounds
 from fedssl.data.progress import Say, say_on_stderr
 from fedssl.errors import ConfigError
@@ -79,12 +80,13 @@ class Communication(Analysis):
     of: Literal["knn", "knn_common"] = "knn"  # of the run's models on average, or of what they have in common
 
     def measure(self, runs: Sequence[Run], say: Say) -> Found:
-        lines = {name: spent(run) for name, run in zip(run_names(runs), runs, strict=True)}
+        named = dict(zip(run_names(runs), runs, strict=True))
+        lines = {name: spent(run) for name, run in named.items()}
         measured = {name: [line[self.of] for line in each if line[self.of] is not None] for name, each in lines.items()}
         for name, values in measured.items():
             if not values:
-                why = self._why(runs[list(lines).index(name)])
-                raise ConfigError(f"{name} measured no {self.of} on its way: {why}")
+                raise ConfigError(f"{name} measured no {self.of} on its way: {self._why(named[name])}")
+        check_comparable(named)
         every = [value for values in measured.values() for value in values]
         targets = sorted(self.accuracies) or usual_targets(max(every), min(every))
         return {
@@ -93,6 +95,7 @@ class Communication(Analysis):
             "best": {name: max(values) for name, values in measured.items()},
             "reached": {name: [reached(each, t, self.of) for t in targets] for name, each in lines.items()},
             "rounds": lines,
+            "every": {name: run.experiment.probe.every for name, run in named.items()},
         }
 
     def _why(self, run: Run) -> str:
@@ -128,8 +131,12 @@ class Communication(Analysis):
                 cells = ["–"] * 4 if hit is None else [f"{hit['round']}", f"{hit['epochs']}", *_sizes(hit)]
                 rows.append([name, f"{target:g}%", *cells, best if hit is None else ""])
         columns = ["run", "accuracy", "round", "local epochs", "MB down", "MB up", ""]
-        note = "kNN accuracy, measured every few rounds: a target is reached by that round at the latest"
-        return Summary("what it takes to reach an accuracy", columns, rows, [note])
+        notes = ["kNN accuracy, measured every few rounds: a target is reached by that round at the latest"]
+        every = found["every"]
+        if len(set(every.values())) > 1:
+            said = ", ".join(f"{name} every {rounds}" for name, rounds in every.items())
+            notes.append(f"probe.every differs ({said}): a run measured more often can reach a target earlier")
+        return Summary("what it takes to reach an accuracy", columns, rows, notes)
 
 
 def _sizes(hit: Mapping[str, Any]) -> list[str]:

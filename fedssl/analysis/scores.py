@@ -19,6 +19,7 @@ from pydantic import PositiveInt
 
 from fedssl import integrity
 from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, run_names
+from fedssl.analysis.comparable import image_hashes
 from fedssl.analysis.look import COLOURS, MARKERS, figure, legend
 from fedssl.analysis.ranks import FEWEST, by_chance, spearman
 from fedssl.data.progress import Say
@@ -51,16 +52,32 @@ def row(
     last: int = LAST,
 ) -> dict[str, Any]:
     """What counts of one run, from plain values: an experiment's, the lines of a rounds log, accuracies in percent."""
-    data, method = experiment["data"], experiment["method"]
-    held_out = f", {data['holdout']} held out" if data.get("holdout") else ""
+    method = experiment["method"]
     return {
         "run": name,
-        "setting": f"{data.get('path') or data['name']}{held_out}, {method['backbone']}, "
-        f"batches of {experiment['train']['batch']}",
+        "setting": f"{_images(experiment['data'])}, {method['backbone']}, batches of {experiment['train']['batch']}",
         "method": method["name"],
         "scores": _scores([*rounds][-last:]),
         "accuracies": {key: accuracies[key] for key in ACCURACIES if key in accuracies},
     }
+
+
+def _images(data: Mapping[str, Any]) -> str:
+    """Name the images of a [data] table by every setting that changes them."""
+    held_out = [f"{data['holdout']} held out"] if data.get("holdout") else []
+    others = [f"{key} {data[key]}" for key in ("layout", "size", "channels", "test", "part") if key in data]
+    return ", ".join([data.get("path") or data["name"], *others, *held_out])
+
+
+def _tell_apart(rows: Sequence[dict[str, Any]], runs: Sequence[Run]) -> None:
+    """Add a hash to settings with the same name whose test images or labels differ."""
+    found: dict[str, set[tuple[str, ...] | None]] = {}
+    for each, run in zip(rows, runs, strict=True):
+        found.setdefault(each["setting"], set()).add(image_hashes(run))
+    for each, run in zip(rows, runs, strict=True):
+        if len(found[each["setting"]]) > 1:
+            hashes = image_hashes(run)
+            each["setting"] += f", images {''.join(h[:4] for h in hashes) if hashes else 'unknown'}"
 
 
 def _scores(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -135,6 +152,7 @@ class Scores(Analysis):
                 say(f"{name} does not count for {WORDS[key]}: it was measured otherwise than with {_way(ways, key)}")
             if not any(known.values()):
                 say(f"{name} has no final accuracy, and does not count: it is not finished, or had no labels")
+        _tell_apart(rows, runs)
         found = list(correlations(rows))
         if not found:
             raise ConfigError("no run has both a score and a final accuracy: finish some, with labelled test images")

@@ -1,8 +1,12 @@
 """Fine-tuning: the whole model learns from few labelled images; the last epoch counts, never the best.
 
 protocol.py has the papers' settings. Departures: the papers state no augmentation, so images are clean; the hidden
-layer of the two-layer head, whose size they do not state, is as wide as the features and has no normalisation. Frozen,
-the head alone learns: not what FedU and FedEMA write, but what public code does.
+layer of the two-layer head, whose size they do not state, is as wide as the features and has no normalisation.
+
+With `frozen` the head alone is trained, on features computed once in evaluation mode. FedU and FedEMA
+describe another protocol: the whole model is fine-tuned. Their authors' code, EasyFL, has a third one: its
+optimizer holds the head only, but the head is Linear-4096-BatchNorm-ReLU-Linear, the backbone runs in training
+mode, so that features use batch statistics and running statistics are updated, and the best test epoch is printed.
 """
 
 from __future__ import annotations

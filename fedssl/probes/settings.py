@@ -35,7 +35,7 @@ class ProbeSettings(Settings):
     batch: PositiveInt | None = None
     penalty: float = Field(0.0, ge=0)  # of the linear probe: penalty/2 · ‖weight‖² beside the mean cross-entropy
     solver: Solver = "protocol"  # of the linear probe; "lbfgs" finds the minimum itself, which no paper does
-    frozen: bool = False  # of `semi`: nothing but the new head learns, as in public code and against the papers' text
+    frozen: bool = False  # of `semi`: train the head only, on fixed features; not the authors' protocol
     picture: bool = False  # picture.png at the end: the kNN curve, a map of the test images before and after
     beside: tuple[str, ...] = ()  # measured the same way: "random" backbone, "isolated" or "centralized" training
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedssl.changes import merge_changes, parse_assignment
+from fedssl.changes import merge_changes, parse_assignments
 from fedssl.reproduce.plan import passes
 from fedssl.tables import Cell, Table, tables
 from fedssl.variants import find
@@ -52,7 +52,7 @@ def _trainings(cells: Iterable[Cell], suffix: str) -> Iterable[dict[str, Any]]:
     """The plain values of what cells train, each once."""
     found: dict[str, dict[str, Any]] = {}
     for cell in cells:
-        values = merge_changes(find(cell.recipe + suffix), dict(map(parse_assignment, cell.set)))
+        values = merge_changes(find(cell.recipe + suffix), parse_assignments(cell.set))
         trained = {key: value for key, value in values.items() if key != "probe"}
         found.setdefault(json.dumps(trained, sort_keys=True), values)
     return found.values()

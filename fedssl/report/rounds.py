@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,20 @@ from fedssl.report import checked_lines
 
 
 def record(
-    round: Round, rounds: int, rate: float, seconds: float, knn: float | None, knn_common: float | None = None
+    round: Round,
+    rounds: int,
+    rate: float,
+    seconds: float,
+    knn: float | None,
+    knn_common: float | None = None,
+    *,
+    knn_settings: Mapping[str, Any] | None = None,
+    warning: str | None = None,
 ) -> dict[str, Any]:
-    """A round as plain values; rounds are counted from 1 for people, out of `rounds`, at a learning rate of `rate`."""
+    """Return a round as plain values, counted from 1 out of `rounds`, at a learning rate of `rate`.
+
+    `knn_settings` are those of the kNN measurement, if any; `warning` is the algorithm's.
+    """
     trained = [r for r in round.reports if r.metrics is not None]
     images = sum(r.metrics.images for r in trained if r.metrics)
     losses = [r.metrics.loss * r.metrics.images for r in trained if r.metrics]
@@ -30,6 +41,8 @@ def record(
         "loss": sum(losses) / images if images else None,
         "knn": knn,
         "knn_common": knn_common,
+        **({"knn_settings": dict(knn_settings)} if knn_settings is not None else {}),
+        **({"warning": warning} if warning is not None else {}),
         "seconds": seconds,
         "images_per_s": images / seconds,
         "code": code(),

@@ -15,13 +15,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedssl.reproduce import Display, Outcome
+from fedssl.reproduce.caveat import INCOMPARABLE, published_heading
+from fedssl.reproduce.failed import failures
 from fedssl.reproduce.found import rounds
 from fedssl.reproduce.made import cautions
 from fedssl.reproduce.markdown import against, figure
-from fedssl.reproduce.outcome import INCOMPARABLE, Result
+from fedssl.reproduce.outcome import Result
 from fedssl.reproduce.plan import Training, passes
 from fedssl.reproduce.pool import Pool
-from fedssl.tables import Table
 
 FRAME = 8  # lines of a terminal that are not cells
 
@@ -79,7 +80,7 @@ class Screen:
         now = {str(training.folder) for training in running}
         body = _cells(shown, outcome, now)
         about = Text("\n".join([*lines, left]))
-        self._live.update(Group(Text(title(outcome.table)), body, about))
+        self._live.update(Group(Text(outcome.title), body, about))
 
     def ended(self, outcome: Outcome, training: Training, problems: dict[str, str]) -> None:
         self._results = outcome.shown
@@ -144,42 +145,30 @@ def _window(results: list[Result], running: Mapping[Training, float], height: in
     return results[first : first + max(1, height)]
 
 
-def title(table: Table) -> str:
-    return f"{table.paper + ', ' if table.paper else ''}{table.place}: {table.title}"
-
-
 def print_outcome(outcome: Outcome) -> None:
     """The table, what did not come about, and where all of it lies."""
     console, results = Console(), outcome.shown
     console = console if console.is_terminal else Console(width=160)
-    print(title(outcome.table))
+    print(outcome.title)
     console.print(_cells(results, outcome, set()))
     for remark in (INCOMPARABLE[outcome.scale], outcome.table.note):
         if remark:
             print(remark)
     for caution in cautions(outcome):
         print(caution)
-    for problem, cells in _problems(outcome.failed).items():
-        more = f"; and {len(cells) - 3} more" if len(cells) > 3 else ""
-        print(f"{'; '.join(cells[:3])}{more}: {problem}")
+    for problem, cells in failures(outcome.failed).items():
+        print(f"{cells}: {problem}")
     for reason in dict.fromkeys(each.cell.cannot for each in results if each.cell.cannot):
         print(f"cannot be had: {reason}")
     print(f"every seed, folder and command: {outcome.markdown_file} and {outcome.json_file}")
-
-
-def _problems(failed: list[Result]) -> dict[str, list[str]]:
-    """What went wrong, and where."""
-    found: dict[str, list[str]] = {}
-    for result in failed:
-        found.setdefault(result.problem or "not run", []).append(f"{result.cell.row}, {result.cell.column}")
-    return found
 
 
 def _cells(results: list[Result], outcome: Outcome, now: set[str]) -> RichTable:
     shown = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("row", "column"):
         shown.add_column(heading)
-    headings = ["published", "measured (seeds)"] + (["difference"] if outcome.comparable else [])
+    published = published_heading(outcome.comparable)
+    headings = [published, "measured (seeds)"] + (["difference"] if outcome.comparable else [])
     for heading in headings if outcome.table.paper else headings[1:2]:
         shown.add_column(heading, justify="right", no_wrap=True)
     for each in results:

@@ -19,6 +19,7 @@ from fedssl.drive import Interrupted
 from fedssl.errors import ConfigError
 from fedssl.recipes import matching
 from fedssl.reproduce import found
+from fedssl.reproduce.failed import TableError
 from fedssl.reproduce.fresh import set_aside
 from fedssl.reproduce.markdown import markdown
 from fedssl.reproduce.measurable import unmeasurable
@@ -30,7 +31,7 @@ from fedssl.settings import suggest
 from fedssl.store import check_writable
 from fedssl.tables import Cell, Table, tables
 
-__all__ = ["Outcome", "Result", "reproduce", "sweep"]
+__all__ = ["Outcome", "Result", "TableError", "reproduce", "sweep"]
 
 SCALES = {"paper": "", "short": "-short", "mini": "-mini"}
 ROOT = Path("runs/reproduce")
@@ -63,6 +64,9 @@ def reproduce(
     `scale` is that of the recipes: "paper", "short" (one local epoch a round) or "mini" (for a CPU). `cells` are
     patterns of names of recipes, rows or columns: one with *, # or {} must fit all of a name, others be part of it.
     `fresh` sets aside, and makes again, what other code than that of today has made.
+
+    Raises TableError, a FedsslError, once all other cells are finished, if some of those asked for failed; its
+    `outcome` has the table.
     """
     if scale not in SCALES:
         raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
@@ -82,7 +86,10 @@ def sweep(
     fresh: bool = False,
 ) -> Outcome:
     """Train and measure a recipe or a TOML file with every combination of settings: `set` is ["algorithm.tau=0.5,0.7",
-    "method=byol,simsiam"]; commas within brackets or quotes do not separate values."""
+    "method=byol,simsiam"]; commas within brackets or quotes do not separate values.
+
+    Raises TableError as `reproduce` does.
+    """
     table, where = swept(recipe, set, probes), Where(Path(dir), Path(data_dir), device)
     return _make(table, "as it is", "", seeds, table.cells, where, display, fresh)
 
@@ -138,6 +145,8 @@ def _make(
     outcome.save(markdown(outcome))
     if todo:
         _serve(outcome, Pool(todo, devices(on), where.data_dir), display)
+    if outcome.failed:
+        raise TableError(outcome)
     return outcome
 
 

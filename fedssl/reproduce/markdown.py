@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedssl.reproduce.caveat import INCOMPARABLE, published_heading
 from fedssl.reproduce.made import made_by
-from fedssl.reproduce.outcome import INCOMPARABLE, Outcome, Result
+from fedssl.reproduce.outcome import Outcome, Result
 
 
 def markdown(outcome: Outcome) -> str:
@@ -32,12 +33,13 @@ def against(result: Result, comparable: bool) -> str:
 
 def _lines(outcome: Outcome) -> Iterator[str]:
     table, results = outcome.table, outcome.results
-    yield f"# {table.paper + ', ' if table.paper else ''}{table.place}: {table.title}\n"
+    yield f"# {outcome.title}\n"
     yield f"Scale: {outcome.scale}. Measured: mean ± standard deviation over seeds (their number)."
     for remark in (INCOMPARABLE[outcome.scale], table.note):
         if remark:
             yield f"\n{remark}"
-    yield "\n| row | column | published | measured | difference |\n|---|---|---|---|---|"
+    heading = published_heading(outcome.comparable)
+    yield f"\n| row | column | {heading} | measured | difference |\n|---|---|---|---|---|"
     for each in results:
         words = (each.cell.row, each.cell.column, (each.cell.published or "").replace("±", " ± "), figure(each))
         yield "| " + " | ".join([*words, against(each, outcome.comparable)]) + " |"

@@ -6,23 +6,17 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedssl.provenance import code
 from fedssl.reproduce import found
+from fedssl.reproduce.caveat import INCOMPARABLE, caveat
 from fedssl.reproduce.plan import Training, Want
 from fedssl.score import rounded
 from fedssl.store import write_atomic
 from fedssl.tables import LOGGED, Cell, Table
-
-INCOMPARABLE = {
-    "paper": "",
-    "as it is": "",
-    "short": "One local epoch a round: the published figures are of longer trainings, and not to be compared with.",
-    "mini": "Small networks on 5,000 small grey images: these figures say that the table runs, and are not comparable "
-    "with the published ones.",
-}
 
 
 @dataclass(frozen=True)
@@ -157,6 +151,17 @@ class Outcome:
         return [each for each in self.asked if each.state in ("failed", "missing")]
 
     @property
+    def title(self) -> str:
+        """Paper, place and title; says if figures are not comparable with the published ones."""
+        paper = f"{self.table.paper}, " if self.table.paper else ""
+        return f"{paper}{self.table.place}: {self.table.title}{self._caveat}"
+
+    @cached_property
+    def _caveat(self) -> str:
+        trainings = dict.fromkeys(want.training for want in self._wants if want.training is not None)
+        return caveat(self.scale, [each.experiment.to_dict() for each in trainings])
+
+    @property
     def comparable(self) -> bool:
         return not INCOMPARABLE[self.scale]
 
@@ -175,10 +180,11 @@ class Outcome:
             "table": table.name,
             "paper": table.paper,
             "place": table.place,
-            "title": table.title,
+            "title": table.title + self._caveat,
             "note": table.note,
             "scale": self.scale,
             "code": code(),
+            "comparable": self.comparable,
             "warning": INCOMPARABLE[self.scale] or None,
             "cells": self.rows,
         }

@@ -19,7 +19,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedssl.changes import merge_changes, parse_assignment
+from fedssl.changes import merge_changes, parse_assignment, parse_assignments
 from fedssl.errors import ConfigError, FedsslError
 from fedssl.evaluate import ANEW, check_suits
 from fedssl.experiment import Experiment, plain_values
@@ -106,7 +106,8 @@ def wants(cells: Iterable[Cell], suffix: str, seeds: Iterable[int], root: Path, 
 
 def _resolved(cell: Cell, suffix: str, seed: int, root: Path, device: torch.device) -> tuple[Training, Measure]:
     name = cell.recipe + suffix
-    values, asked = plain_values(name), dict(map(parse_assignment, cell.set))
+    values = plain_values(name)
+    asked = parse_assignments(cell.set)
     if "seed" in asked:
         raise ConfigError("seeds are asked for with --seeds, not with --set")
     whole = Experiment.from_dict(merge_changes(values, asked))
@@ -121,14 +122,15 @@ def _resolved(cell: Cell, suffix: str, seed: int, root: Path, device: torch.devi
 def _measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure:
     """The probe with the settings in which it differs from what the training's folder says, which are the usual ones:
     so it depends on no other cell of the same training."""
-    said = {key.removeprefix("probe."): value for key, value in map(parse_assignment, cell.settings)}
+    given = parse_assignments(cell.settings)
+    said = {key.removeprefix("probe."): value for key, value in given.items()}
     if cell.probe in LOGGED:
         return Measure(cell.probe, tuple(said.items()))
     check_suits(cell.probe, experiment)
     probe = PROBES[cell.probe]
     if probe.together:
         _check_one_model(cell.probe, experiment)
-    asked = {key.removeprefix("probe.") for key, _ in map(parse_assignment, cell.set)}
+    asked = {key.removeprefix("probe.") for key in parse_assignments(cell.set)}
     own = {key: getattr(experiment.probe, key) for key in PROBED if key in probe.uses}
     if own.get("solver") == "lbfgs":  # which trains nothing, as no protocol says
         del own["protocol"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from pathlib import Path
 
-from fedssl.changes import full_key, parse_assignment
+from fedssl.changes import full_key, parse_assignment, parse_assignments
 from fedssl.errors import ConfigError
 from fedssl.evaluate import check_probe
 from fedssl.tables import Cell, Table
@@ -45,10 +45,15 @@ def swept(recipe: str, assignments: Sequence[str], probes: Sequence[str]) -> Tab
 
 def _check_apart(assignments: Sequence[str], axes: Sequence[Sequence[str]]) -> None:
     """Refuse two that set one key, or a table and a key in it: rows would say what was not trained."""
-    keys = [{full_key(*parse_assignment(each)) + "." for each in axis} for axis in axes]
+    keys = [{f"{key}." for each in axis for key in _keys(each)} for axis in axes]
     for (one, some), (other, others) in combinations(zip(assignments, keys, strict=True), 2):
         if any(a.startswith(b) or b.startswith(a) for a, b in product(some, others)):
             raise ConfigError(f'"{one}" and "{other}" set the same key: name it once, with all its values')
+
+
+def _keys(assignment: str) -> list[str]:
+    """Return the dotted keys that an assignment sets: several where its value is a table."""
+    return [full_key(key, value) for key, value in parse_assignments([assignment]).items()]
 
 
 def _axis(text: str) -> Iterator[str]:

@@ -466,19 +466,16 @@ def test_resumed_is_uninterrupted(
     assert resumed.rounds[-1]["clients"][0]["notes"] == {"remote": 16}
 
 
-def test_a_user_is_warned_that_mixing_does_not_protect(
-    small: Experiment, images: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, settings, said in (
-        ("mixed", {}, ["Carlini"]),
-        ("plain", {"algorithm.mix": 1}, ["not even mixed"]),
-        ("off", {"algorithm.fusion": False, "algorithm.lam": 0}, []),
-    ):
-        fedssl.run(small, tmp_path / name, "cpu", dataset=images, set={"rounds": 1, **settings})
-        err = capsys.readouterr().err
-        assert [word for word in ("Carlini", "not even mixed") if word in err] == said
-    fedssl.run(small, tmp_path / "quiet", "cpu", dataset=images, quiet=True, rounds=1)
-    assert capsys.readouterr().err == ""
+def test_the_warning_depends_on_what_is_shared(small: Experiment) -> None:
+    """Where and when it is printed: tests/robustness/test_shared_features.py."""
+
+    def warning(**settings: Any) -> str | None:
+        changes = {f"algorithm.{key}": value for key, value in settings.items()}
+        return small.with_changes(changes).algorithm.warning
+
+    assert "Carlini" in str(warning())
+    assert "not even mixed" in str(warning(mix=1))
+    assert warning(fusion=False, lam=0) is None
 
 
 def test_a_method_without_a_queue_is_refused(small: Experiment) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 import torch
+import toy
 from toy import Federation, Numbers
 
-from fedssl.algorithms import FedAvg, FedEMA
+from fedssl.algorithms import FedAvg, FedEMA, fedema
 from fedssl.client import Client
 from fedssl.train import Trainer
 from fedssl.tree import model
@@ -86,6 +87,56 @@ def test_who_was_away_starts_from_the_global_model(divergence: str) -> None:
     assert federation.round("A", "B")["A"] == pytest.approx(Numbers(G, G, q))
     federation.round("A", "B")
     assert federation.notes["A"]["lam"] == pytest.approx(lam)
+
+
+def test_lambda_is_set_after_the_first_training_of_a_client_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moves by 4 in round 1, pauses, and moves by 1 from round 3 on: λ = 0.7/4, not 0.7/1. Round 4: μ = λ·1."""
+    federation = Federation(FedEMA())
+    federation.round("A", "B")
+    federation.round("B")
+    monkeypatch.setitem(toy.ADDED, "A", Numbers(1, 2, 1))
+    federation.round("A", "B")
+    federation.round("A", "B")
+    assert federation.notes["A"]["lam"] == pytest.approx(0.7 / 4)
+    assert federation.notes["A"]["mu"] == pytest.approx(0.7 / 4)
+
+
+def test_the_server_sets_lambda_from_the_first_round_of_a_client_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """global: A ends round 1 with 14 where the mean is 17: λ = 0.7/(3·√2), although A pauses in round 2."""
+    federation = Federation(FedEMA(divergence="global"))
+    federation.round("A", "B")
+    federation.round("B")
+    monkeypatch.setitem(toy.ADDED, "A", Numbers(1, 2, 1))
+    federation.round("A", "B")
+    federation.round("A", "B")
+    assert federation.notes["A"]["lam"] == pytest.approx(0.7 / (3 * math.sqrt(2)))
+
+
+def test_the_server_sends_a_client_its_own_lambda_only() -> None:
+    federation = Federation(FedEMA(divergence="global"))
+    federation.round("A", "B")
+    message = federation.algorithm.broadcast(federation.site, "A")
+    assert message.keys() == {"model", "lam", fedema.LAM_FROM_FIRST_ROUND}
+    assert message["lam"] == pytest.approx(0.7 / (3 * math.sqrt(2)))
+
+
+@pytest.mark.parametrize("divergence", ["drift", "global"])
+def test_a_run_of_an_earlier_version_keeps_its_rule(divergence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, λ was set when a client first took part in two rounds in a row: for A in round 4.
+
+    drift: A moves by 1 in round 3, so λ = 0.7/1. global: the distance to what A is sent in round 4.
+    """
+    federation = Federation(FedEMA(divergence=divergence))
+    federation.site = {"model": federation.site["model"]}
+    federation.round("A", "B")
+    federation.round("B")
+    monkeypatch.setitem(toy.ADDED, "A", Numbers(1, 2, 1))
+    federation.round("A", "B")
+    federation.round("A", "B")
+    notes = federation.notes["A"]
+    assert notes["lam"] == pytest.approx(0.7 / (1 if divergence == "drift" else notes["divergence"]))
+    assert notes["mu"] == pytest.approx(0.7)
+    assert federation.site.keys() == {"model"}
 
 
 def test_a_newcomer_starts_from_the_global_model() -> None:

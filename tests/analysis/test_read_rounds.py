@@ -160,6 +160,60 @@ def test_a_run_that_measured_nothing_is_refused(go: Go, images: Any) -> None:
         analyse("communication", [go("one")], of="knn_common")
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"probe.k": 3}, r"probe\.k is 5 in one, 3 in other"),
+        ({"probe.temperature": 0.5}, r"probe\.temperature is 0\.1 in one, 0\.5 in other"),
+        ({"probe.k": 3, "probe.temperature": 0.5}, r"probe\.k is 5 .*; probe\.temperature is 0\.1 "),
+    ],
+)
+def test_accuracies_measured_otherwise_are_refused(go: Go, changes: dict[str, Any], named: str) -> None:
+    runs = [go("one"), go("other", **changes)]
+    with pytest.raises(ConfigError, match=f"kNN accuracies cannot be compared: {named}"):
+        analyse("communication", runs)
+    assert not (runs[0].dir / "analysis").exists()
+
+
+def test_settings_that_do_not_change_a_knn_accuracy_may_differ(go: Go) -> None:
+    runs = [go("one"), go("other", **{"probe.epochs": 7, "probe.labels": 9, "train.lr": 0.01})]
+    assert analyse("communication", runs, accuracies=[1]).summary.notes[1:] == []
+
+
+def test_a_run_that_changed_its_probe_on_the_way_is_refused(go: Go) -> None:
+    """Rounds 1 and 2 were measured with k = 5, the third with k = 3."""
+    go("run")
+    run = go("run", rounds=3, **{"probe.k": 3})
+    with pytest.raises(ConfigError, match=r"probe\.k is 5 in run, 3 in run"):
+        analyse("communication", [run])
+
+
+def test_accuracies_on_other_images_or_labels_are_refused(go: Go, images: Any) -> None:
+    pixels, labels = images(24, 1)
+    others = {
+        "images": from_python(images(48, 0), images(24, 2)),
+        "labels": from_python(images(48, 0), (pixels, (labels + 1) % 3)),
+    }
+    one = go("one")
+    for name, data in others.items():
+        with pytest.raises(ConfigError, match=f"{name}: other test images or labels than one"):
+            analyse("communication", [one, go(name, data)])
+
+
+def test_unfinished_runs_are_compared_by_the_settings_of_their_images(go: Go) -> None:
+    runs = [go("one"), go("other", **{"data.holdout": 12})]
+    for run in runs:
+        (run.dir / "results.json").unlink()
+    with pytest.raises(ConfigError, match=r"data\.holdout is 0 in one, 12 in other"):
+        analyse("communication", runs)
+    assert analyse("communication", runs[:1], accuracies=[1]).found["targets"] == [1]
+
+
+def test_how_often_each_run_was_measured_is_noted(go: Go) -> None:
+    done = analyse("communication", [go("often"), go("seldom", **{"probe.every": 2})], accuracies=[1])
+    assert "(often every 1, seldom every 2)" in done.summary.notes[1]
+
+
 def test_sizes_are_those_of_the_tensors(go: Go) -> None:
     """A FedAvg upload is the online model: what the log calls its bytes are those of its rows."""
     run = go()

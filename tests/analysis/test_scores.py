@@ -13,6 +13,7 @@ import fedssl
 from fedssl.analysis import analyse
 from fedssl.analysis.ranks import by_chance, ranks, spearman
 from fedssl.analysis.scores import correlations, lines, measured, row
+from fedssl.data import from_python
 from fedssl.errors import ConfigError
 
 Go = Callable[..., fedssl.Run]
@@ -81,6 +82,27 @@ def test_a_run_by_hand() -> None:
 def some(method: str, rank: float, knn: float, **more: Any) -> dict[str, Any]:
     made = row("r", experiment(method={"name": method}, **more), [{"clients": [client(rank)]}], {"knn": knn})
     return {**made, "run": f"{method}{rank}"}
+
+
+def test_settings_that_change_images_tell_runs_apart() -> None:
+    tables = [
+        {"name": "folder", "path": "photos", "layout": "classes", "size": 32, "channels": 3},
+        {"name": "folder", "path": "photos", "layout": "classes", "size": 64, "channels": 3},
+        {"name": "folder", "path": "photos", "layout": "classes", "size": 32, "channels": 1},
+        {"name": "folder", "path": "photos", "layout": "classes", "size": 32, "channels": 3, "test": "a"},
+        {"name": "stl10", "part": "train"},
+        {"name": "stl10", "part": "both"},
+    ]
+    settings = {row("a", experiment() | {"data": table}, [], {})["setting"] for table in tables}
+    assert len(settings) == len(tables)
+
+
+def test_runs_on_other_test_images_of_the_same_name_are_not_compared(go: Go, images: Any) -> None:
+    """Images from Python have no name of their own: three runs on some, one on others."""
+    other = from_python(images(48, 0), images(24, 2))
+    runs = [*(go(f"r{i}", seed=i) for i in range(3)), go("other", other, seed=3)]
+    found = analyse("scores", runs).found["correlations"]
+    assert sorted({c["setting"]: c["runs"] for c in found}.values()) == [1, 3]
 
 
 def test_only_what_is_comparable_is_compared() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedssl.provenance import code
-from fedssl.reproduce import found
+from fedssl.reproduce import SCALES, found
 from fedssl.reproduce.outcome import Outcome, Where
 from fedssl.reproduce.plan import Want, wants
 from fedssl.tables import Cell, Table
@@ -22,7 +22,7 @@ PRIVATE = Cell("B", "x", "decssl-simclr-amazon-natural", "linear", cannot="the i
 
 def outcome(root: Path, *cells: Cell, seeds: int = 3, scale: str = "paper", asked: Sequence[Cell] = ()) -> Outcome:
     table = Table("p-1", "P", "Table 1", "t", cells, "n")
-    planned = list(wants(cells, "-mini" if scale == "mini" else "", range(seeds), root, torch.device("cpu")))
+    planned = list(wants(cells, SCALES.get(scale, ""), range(seeds), root, torch.device("cpu")))
     return Outcome(table, scale, planned, seeds, asked or cells, Where(root, Path("data"), "cpu"))
 
 

@@ -14,7 +14,7 @@ from fedssl.errors import RunError
 from fedssl.lock import locked
 from fedssl.provenance import code
 from fedssl.report.tables import print_outcome
-from fedssl.reproduce import _todo, found
+from fedssl.reproduce import TableError, _todo, found
 from fedssl.reproduce.fresh import set_aside
 from fedssl.reproduce.made import cautions
 from fedssl.reproduce.markdown import markdown
@@ -98,9 +98,12 @@ def test_the_command_passes_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     module = import_module("fedssl.reproduce")  # the name in fedssl is the function's
     monkeypatch.setattr(module, "set_aside", lambda wanted: asked.append([want.seed for want in wanted]))
     monkeypatch.setattr(module, "_todo", lambda outcome: {})
-    fedssl.reproduce("fedema-3", "mini", 1, ["FedEMA"], tmp_path)
+    with pytest.raises(TableError):  # nothing is trained here
+        fedssl.reproduce("fedema-3", "mini", 1, ["FedEMA"], tmp_path)
     assert asked == []
-    fedssl.reproduce("fedema-3", "mini", 1, ["FedEMA"], tmp_path, fresh=True)
-    fedssl.sweep("demo", seeds=2, dir=tmp_path, fresh=True)
+    with pytest.raises(TableError):
+        fedssl.reproduce("fedema-3", "mini", 1, ["FedEMA"], tmp_path, fresh=True)
+    with pytest.raises(TableError):
+        fedssl.sweep("demo", seeds=2, dir=tmp_path, fresh=True)
     assert asked[1:] == [[0, 1]]
     assert set(asked[0]) == {0}

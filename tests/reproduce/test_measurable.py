@@ -12,6 +12,7 @@ import pytest
 
 import fedssl
 from fedssl.errors import ConfigError
+from fedssl.reproduce import TableError
 from fedssl.reproduce.plan import Measure, Training
 
 MINE = """
@@ -54,14 +55,16 @@ def test_without_labels_nothing_is_trained(mine: str, tmp_path: Path) -> None:
 
 def test_what_can_be_measured_is_trained(mine: str, tmp_path: Path) -> None:
     """Three kinds of images, two probes: with labelled test images only, nobody knows the clients' classes."""
-    made = fedssl.sweep(
-        mine,
-        ["data.path=labelled.npz,tests.npz,none.npz"],
-        1,
-        ["linear", "per-client"],
-        tmp_path / "out",
-        data_dir=tmp_path,
-    )
+    with pytest.raises(TableError) as raised:  # nothing is trained here
+        fedssl.sweep(
+            mine,
+            ["data.path=labelled.npz,tests.npz,none.npz"],
+            1,
+            ["linear", "per-client"],
+            tmp_path / "out",
+            data_dir=tmp_path,
+        )
+    made = raised.value.outcome
     asked = {
         (training.experiment.to_dict()["data"]["path"], measure.probe)
         for training, measures in Untrained.asked.items()
@@ -88,12 +91,14 @@ def test_what_was_measured_before_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_images_that_are_not_there_are_left_to_be_said_by_their_training(mine: str, tmp_path: Path) -> None:
-    fedssl.sweep(mine, ["data.path=nosuch.npz"], 1, dir=tmp_path / "out", data_dir=tmp_path)
+    with pytest.raises(TableError):  # nothing is trained here
+        fedssl.sweep(mine, ["data.path=nosuch.npz"], 1, dir=tmp_path / "out", data_dir=tmp_path)
     assert len(Untrained.asked) == 1
 
 
 def test_images_are_not_read_again_for_a_paper(mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("fedssl.reproduce.measurable")
     monkeypatch.setattr(module, "read_data", lambda *args: pytest.fail("images were read"))
-    fedssl.reproduce("fedema-3", "mini", 1, ["FedU, CIFAR-10, IID"], tmp_path / "out", "cpu")
+    with pytest.raises(TableError):
+        fedssl.reproduce("fedema-3", "mini", 1, ["FedU, CIFAR-10, IID"], tmp_path / "out", "cpu")
     assert len(Untrained.asked) == 1

@@ -12,12 +12,13 @@ from pretended import BAD, GOOD, PRIVATE, outcome, pretend
 import fedssl
 from fedssl.errors import ConfigError
 from fedssl.provenance import code
+from fedssl.report.tables import print_outcome
 from fedssl.reproduce import _todo, _wants
 from fedssl.reproduce.markdown import against, figure, markdown
 from fedssl.reproduce.outcome import Outcome, Result, Where
 from fedssl.reproduce.plan import wants
 from fedssl.reproduce.swept import swept
-from fedssl.tables import Cell
+from fedssl.tables import Cell, tables
 
 
 def test_mean_deviation_and_difference(tmp_path: Path) -> None:
@@ -33,6 +34,46 @@ def test_mean_deviation_and_difference(tmp_path: Path) -> None:
     assert "| A | x | 79.44 ± 0.99 | 80.00 ± 2.00 (3) | +0.56 |" in markdown(made)
     assert made.failed == []
     assert _todo(made) == {}
+
+
+CAVEAT = "scale, NOT COMPARABLE with the published figures: trained on"
+MINI = f"[mini {CAVEAT} 5,000 images of Fashion-MNIST; cnn; 10 rounds of 1 local epoch]"
+SHORT = f"[short {CAVEAT} cifar10; resnet18; 100 rounds of 1 local epoch]"
+
+
+@pytest.mark.parametrize(("scale", "caveat"), [("paper", ""), ("short", f" {SHORT}"), ("mini", f" {MINI}")])
+def test_a_title_states_that_figures_are_not_comparable(
+    scale: str, caveat: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the actual data and budget: on the screen, in the Markdown file and in the JSON file."""
+    made = outcome(tmp_path, GOOD, BAD, seeds=1, scale=scale)
+    for want in made.wanted:
+        pretend(want, 50.0)
+    made.save(markdown(made))
+    print_outcome(made)
+    said = capsys.readouterr().out
+    title = f"P, Table 1: t{caveat}"
+    assert said.splitlines()[0] == title
+    assert ("published (not comparable)" in said) == (scale != "paper")
+    text = made.markdown_file.read_text()
+    assert text.splitlines()[0] == f"# {title}"
+    assert ("| published (not comparable) |" in text) == (scale != "paper")
+    saved = json.loads(made.json_file.read_text())
+    assert saved["title"] == f"t{caveat}"
+    assert saved["comparable"] is (scale == "paper")
+
+
+def test_every_table_at_another_scale_has_the_caveat(tmp_path: Path) -> None:
+    """At mini scale all trainings are of the images that come with the package."""
+    for table in tables().values():
+        for scale, suffix in (("short", "-short"), ("mini", "-mini")):
+            planned = list(wants(table.cells, suffix, [0], tmp_path, torch.device("cpu")))
+            made = Outcome(table, scale, planned, 1, table.cells, Where(tmp_path, Path("data"), "cpu"))
+            assert f"[{scale} scale, NOT COMPARABLE with the published figures" in made.title
+            data = {want.training.experiment.to_dict()["data"]["name"] for want in planned if want.training}
+            if scale == "mini" and data:
+                assert data == {"fashion-mini"}
+                assert "trained on 5,000 images of Fashion-MNIST; " in made.title
 
 
 def test_no_difference_is_said_of_a_mini(tmp_path: Path) -> None:

@@ -170,6 +170,20 @@ def test_a_key_that_two_set_is_refused(one: str, other: str) -> None:
         with pytest.raises(ConfigError, match="set the same key: name it once"):
             swept("demo", both, ["knn"])
     swept("demo", ["method=byol,simclr", "method.dim=8,16", "train.lr=0.1", "train.batch=8"], ["knn"])
+    swept("demo", ["method=byol,simclr", "method={dim=8},{dim=16}", "train={lr=0.1}"], ["knn"])
+
+
+def test_a_table_in_a_sweep_changes_only_the_keys_it_names(tmp_path: Path) -> None:
+    """So that it trains and measures what dotted keys do."""
+    tabled, dotted = (
+        next(wants(swept("demo", [*changes], ["semi"]).cells, "", [0], tmp_path, torch.device("cpu")))
+        for changes in (["train={lr=0.1}", "probe={labels=50}"], ["train.lr=0.1", "probe.labels=50"])
+    )
+    assert tabled.problem is None
+    assert tabled.training == dotted.training
+    assert tabled.measure == dotted.measure
+    assert tabled.measure is not None
+    assert dict(tabled.measure.settings)["labels"] == 50
 
 
 def test_a_probe_asked_for_twice_is_refused() -> None:

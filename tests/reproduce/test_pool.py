@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from pretended import BAD, GOOD, outcome, pretend
 
+import fedssl
 from fedssl.drive import Interrupted
-from fedssl.reproduce import _serve, _todo, pool, work
+from fedssl.reproduce import TableError, _serve, _todo, pool, work
 from fedssl.reproduce.outcome import Outcome
 from fedssl.reproduce.pool import Pool
 
@@ -150,3 +151,50 @@ def test_ctrl_c_in_a_probe_that_trains_is_no_problem_of_the_cell(
     with pytest.raises(Interrupted):
         work._measure_all({"key": "k", "measures": measures}, tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", ["sweep", "reproduce"])
+def test_a_failed_worker_is_an_error_once_the_others_are_finished(
+    command: str, speak: Speak, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two trainings the first's process dies and the second is measured."""
+    monkeypatch.chdir(tmp_path)
+    made = "open(os.path.join(job['folder'], 'measures', job['measures'][0]['file']), 'w')"
+    content = "json.dumps({'experiment': job['key'], 'value': 80.0, 'code': 'x'})"
+    measure = f"    os.makedirs(os.path.join(job['folder'], 'measures'))\n    {made}.write({content})\n"
+    first = f"{str(tmp_path / 'first')!r}"
+    die = f"    if not os.path.exists({first}):\n        open({first}, 'w')\n        os._exit(3)\n"
+    speak(ANSWER + die + measure + "    print('{}', flush=True)\n")
+    cells = ["FedU, CIFAR-10, IID", "FedBYOL, CIFAR-10, IID"]
+    call = {
+        "sweep": lambda: fedssl.sweep("demo", ["train.lr=0.1,0.2"], 1, dir="out", device="cpu"),
+        "reproduce": lambda: fedssl.reproduce("fedema-3", "mini", 1, cells, "out", "cpu"),
+    }[command]
+    with pytest.raises(TableError) as raised:
+        call()
+    row = {"sweep": "train.lr=0.1, linear", "reproduce": "FedBYOL, CIFAR-10, IID"}[command]
+    text = str(raised.value)
+    assert text.startswith(f"1 of 2 cells failed ({row}: its process ended with code 3;")
+    assert "\n" not in text
+    outcome = raised.value.outcome
+    assert [each.state for each in outcome.asked] == ["failed", "done"]
+    asked = {(each.cell.row, each.cell.column) for each in outcome.asked}
+    saved = json.loads(outcome.json_file.read_text())["cells"]
+    assert [cell["state"] for cell in saved if (cell["row"], cell["column"]) in asked] == ["failed", "done"]
+
+
+def test_the_command_prints_the_table_and_fails(
+    speak: Speak, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    speak("import os\nos._exit(3)\n")
+    words = ["sweep", "demo", "--set", "train.lr=0.1,0.2", "--seeds", "1", "--dir", "out", "--device", "cpu"]
+    code, out, err = cli(*words)
+    assert code == 1
+    assert "train.lr=0.2" in out
+    last = err.splitlines()[-1]
+    assert last.startswith("fedssl: 2 of 2 cells failed (train.lr=0.1, linear: its process ended with code 3;")
+    assert "train.lr=0.2, linear: its process" in last
+    code, out, err = cli(*words, "--json")
+    assert code == 1
+    assert [cell["state"] for cell in json.loads(out)["cells"]] == ["failed", "failed"]

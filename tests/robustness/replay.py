@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fedssl import combinations
+from fedssl.admission import Admission
 from fedssl.algorithm import ALGORITHMS, Algorithm, Spec
 from fedssl.bound import Bound, GuardSettings, Usual
 from fedssl.combinations import Combination, images, tiny
@@ -80,7 +81,8 @@ class Record(NamedTuple):
     def play(self, replies: Sequence[Reply], clients: Sequence[str] | None = None) -> Round:
         """The round with these replies instead, in a federation of these clients alone."""
         bound, runtime = Bound(GuardSettings(), usual=self.usual), Played(clients or list(self.replies), replies)
-        (round,) = federate(self.algorithm, self.topology, runtime, self.wire, self.sites, Mean, 0, 1, 2, bound)
+        admission = Admission(bound)
+        (round,) = federate(self.algorithm, self.topology, runtime, self.wire, self.sites, Mean, 0, 1, 2, admission)
         return round
 
     def instead(self, reply: Reply) -> Round:
@@ -127,8 +129,8 @@ def recorded(case: str, topology: str = "star") -> Record | None:
     def watched(algorithm: Algorithm, topology: Topology, runtime: Runtime, *rest: Any) -> Iterator[Round]:
         recorder, rounds = Recorder(runtime), list[Round]()
         kept[:] = recorder, rest[0], rounds
-        bound = Bound(GuardSettings())
-        for round in federate(algorithm, topology, recorder, *rest, bound):
+        admission = Admission(Bound(GuardSettings()))
+        for round in federate(algorithm, topology, recorder, *rest, admission):
             rounds.append(round)
             yield round
 

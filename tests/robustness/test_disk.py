@@ -149,6 +149,23 @@ def test_no_checkpoint_is_whole(federation: Any, cli: Any) -> None:
     assert {p: p.read_bytes() for p in before} == before
 
 
+@pytest.mark.parametrize("key", ["rounds", "usual"])
+def test_a_manifest_with_a_changed_number_is_refused(key: str, federation: Any) -> None:
+    """It is valid JSON, and every file that it names is whole: only its own hash differs."""
+    federation.here("run", "simclr")
+    manifest, _ = _newest(federation.root / "run")
+    sealed = json.loads(manifest.read_text())
+    body = json.loads(sealed["body"])
+    assert body[key]
+    body[key] = 5 if key == "rounds" else [2 * number for number in body[key]]
+    manifest.write_text(json.dumps({**sealed, "body": json.dumps(body, sort_keys=True)}))
+    said: list[str] = []
+    snapshot = Store(federation.root / "run").load(said.append)
+    assert snapshot is not None
+    assert snapshot.rounds == 3
+    assert said == ["checkpoint 00004 is damaged (its manifest does not match its hash); trying the one before"]
+
+
 @pytest.mark.slow
 def test_a_hundred_flips(federation: Any) -> None:
     """Wherever the bit lies, the checkpoint is either refused or loads as it was."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,14 +37,19 @@ def _killed_and_resumed(
     federation.wait_for_round(folder, after, process)
     time.sleep(delay)
     killed = kill(process) == -signal.SIGKILL
+    log = federation.root / folder / "rounds.jsonl"
+    before = log.read_bytes().splitlines(keepends=True) if log.exists() else []
     federation.here(folder, method, SLOWER)
+    if killed:  # a round is logged, and then saved once the one before it is on disk: two may be lost
+        kept = b"".join(before[: max(0, len(before) - 2)])
+        assert log.read_bytes().startswith(kept), "rounds that were saved are trained again"
     return killed
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_killed_run_goes_on_to_the_same_bits(tier: str, federation: Any, uninterrupted: Hashes, kill: Kill) -> None:
-    # A method with a memory beside its model, killed when two of four rounds are done.
-    assert _killed_and_resumed(federation, kill, "run", "mocov2", after=2, delay=random.uniform(0, 0.05), tier=tier)
+    # A method with a memory beside its model, killed when three of four rounds are done.
+    assert _killed_and_resumed(federation, kill, "run", "mocov2", after=3, delay=random.uniform(0, 0.02), tier=tier)
     assert federation.hashes("run") == uninterrupted("mocov2", SLOWER)
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
 
@@ -127,37 +132,103 @@ def test_power_cut_at_every_write(tier: str, federation: Any, monkeypatch: pytes
     _cuts(federation, monkeypatch, "mocov1", tier, lambda count: list(range(count)))
 
 
-LONG = ("train.epochs=12", "rounds=3", "train.checkpoint_every=60")  # nothing but the end saves
+LONG = ("train.epochs=12", "rounds=4", "train.checkpoint_every=3600")  # nothing but the end saves
+CLIENTS = 3  # of the federation: one training each in a round
+
+# A run whose clients wait, from round argv[2] + 1 on, until the signal has been sent: by then the rounds before are
+# finished, and none of them is saved. Saving takes half a second, so that further signals come while it does.
+HELD = """
+import sys, threading, time
+from pathlib import Path
+from fedssl import cli
+from fedssl.store import Store
+from fedssl.train import Trainer
+
+root, trainings = Path(sys.argv[1]), int(sys.argv[2])
+sys.argv[1:3] = []
+begun, lock, fit = [], threading.Lock(), Trainer.fit
+
+def held(self, *args, **kwargs):
+    with lock:
+        begun.append(self)
+        late = len(begun) > trainings
+    if late:
+        (root / "held").touch()
+        deadline = time.monotonic() + 100
+        while not (root / "sent").exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+    return fit(self, *args, **kwargs)
+
+def slow(self, snapshot, save=Store._save):
+    time.sleep(0.5 if snapshot.rounds else 0.0)
+    save(self, snapshot)
+
+Trainer.fit, Store._save = held, slow
+cli.main()
+"""
+
+
+def _held_after(federation: Any, rounds: int) -> subprocess.Popen[str]:
+    """A run in its round `rounds` + 1; the rounds before are in its log and in no checkpoint."""
+    words = [str(federation.root), str(rounds * CLIENTS), *federation.command("run", "simclr", *LONG)[3:]]
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELD, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (federation.root / "held").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    assert [line["round"] for line in federation.rounds("run")] == [*range(1, rounds + 1)]
+    assert _saved(federation) == [0]
+    return process
+
+
+def _saved(federation: Any) -> list[int]:
+    return sorted(int(file.stem) for file in (federation.root / "run/checkpoints").glob("*.json"))
+
+
+def _check_saved(federation: Any, rounds: int, capsys: pytest.CaptureFixture[str], whole: dict[str, str]) -> None:
+    """The stopped run goes on after its last finished round, which is not trained again, to the same bits."""
+    assert _saved(federation) == [0, rounds]
+    log = federation.root / "run/rounds.jsonl"
+    before = log.read_bytes()
+    federation.here("run", "simclr", *LONG, quiet=False)
+    assert f"going on after round {rounds} of 4" in capsys.readouterr().err
+    assert log.read_bytes().startswith(before)  # times included: a round that is trained again takes another
+    assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
+    assert federation.hashes("run") == whole
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_asked_to_stop(number: int, federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]) -> None:
-    process = federation.start("run", "simclr", *LONG)
-    federation.wait_for_round("run", 1, process)
+    """In round 3, when rounds 1 and 2 are finished and not saved yet: it saves them, within ten seconds."""
+    process = _held_after(federation, 2)
     asked = time.monotonic()
     process.send_signal(number)
+    (federation.root / "sent").touch()
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - asked < 10
     assert process.returncode == 130
-    said = re.fullmatch(r"fedssl: stopped after round (\d) of 3; the same command goes on", err.splitlines()[-1])
-    assert said is not None, err
+    assert err.splitlines()[-1] == "fedssl: stopped after round 2 of 4; the same command goes on"
     assert "Traceback" not in err
-    federation.here("run", "simclr", *LONG, quiet=False)
-    assert f"going on after round {said[1]} of 3" in capsys.readouterr().err
-    assert federation.hashes("run") == uninterrupted("simclr", *LONG)
+    _check_saved(federation, 2, capsys, uninterrupted("simclr", *LONG))
 
 
-def test_an_impatient_hand(federation: Any, uninterrupted: Hashes) -> None:
-    process = federation.start("run", "simclr", *LONG)
-    federation.wait_for_round("run", 1, process)
+def test_an_impatient_hand(federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]) -> None:
+    """Further signals, while it saves what is finished, do not cut that short."""
+    process = _held_after(federation, 2)
+    process.send_signal(signal.SIGINT)
+    (federation.root / "sent").touch()
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         time.sleep(0.003)
     _, err = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in err
-    federation.here("run", "simclr", *LONG)
-    assert federation.hashes("run") == uninterrupted("simclr", *LONG)
+    _check_saved(federation, 2, capsys, uninterrupted("simclr", *LONG))
 
 
 def test_killed_while_its_company_trains(federation: Any, kill: Kill) -> None:

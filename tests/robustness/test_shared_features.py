@@ -1,7 +1,8 @@
-"""Bad rows among the features that clients share cost the rows, and never the model they came with."""
+"""Bad rows among shared features cost the rows, never the model they came with; a run that shares any warns of it."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -159,3 +160,76 @@ def test_a_round_with_rows_left_out_is_told_at_once(capsys: Any) -> None:
         "run: round 1/9  1/1 clients",
         "run: round 3/9  1/1 clients  client a: x: 1 of 2",
     ]
+
+
+# -- C7: the warning --
+
+FEDCA = ("simclr", ["algorithm.name=fedca", "algorithm.beta=0.0", "algorithm.dictionary=12"], "projections of private")
+WARNED = {
+    "fedca": FEDCA,
+    "ccl": ("mocov2", ["algorithm.name=ccl"], "clients share features of images mixed as by InstaHide"),
+    "ccl, not mixed": ("mocov2", ["algorithm.name=ccl", "algorithm.mix=1"], "which are not even mixed"),
+}
+SILENT = {
+    "fedca": ("simclr", [*FEDCA[1][:2], "algorithm.dictionary=0"]),
+    "ccl": ("mocov2", ["algorithm.name=ccl", "algorithm.fusion=false", "algorithm.lam=0.0"]),
+    "fedavg": ("simclr", ["algorithm.name=fedavg"]),
+}
+Command = Callable[..., tuple[int, str, str]]
+
+
+def _run(cli: Command, federation: Any, method: str, sets: list[str], *options: str) -> tuple[str, str]:
+    """Run one in the folder `run`; standard output and standard error."""
+    code, out, err = cli(*federation.command("run", method, *sets)[3:], *options)
+    assert code == 0, err
+    return out, err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("case", WARNED)
+def test_shared_features_are_warned_of_everywhere(case: str, quiet: bool, federation: Any, cli: Command) -> None:
+    """When a run starts and when it resumes; in its output, its log and its results; also with --quiet."""
+    method, sets, words = WARNED[case]
+    options = ["--quiet"] if quiet else []
+    out, err = _run(cli, federation, method, [*sets, "rounds=1"], *options)
+    (warning,) = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert words in warning
+    text = warning.removeprefix("warning: ")
+    assert text in out.splitlines()
+    out, err = _run(cli, federation, method, [*sets, "rounds=3"], *options)
+    assert err.splitlines().count(warning) == 1
+    assert ("going on after round 1 of 3" in err) is not quiet
+    assert text in out.splitlines()
+    assert [line["warning"] for line in federation.rounds("run")] == [text] * 3
+    results = json.loads((federation.root / "run/results.json").read_text())
+    assert results["notes"].count(text) == 1
+    out, _ = _run(cli, federation, method, [*sets, "rounds=3"], *options, "--json")
+    assert json.loads(out)["notes"].count(text) == 1
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_python_warns_of_shared_features_as_the_command_does(case: str, federation: Any, capsys: Any) -> None:
+    method, sets, words = WARNED[case]
+    run = federation.here("run", method, *sets, "rounds=1", quiet=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert line == f"warning: {run.experiment.algorithm.warning}"
+    assert run.rounds[0]["warning"] in run.results["notes"]
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_where_no_features_are_shared_there_is_no_warning(case: str, federation: Any, cli: Command) -> None:
+    method, sets = SILENT[case]
+    out, err = _run(cli, federation, method, [*sets, "rounds=1"])
+    assert "warning" not in out + err
+    assert "warning" not in federation.rounds("run")[0]
+    out, err = _run(cli, federation, method, [*sets, "rounds=2"], "--quiet")
+    assert err == ""
+
+
+def test_every_algorithm_that_shares_features_has_a_warning() -> None:
+    """By what algorithms declare of their uploads: a new one belongs into the tests above."""
+    for case in CASES:
+        record = recorded(case)
+        assert record is not None
+        assert (record.algorithm.warning is not None) == bool(_features(record)), case

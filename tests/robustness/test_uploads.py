@@ -16,7 +16,7 @@ import fedssl
 from fedssl.algorithm import ALGORITHMS
 from fedssl.algorithms import FedAvg
 from fedssl.client import Client
-from fedssl.errors import RunError
+from fedssl.errors import ConfigError, RunError
 from fedssl.guard import Reply
 from fedssl.layout import Entry, Layout
 from fedssl.runtimes.local import LocalRuntime
@@ -28,6 +28,18 @@ Corrupt = Callable[[dict[str, Any]], Tree]
 def _poison(value: float) -> Corrupt:
     def corrupt(upload: dict[str, Any]) -> Tree:
         model(upload, "model").floats[7] = value
+        return upload
+
+    return corrupt
+
+
+def _statistics(name: str, value: float) -> Corrupt:
+    """Running statistics that are well-formed and ruin every feature."""
+
+    def corrupt(upload: dict[str, Any]) -> Tree:
+        for entry in model(upload, "model").layout.entries:
+            if entry.name.endswith(name):
+                model(upload, "model").view(entry).fill_(value)
         return upload
 
     return corrupt
@@ -54,6 +66,10 @@ CORRUPTIONS: dict[str, tuple[Corrupt, str]] = {
     "nan": (_poison(math.nan), "model: is not finite"),
     "infinity": (_poison(math.inf), "model: is not finite"),
     "minus infinity": (_poison(-math.inf), "model: is not finite"),
+    "negative variance": (_statistics("running_var", -1000.0), "running_var is negative"),
+    "huge variance": (_statistics("running_var", 1e30), "its running statistics moved by"),
+    "huge mean": (_statistics("running_mean", 1e30), "its running statistics moved by"),
+    "huge negative mean": (_statistics("running_mean", -1e30), "its running statistics moved by"),
     "extra key": (lambda upload: upload | {"more": torch.zeros(1)}, 'key "more" is not expected'),
     "missing key": (lambda upload: {}, 'key "model" is missing'),
     "not a model": (lambda upload: {"model": torch.zeros(3)}, "model: is not a model"),
@@ -136,7 +152,7 @@ def test_a_wrong_number_of_images_is_dropped(
 
 def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> None:
     """A learning rate of 1e30 makes weights infinite in one step and the loss NaN in the next."""
-    with pytest.raises(RunError, match="no sound upload in 3 rounds; the last: its loss is not finite any more"):
+    with pytest.raises(RunError, match="3 rounds in a row failed; the last: its loss is not finite any more"):
         federation.here("run", "simclr", "train.lr=1e30", "train.epochs=3")
     for line in federation.rounds("run"):
         assert line["failed"]
@@ -146,13 +162,41 @@ def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> No
         assert {c["memory_moved_on"] for c in line["clients"]} == {False}
 
 
+def test_a_merged_model_without_finite_features_is_never_exported(
+    federation: Any, listed: Callable[[str], dict[str, Any]]
+) -> None:
+    """With the bounds off, all three clients send a running mean that overflows in the next layer."""
+    bad = {
+        "algorithm.name": "one-bad-client",
+        "algorithm.kind": "huge negative mean",
+        "algorithm.whom": ("0", "1", "2"),
+    }
+    off = {"guard.norm_bound": 0, "guard.statistics_bound": 0}
+    with pytest.raises(RunError, match='the merged model is rejected: features of model "global" are not finite'):
+        _run(federation, "run", listed("012") | bad | off)
+    assert all(line["failed"] for line in federation.rounds("run"))
+    assert federation.hashes("run") == {}
+    kept = fedssl.Run(federation.root / "run").models()["global"]
+    assert float(kept.floats.abs().max()) < 100
+
+
+def test_a_plan_that_cannot_reach_the_minimum_is_rejected_at_the_start(federation: Any) -> None:
+    """One of three clients a round. Topologies that merge at no server are exempt."""
+    with pytest.raises(ConfigError, match=r"each round asks 1 of 3 clients.*guard.min_uploads = 1"):
+        federation.here("run", "simclr", "topology.participation=0.34")
+    assert not (federation.root / "run").exists()
+    federation.here("run", "simclr", "topology.participation=0.34", "guard.min_uploads=1")
+    for topology in ("isolated", "cycle", "centralized"):
+        federation.here(topology, "simclr", "clients=2", f"topology={topology}", "rounds=1")
+
+
 @pytest.mark.parametrize("rounds", [2, 3, 6])
 def test_every_upload_invalid(rounds: int, federation: Any, listed: Callable[[str], dict[str, Any]]) -> None:
     """The first model is kept, no backbone is passed off as trained, and asking again changes nothing of that."""
     bad = {"algorithm.name": "one-bad-client", "algorithm.kind": "nan", "algorithm.whom": ("0", "1", "2")}
     settings = listed("012") | bad | {"rounds": rounds}
     for turn in (1, 2):
-        with pytest.raises(RunError, match=r"no sound upload in 3 rounds|nothing was learned"):
+        with pytest.raises(RunError, match=r"3 rounds in a row failed|nothing was learned"):
             _run(federation, "run", settings)
         assert len(federation.rounds("run")) == min(rounds, 3 * turn)
     assert all(line["failed"] for line in federation.rounds("run"))

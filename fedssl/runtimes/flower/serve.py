@@ -37,6 +37,7 @@ from fedssl.runtimes.flower.words import Hello, Task
 from fedssl.settings import Settings, validate
 from fedssl.store import Snapshot, Store
 from fedssl.train import Trainer, resolve_precision
+from fedssl.upload_weights import ImageCounts
 
 RELAYED = "peers' models are relayed by the server here: it sees every one of them"
 
@@ -149,7 +150,8 @@ class Serving:
         wire = self.experiment.algorithm.wire(trainer.method)
 
         def carry(progress: Progress) -> Carrier:
-            return Carrier(self._runtime(wire, progress.client), dict, lambda: None)
+            runtime = self._runtime(wire, progress.client)
+            return Carrier(runtime, ImageCounts(runtime.declared_images), dict, lambda: None)
 
         loop.run(last, self.snapshot is not None, wire, carry, self.folder.name, quiet=False)
 
@@ -193,7 +195,7 @@ class Serving:
             having = [client for client in joined if hellos[client].clients[client]]
             if not having:
                 raise ConfigError("no client has any images")
-            self.experiment.topology.plan(having, 0, self.experiment.seed)  # for its refusals
+            assemble.check_plan(self.experiment, having)
             self.roll = self.roll._replace(clients=tuple(having), image=hellos[having[0]].image)
         self.roll = self.roll.write(self.folder)
 

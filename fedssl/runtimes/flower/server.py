@@ -60,6 +60,10 @@ class FlowerRuntime:
         self._members.wait(home, least, self._timeout)
         return self._carry(TRAIN, round, list(home), message, least, self._wire)
 
+    def declared_images(self) -> Mapping[str, int]:
+        """The number of images that each client stated before it was first asked to train."""
+        return self._images
+
     def keep(self, round: int, clients: Sequence[str], message: Callable[[str], Tree]) -> Iterator[Reply]:
         """After the last round: what clients need to make the models of their own that they keep."""
         return self._carry(KEEP, round, clients, message, 0, {})

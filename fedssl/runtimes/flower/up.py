@@ -17,7 +17,7 @@ from fedssl.errors import ConfigError, RunError
 from fedssl.experiment import Experiment
 from fedssl.finish import finish
 from fedssl.lock import locked, make_private
-from fedssl.loop import Interrupted
+from fedssl.loop import Interrupted, warn
 from fedssl.report.progress import telling
 from fedssl.report.rounds import read_rounds
 from fedssl.runtimes.flower.kin import end_all_of
@@ -71,6 +71,7 @@ def up(
         configs: list[Config] = [{"partition-id": i, "num-partitions": count, **place} for i in range(count)]
         make_private(folder)
         (folder / "flower").mkdir(exist_ok=True)
+        warn(experiment, say_on_stderr)  # the ServerApp's own warning goes to its log
         with locked(folder / "flower"):  # the run directory's own lock is the ServerApp's
             _train(experiment, folder, title, config, configs, quiet, say)
     finish(folder, data, public, assemble.resolve_device(device), quiet)
