@@ -256,10 +256,10 @@ def unseal(data: bytes) -> dict[str, Any]:
     """Return the record that `seal` serialized; a ValueError if any byte has changed."""
     sealed = json.loads(data)
     if not isinstance(sealed, dict) or sealed.keys() != {"body", "sha256"}:
-        raise ValueError("its record has another format")
+        raise ValueError("its manifest is not one")
     text = sealed["body"]
     if not isinstance(text, str) or _sealed(text) != data:
-        raise ValueError("its record does not match its hash")
+        raise ValueError("its manifest does not match its hash")
     body: dict[str, Any] = json.loads(text)
     return body
 
