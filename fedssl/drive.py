@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median_low
 
 import torch
 from torch import Tensor
 
-from fedssl import assemble, kernels
-from fedssl.agree import agree, agree_on_images
+from fedssl import assemble, integrity, kernels
+from fedssl.agree import EXPERIMENT, FLOWER, IMAGES, agree, agree_on_images, started
 from fedssl.client import Meter, unmetered
 from fedssl.data import Dataset
 from fedssl.data.progress import Say, meter, say_nothing, say_on_stderr
@@ -26,7 +26,7 @@ from fedssl.memory import Memory
 from fedssl.numerics import numerics
 from fedssl.report.progress import Progress
 from fedssl.runtimes.local import LocalRuntime
-from fedssl.store import Snapshot, Store, write_atomic
+from fedssl.store import Snapshot, Store
 from fedssl.train import Trainer, resolve_mode, resolve_precision
 from fedssl.upload_weights import ImageCounts
 
@@ -50,22 +50,38 @@ def drive(
     if mode != "eager":
         torch.compiler.reset()  # what other runs of this process have compiled must not decide how this one computes
     with entered(folder), numerics(device, train.deterministic, exact):
-        if (folder / "flower.json").is_file():
-            raise ConfigError(
-                f"{folder} holds a run on Flower, and what its clients remember is on their own disks: go on with it "
-                "there, or choose another --dir"
-            )
+        _refuse_flower(folder)
+        integrity.repair(folder, say)
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
         snapshot = found(folder, store, say)
+        if snapshot is not None:
+            integrity.adopt(folder, say)
         seen, owners = assemble.deal(experiment, data, say)
-        agree_on_images(experiment, folder, seen, owners, public)
-        write_atomic(folder / "experiment.toml", experiment.to_toml().encode())
+        images = agree_on_images(experiment, folder, seen, owners, public, say)
+
+        def record() -> None:
+            """Write what the directory is about. Only now: a start that is refused leaves nothing behind."""
+            integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
+            integrity.write_copied(folder, IMAGES, images)
+            integrity.remove_copied(folder, FLOWER)  # of a start on Flower that failed
+
         if snapshot is None or snapshot.rounds < experiment.rounds:
             evaluation = Evaluation(experiment, data, device)
             turn = Drive(experiment, folder, seen, public, owners, evaluation, device, store, say)
-            turn.train(snapshot, title, quiet)
+            turn.train(snapshot, title, quiet, record)
+        else:
+            record()
         refuse_fruitless(folder)
+
+
+def _refuse_flower(folder: Path) -> None:
+    on_flower = (folder / FLOWER).is_file() or integrity.copy_of(folder, FLOWER) is not None
+    if on_flower and started(folder):
+        raise ConfigError(
+            f"{folder} holds a run on Flower, and what its clients remember is on their own disks: go on with it "
+            "there, or choose another --dir"
+        )
 
 
 class Drive:
@@ -96,12 +112,18 @@ class Drive:
         home, every = self.trainers[0].device, experiment.train.checkpoint_every
         self.loop = Loop(experiment, folder, store, evaluation, home, self.clients, every, say)
 
-    def train(self, resumed: Snapshot | None, title: str, quiet: bool) -> None:
+    def train(self, resumed: Snapshot | None, title: str, quiet: bool, record: Callable[[], None]) -> None:
+        """Train the rounds that are left; `record` is called when nothing can be refused any more."""
         trainer = self.trainers[0]
         bar: Meter = unmetered if quiet else lambda what, total: meter(what, total, self.loop.say)
-        last = resumed or self.loop.begin(
-            assemble.first_sites(self.experiment, trainer, self.clients, self.public.get(trainer.device), bar)
-        )
+        last = resumed
+        if last is None:
+            public = self.public.get(trainer.device)
+            sites = assemble.first_sites(self.experiment, trainer, self.clients, public, bar)
+            record()
+            last = self.loop.begin(sites)
+        else:
+            record()
         tier, ahead = self.experiment.train.memory, len(self.trainers)
         memory = Memory(self.store.rows, last.memory, tier, self.device, len(self.clients), ahead)
         wire = self.experiment.algorithm.wire(trainer.method)

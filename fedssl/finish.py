@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl import assemble
+from fedssl import assemble, integrity
+from fedssl.agree import read_experiment, undamaged
 from fedssl.data import Dataset, Images
 from fedssl.data.progress import say_nothing, say_on_stderr
 from fedssl.drive import drive
-from fedssl.errors import ConfigError, RunError
+from fedssl.errors import ConfigError, FedsslError, RunError
 from fedssl.evaluate import Evaluation
 from fedssl.experiment import Experiment
 from fedssl.feature_check import FeatureCheck
@@ -29,6 +29,7 @@ from fedssl.report.rounds import read_rounds
 from fedssl.score import Score
 from fedssl.store import Store, write_atomic
 from fedssl.tree import State, to_device
+from fedssl.up_to_date import hash_images, hash_labels, is_up_to_date
 
 READ = 100  # models whose mistakes are kept
 
@@ -44,12 +45,21 @@ def finish(
 
 
 def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.device, quiet: bool, alone: bool) -> bool:
-    experiment = Experiment.from_file(folder / "experiment.toml")
+    say = say_nothing if quiet else say_on_stderr
+    experiment = read_experiment(folder, say)
     snapshot = Store(folder).load(say_nothing, check_rows=False)
     assert snapshot is not None
-    measured = {"test_images": _hash(data.test), "labels": _labels(data)}
+    measured = {"test_images": hash_images(data.test), "labels": hash_labels(data)}
     beside = [name for name in experiment.probe.beside if name == "random" or not alone]
-    if _finished(folder, experiment, snapshot.rounds, measured, beside):
+    damaged = integrity.damaged(folder)
+    finished = not {*damaged} & {"results.json", "classes.json"} and is_up_to_date(
+        folder, experiment, snapshot.rounds, measured, beside, say
+    )
+    for name in damaged:
+        say(f"{folder / name} is damaged: it does not match its recorded hash. It is removed and made again")
+        (folder / name).unlink()
+    if finished and not damaged:
+        _repair_beside(experiment, folder, data, public, device, beside, quiet)
         return False
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     evaluation = Evaluation(experiment, data, device)
@@ -74,20 +84,56 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         said = [note for probe in probes(experiment) for note in evaluation.images.notes(probe)]
         notes += [note for note in dict.fromkeys(said) if note not in notes]
     check_features(experiment, snapshot.sites, data.train.image, device)
+    outputs = {*integrity.OUTPUTS, *integrity.outputs(folder)}
+    integrity.forget_hashes(folder, damaged if finished else outputs)
     export(experiment, folder, models, data.train.image, snapshot.rounds, notes)
-    if measurable:
-        scores = table(evaluation, folder, public, models, beside, quiet)
-        results["table"] = {
-            name: {probe: each.summary() for probe, each in row.items()} for name, row in scores.items()
-        }
-        write_atomic(folder / "classes.json", (json.dumps(by_class(scores, data.test)) + "\n").encode())
-    write_atomic(folder / "results.json", (json.dumps(results, indent=2) + "\n").encode())
+    if finished:  # only the exported models or the picture were damaged
+        results = integrity.read_json(folder, "results.json") or results
+    else:
+        if measurable:
+            scores = table(evaluation, folder, public, models, beside, quiet)
+            results["table"] = {
+                name: {probe: each.summary() for probe, each in row.items()} for name, row in scores.items()
+            }
+            write_atomic(folder / "classes.json", (json.dumps(by_class(scores, data.test)) + "\n").encode())
+        write_atomic(folder / "results.json", (json.dumps(results, indent=2) + "\n").encode())
     if experiment.probe.picture and data.test is not None and data.test.labelled:
         try:
             draw(folder, evaluation, data.test, results["table"], models)
         except ConfigError as problem:  # a missing extra must not hide what was measured
             say_on_stderr(f"no picture: {problem}")
+    integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
     return True
+
+
+def _repair_beside(
+    experiment: Experiment,
+    folder: Path,
+    data: Dataset,
+    public: Tensor | None,
+    device: torch.device,
+    beside: list[str],
+    quiet: bool,
+) -> None:
+    """Repair the runs that a finished run was compared with, if any of their files is damaged.
+
+    One that cannot be repaired is reported: the results of the finished run do not depend on it any more.
+    """
+    for name in beside:
+        place = folder / name
+        if not (place / "experiment.toml").is_file() or undamaged(place):
+            continue
+        try:
+            drive(_compared(experiment, name), place, data, public, device, name, quiet)
+        except FedsslError as problem:
+            say_on_stderr(f"{place} is damaged and could not be repaired: {problem}")
+
+
+def _compared(experiment: Experiment, name: str) -> Experiment:
+    """Return the experiment of a run to compare with, with another topology."""
+    return experiment.with_changes(
+        {"topology.name": name, "probe.every": 0, "probe.beside": [], "probe.picture": False}
+    )
 
 
 def check_features(experiment: Experiment, sites: Sites, image: tuple[int, int, int], device: torch.device) -> None:
@@ -118,43 +164,6 @@ def _logged(folder: Path) -> tuple[list[str], list[str]]:
     return notes, list(codes)
 
 
-def _hash(images: Images | None) -> str | None:
-    if images is None:
-        return None
-    digest = hashlib.sha256()
-    for part in images.held.chunks(1024):
-        digest.update(part.numpy().data)
-    return digest.hexdigest()
-
-
-def _labels(data: Dataset) -> str | None:
-    """A hash of all that probes learn from and are measured by; None, and no label looked at, if nothing is."""
-    if data.test is None or not data.test.labelled:
-        return None
-    digest = hashlib.sha256()
-    for images in (data.train, data.test):
-        if images is not None and images.labelled:
-            digest.update(images.labels.to(torch.int64).numpy().data)
-        digest.update(b"|")
-    return digest.hexdigest()
-
-
-def _finished(
-    folder: Path, experiment: Experiment, rounds: int, measured: Mapping[str, str | None], beside: list[str]
-) -> bool:
-    """Whether the results there are those of this experiment, probes, test images and labels included."""
-    path = folder / "results.json"
-    if not path.is_file():
-        return False
-    found = json.loads(path.read_text("utf-8"))
-    if len(list(folder.glob("backbone*.safetensors"))) < found.get("models", 1):
-        return False
-    drawn = not experiment.probe.picture or (folder / "picture.png").is_file()
-    same = {"experiment": experiment.hash(), "rounds": rounds, **measured}
-    compared = not found.get("table") or set(beside) <= found["table"].keys()
-    return drawn and compared and all(found.get(key) == value for key, value in same.items())
-
-
 def probes(experiment: Experiment) -> tuple[str, ...]:
     """What a run measures itself with."""
     return ("knn", "linear") if experiment.probe.linear else ("knn",)
@@ -174,9 +183,7 @@ def table(
         if name == "random":
             rows[name] = row(first_models(experiment, data.train.image, device))
             continue
-        other = experiment.with_changes(
-            {"topology.name": name, "probe.every": 0, "probe.beside": [], "probe.picture": False}
-        )
+        other = _compared(experiment, name)
         if other.topology == experiment.topology:  # the same training, to the bit
             rows[name] = rows["this run"]
             continue

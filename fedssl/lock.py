@@ -16,6 +16,12 @@ NAME = "run.lock"
 _SECONDS_BETWEEN_TRIES = 0.2
 
 
+def make_private(folder: Path) -> None:
+    """Create a directory that only its owner may read (mode 0700). One that exists keeps its mode."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 @contextmanager
 def locked(folder: Path, wait: Callable[[str], None] | None = None) -> Iterator[int]:
     """Hold the directory's lock, whose descriptor this yields: a child process that inherits it holds the lock, too.
@@ -35,7 +41,7 @@ def entered(folder: Path) -> Iterator[None]:
     """Hold the lock of a directory that may yet be refused: it is made if there is none, and on an error neither it, if
     it is still empty, nor a lock file that was not there before is left behind."""
     made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     new = not (folder / NAME).exists()
     with locked(folder):
         try:
@@ -53,7 +59,7 @@ def entered(folder: Path) -> Iterator[None]:
 def _opened(path: Path, wait: Callable[[str], None] | None) -> Iterator[IO[str]]:
     """The file, once its lock is ours."""
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)  # who was refused may have taken it away again
+        make_private(path.parent)  # a start that was refused may have removed it again
         with path.open("a+") as file:
             while not _taken(file):
                 file.seek(0)

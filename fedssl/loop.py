@@ -27,6 +27,7 @@ from fedssl.memory import Remembered
 from fedssl.models import models_of
 from fedssl.probes import PROBES
 from fedssl.provenance import code
+from fedssl.report.checked_lines import repair as repair_log
 from fedssl.report.collapse import Collapse
 from fedssl.report.progress import Progress, telling
 from fedssl.report.rounds import RoundsLog, read_rounds, record
@@ -58,10 +59,13 @@ class Carrier(NamedTuple):
 def found(folder: Path, store: Store, say: Say) -> Snapshot | None:
     """Where a run directory stands; None if nothing has begun there. Refused if what is there does not fit together."""
     snapshot = store.resume(say)
-    if snapshot is None and any(True for _ in read_rounds(folder / "rounds.jsonl")):
+    rounds = repair_log(folder / "rounds.jsonl", say)
+    if snapshot is None and rounds:
         raise RunError(f"{folder} has finished rounds but no checkpoint to go on from; nothing was changed")
     if snapshot is not None and not (folder / "experiment.toml").is_file():
         raise RunError(f"{folder} has checkpoints but no experiment.toml that says of what; nothing was changed")
+    if snapshot is not None and rounds < snapshot.rounds:
+        say(f"{folder / 'rounds.jsonl'} has lost lines: {rounds} of {snapshot.rounds} rounds are left")
     return snapshot
 
 
@@ -113,7 +117,7 @@ class Loop:
         if self.evaluation.images.note and self.experiment.probe.every:
             self.say(self.evaluation.images.note)
         warn(self.experiment, say_on_stderr if quiet else self.say)
-        log = RoundsLog(self.folder / "rounds.jsonl", last.rounds)
+        log = RoundsLog(self.folder / "rounds.jsonl", last.rounds, say=self.say)
         collapse = Collapse(read_rounds(self.folder / "rounds.jsonl"))
         if resumed:
             self.say(f"going on after round {last.rounds} of {self.experiment.rounds}")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from fedssl import assemble, nets
-from fedssl.agree import agree, same_images
+from fedssl import assemble, integrity, nets
+from fedssl.agree import agree, read_experiment, same_images
 from fedssl.changes import flat
 from fedssl.collaborative import collaborative
 from fedssl.data import Dataset, from_python
@@ -47,7 +47,7 @@ class Run:
         self.dir = Path(folder)
         if not (self.dir / "experiment.toml").is_file():
             raise ConfigError(f"{self.dir} is not a run directory: it has no experiment.toml")
-        self.experiment = Experiment.from_file(self.dir / "experiment.toml")
+        self.experiment = read_experiment(self.dir, say_on_stderr)
         self.device = assemble.resolve_device(device)
         self._data_dir, self._dataset = Path(data_dir or "data"), dataset
 
@@ -59,8 +59,11 @@ class Run:
     @property
     def results(self) -> dict[str, Any]:
         """The final measurements; empty while the run is not finished."""
-        path = self.dir / "results.json"
-        found = dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+        try:
+            found = integrity.read_json(self.dir, "results.json") or {}
+        except ValueError:
+            path = self.dir / "results.json"
+            raise RunError(f"{path} is damaged; `fedssl run` with this directory measures the run again") from None
         return found if found.get("rounds") == self.experiment.rounds else {}  # else it has been prolonged since
 
     def data(self, say: Say = say_on_stderr) -> Dataset:
@@ -73,7 +76,7 @@ class Run:
     def deal(self, data: Dataset, say: Say = say_nothing) -> tuple[Dataset, dict[str, Tensor]]:
         """The run's images as clients saw them, and who held which; refused where they are not those of then."""
         seen, owners = assemble.deal(self.experiment, data, say)
-        if not same_images(self.dir, seen, owners):
+        if not same_images(self.dir, seen, owners, say_on_stderr):
             raise ConfigError(
                 f"the images are not those that {self.dir} was trained on: who had which, and which were left out, is "
                 "not known any more"
@@ -139,12 +142,16 @@ class Run:
     def _image(self) -> tuple[int, int, int]:
         """(C, H, W) of the images that the run trains on: as an exported backbone says, or as they are."""
         for file in sorted(self.dir.glob("backbone*.safetensors")):
-            with safe_open(file, "pt") as weights:
-                channels, height, width = json.loads(weights.metadata()["image"])
-            return channels, height, width
+            if integrity.is_damaged(self.dir, file.name):
+                continue
+            with contextlib.suppress(ConfigError):
+                channels, height, width = json.loads(nets.read_weights(file)[0]["image"])
+                return channels, height, width
         return self.data().train.image
 
     def _some_models(self) -> Models:
+        """The models of the newest checkpoint; damage to the files next to it is reported."""
+        integrity.check(self.dir, say_on_stderr)
         models = self.models()
         if not models:
             raise ConfigError(f"{self.dir} has no model yet: clients have theirs when they have trained")

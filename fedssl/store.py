@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +70,7 @@ class Store:
         known: dict[tuple[int, int, str], Extent] = {}  # rows that did not change are in both
         for manifest in self._manifests()[:KEPT]:
             with contextlib.suppress(ValueError, KeyError):  # damaged: nobody will ask for its rows
-                memory = _unseal(manifest.read_bytes())["memory"]
+                memory = unseal(manifest.read_bytes())["memory"]
                 places = {client: (offset, length, sha256) for client, (_, offset, length, sha256) in memory.items()}
                 known |= {place: rows.claim(*place) for place in places.values() if place not in known}
                 kept[int(manifest.stem)] = {client: known[place] for client, place in places.items()}
@@ -110,7 +110,7 @@ class Store:
             "files": files,
             "usual": snapshot.usual,
         }
-        write_atomic(sites.with_suffix(".json"), _seal(body))
+        write_atomic(sites.with_suffix(".json"), seal(body))
         kept[snapshot.rounds] = places
         self._forget_old()
 
@@ -158,21 +158,41 @@ class Store:
         raise RunError(f"checkpoints in {self.checkpoints} are replaced faster than they can be read; try again")
 
     def resume(self, say: Callable[[str], None]) -> Snapshot | None:
-        """`load`, to go on from it: newer checkpoints, all damaged, are set aside for good.
+        """Load the newest intact checkpoint to resume from it, and set damaged ones aside.
 
-        Or they would pass for those of the rounds about to be replayed.
+        A newer, damaged one would pass for that of a round about to be replayed. An older one is the spare: it is
+        verified now, while the newest is intact.
         """
         snapshot = self.load(say)
         if snapshot is None:
             return None
-        for manifest in self._manifests():
-            if int(manifest.stem) > snapshot.rounds:
-                manifest.rename(manifest.with_suffix(".damaged"))
+        damaged = [manifest for manifest in self._manifests() if int(manifest.stem) > snapshot.rounds]
+        for manifest in damaged + self.damaged_spares(snapshot, say):
+            manifest.rename(manifest.with_suffix(".damaged"))
         held = self._opened.kept[snapshot.rounds]
         return snapshot._replace(memory={c: Remembered(v.round, extent=held[c]) for c, v in snapshot.memory.items()})
 
-    def _read(self, manifest: Path, check_rows: bool) -> Snapshot:
-        body, data = _unseal(manifest.read_bytes()), {}
+    def damaged_spares(self, newest: Snapshot, say: Callable[[str], None]) -> list[Path]:
+        """Verify older checkpoints and return the manifests of damaged ones.
+
+        Rows that the newest one refers to as well have been verified with it.
+        """
+        extents = [version.extent for version in newest.memory.values() if version.extent is not None]
+        known = {(extent.offset, extent.length, extent.sha256) for extent in extents}
+        damaged = []
+        for spare in self._manifests():
+            if int(spare.stem) >= newest.rounds:
+                continue
+            try:
+                self._read(spare, check_rows=True, known=known)
+            except (ValueError, KeyError, OSError) as problem:
+                say(f"checkpoint {spare.stem} is damaged ({problem}); the newest, of round {newest.rounds}, is intact")
+                damaged.append(spare)
+        return damaged
+
+    def _read(self, manifest: Path, check_rows: bool, known: Container[tuple[int, int, str]] = ()) -> Snapshot:
+        """Read a checkpoint and verify it, except for rows that are `known` to be intact."""
+        body, data = unseal(manifest.read_bytes()), {}
         for name, expected in body["files"].items():
             data[name] = (self.root / name).read_bytes()
             if hashlib.sha256(data[name]).hexdigest() != expected:
@@ -185,7 +205,7 @@ class Store:
         rows, memory = Extents(self._path), {}
         for client, (round, *place) in body["memory"].items():
             memory[client] = Remembered(round, extent=rows.claim(*place))
-            if check_rows:
+            if check_rows and tuple(place) not in known:
                 memory[client].check()
         flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])
         usual = Usual(*numbers) if (numbers := body.get("usual")) else None
@@ -223,18 +243,24 @@ def write_atomic(path: Path, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _seal(body: Mapping[str, Any]) -> bytes:
-    text = json.dumps(body, sort_keys=True)
+def seal(body: Mapping[str, Any]) -> bytes:
+    """Serialize a record as one line of JSON that holds its own SHA-256."""
+    return _sealed(json.dumps(body, sort_keys=True))
+
+
+def _sealed(text: str) -> bytes:
     return json.dumps({"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()
 
 
-def _unseal(data: bytes) -> dict[str, Any]:
+def unseal(data: bytes) -> dict[str, Any]:
+    """Return the record that `seal` serialized; a ValueError if any byte has changed."""
     sealed = json.loads(data)
     if not isinstance(sealed, dict) or sealed.keys() != {"body", "sha256"}:
         raise ValueError("its manifest is not one")
-    if hashlib.sha256(str(sealed["body"]).encode()).hexdigest() != sealed["sha256"]:
+    text = sealed["body"]
+    if not isinstance(text, str) or _sealed(text) != data:
         raise ValueError("its manifest does not match its hash")
-    body: dict[str, Any] = json.loads(sealed["body"])
+    body: dict[str, Any] = json.loads(text)
     return body
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import fedssl
+from fedssl import integrity
 from fedssl.experiment import Experiment
 from fedssl.recipes import families, recipes
 
@@ -186,10 +187,11 @@ def test_evaluate(here: Path, cli: Cli) -> None:
     assert re.fullmatch(re.escape(heading) + r"global: [\d.]+%\n", out)
     path = Path("runs/mine/experiment.toml")
     as_it_was = path.read_text()
-    path.write_text(as_it_was.replace("rounds = 2", "rounds = 3"))  # prolonged, and killed before it went on
+    longer = as_it_was.replace("rounds = 2", "rounds = 3")  # prolonged, and killed before it went on
+    integrity.write_copied(path.parent, path.name, longer)
     code, out, _ = cli("evaluate", "runs/mine", "--probe", "knn", "--set", "k=3")
     assert out.splitlines()[-1] == "the run is not finished: this is its newest checkpoint"
-    path.write_text(as_it_was)
+    integrity.write_copied(path.parent, path.name, as_it_was)
     code, out, _ = cli("evaluate", "runs/mine", "--set", "labels=6", "--set", "probe.epochs=2", "--json")
     assert code == 0
     assert json.loads(out).keys() == {

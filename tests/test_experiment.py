@@ -468,7 +468,7 @@ def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.M
 def test_what_may_change_on_resume(key: str, value: Any, allowed: bool, tmp_path: Path) -> None:
     begun, said = base(), []
     first = agree(begun, tmp_path, torch.device("cpu"), said.append)
-    (tmp_path / "experiment.toml").write_text(first.to_toml())
+    _start(tmp_path, first)
     assert agree(begun, tmp_path, torch.device("cpu"), said.append) == first
     wanted = begun.with_changes({key: value})
     assert key in differences(begun.to_dict(), wanted.to_dict())
@@ -483,9 +483,26 @@ def test_what_may_change_on_resume(key: str, value: Any, allowed: bool, tmp_path
         assert (tmp_path / "experiment.toml").read_bytes() == kept
 
 
+def _start(folder: Path, experiment: Experiment) -> None:
+    (folder / "experiment.toml").write_text(experiment.to_toml())
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/00000.json").touch()
+
+
+def test_what_a_failed_start_left_does_not_block_another(tmp_path: Path) -> None:
+    """Without a checkpoint nothing has been trained; but a file that fedssl did not write is not overwritten."""
+    other = base().with_changes({"seed": 1})
+    path = tmp_path / "experiment.toml"
+    path.write_text(base().to_toml())
+    assert agree(other, tmp_path, torch.device("cpu"), print).seed == 1
+    path.write_text("# my own\n" + base().to_toml())
+    with pytest.raises(ConfigError, match=r"seed: 0 there, 1 asked for"):
+        agree(other, tmp_path, torch.device("cpu"), print)
+
+
 @pytest.mark.parametrize(("changed", "more"), [(3, None), (4, "; and 1 more)"), (6, "; and 3 more)")])
 def test_a_refusal_shows_three_differences_at_most(changed: int, more: str | None, tmp_path: Path) -> None:
-    (tmp_path / "experiment.toml").write_text(agree(base(), tmp_path, torch.device("cpu"), print).to_toml())
+    _start(tmp_path, agree(base(), tmp_path, torch.device("cpu"), print))
     keys = {"seed": 1, "clients": 6, "train.epochs": 2, "train.batch": 64, "train.lr": 0.1, "train.threads": 2}
     wanted = base().with_changes(dict(list(keys.items())[:changed]))
     with pytest.raises(ConfigError) as refusal:

@@ -488,6 +488,7 @@ def test_a_run_whose_code_changed_on_the_way_says_so(small: Experiment, labelled
     log = run.dir / "rounds.jsonl"
     first, second = log.read_text().splitlines()
     log.write_text(f"{first.replace(code(), '0ld0c0de')}\n{second}\n")
+    (run.dir / "rounds.jsonl.copy").unlink()
     (run.dir / "results.json").unlink()
     again = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     assert again.results["environment"]["code"] == f"0ld0c0de, {code()}"

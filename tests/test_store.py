@@ -277,7 +277,7 @@ def test_places_that_two_clients_claim(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
     body = json.loads(json.loads((root / NEWEST[0]).read_text())["body"])
     body["memory"]["c"] = [1, body["memory"]["a"][1], 8, "0"]
-    (root / NEWEST[0]).write_bytes(store_module._seal(body))
+    (root / NEWEST[0]).write_bytes(store_module.seal(body))
     _falls_back(root)
 
 
@@ -362,7 +362,7 @@ def test_models_can_be_had_without_what_clients_remember(whole: Path, tmp_path: 
 def test_a_directory_of_an_earlier_kind(tmp_path: Path) -> None:
     save(Store(tmp_path), snapshot(1))
     body = json.loads(json.loads((tmp_path / "checkpoints/00001.json").read_text())["body"])
-    (tmp_path / "checkpoints/00001.json").write_bytes(store_module._seal(body | {"memory": {"a": 0}}))
+    (tmp_path / "checkpoints/00001.json").write_bytes(store_module.seal(body | {"memory": {"a": 0}}))
     with pytest.raises(RunError, match="written by an earlier fedssl, with a file for what each client remembers"):
         Store(tmp_path).resume(quiet)
 
@@ -371,16 +371,16 @@ def test_looking_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Between reading a manifest and its rows two newer ones are written, and the rows replaced: look again."""
     store = Store(tmp_path)
     save(store, snapshot(1, c=0))
-    real, left = store_module._unseal, [2, 3, 4]
+    real, left = store_module.unseal, [2, 3, 4]
 
     def overtaken(data: bytes) -> dict[str, object]:
         if left:
-            body, _ = real(data), monkeypatch.setattr(store_module, "_unseal", real)
+            body, _ = real(data), monkeypatch.setattr(store_module, "unseal", real)
             save(store, *[snapshot(left.pop(0), c=9) for _ in range(len(left))])
             return body
         return real(data)
 
-    monkeypatch.setattr(store_module, "_unseal", overtaken)
+    monkeypatch.setattr(store_module, "unseal", overtaken)
     assert same(Store(tmp_path).load(quiet), snapshot(4, c=9))
     assert left == []
 
@@ -388,7 +388,7 @@ def test_looking_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_looking_at_a_run_that_is_too_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(Store(tmp_path), snapshot(1))
     monkeypatch.setattr(Path, "exists", lambda path: False)
-    monkeypatch.setattr(store_module, "_unseal", lambda data: {})
+    monkeypatch.setattr(store_module, "unseal", lambda data: {})
     with pytest.raises(RunError, match="faster than they can be read; try again"):
         Store(tmp_path).load(quiet)
 

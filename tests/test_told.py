@@ -122,9 +122,17 @@ def test_training_before_the_first_round_can_be_followed(go: Go, capsys: pytest.
 def test_a_refused_directory_is_left_alone(go: Go, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "flower.json").touch()
+    (tmp_path / "run" / "rounds.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="holds a run on Flower"):
         go(quiet=True)
-    assert [file.name for file in (tmp_path / "run").iterdir()] == ["flower.json"]
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {"flower.json", "rounds.jsonl"}
+
+
+def test_a_start_on_flower_that_failed_does_not_block_one_here(go: Go, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "flower.json").touch()
+    run = go(quiet=True)
+    assert not (run.dir / "flower.json").exists()
 
 
 def test_images_that_are_refused_leave_no_directory(go: Go, tmp_path: Path) -> None:

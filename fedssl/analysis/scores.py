@@ -9,7 +9,6 @@ there are enough, with those of their own method.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import textwrap
 from collections import Counter
@@ -18,12 +17,13 @@ from typing import Any
 
 from pydantic import PositiveInt
 
+from fedssl import integrity
 from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, run_names
 from fedssl.analysis.comparable import image_hashes
 from fedssl.analysis.look import COLOURS, MARKERS, figure, legend
 from fedssl.analysis.ranks import FEWEST, by_chance, spearman
 from fedssl.data.progress import Say
-from fedssl.errors import ConfigError
+from fedssl.errors import ConfigError, RunError
 from fedssl.probes import PROBES
 from fedssl.run import Run
 
@@ -122,8 +122,11 @@ def measured(run: Run) -> dict[str, dict[How, float]]:
     usual = {key: tuple(probe.get(setting) for setting in settings) for key, settings in ACCURACIES.items()}
     found = {key: {usual[key]: table[key]["mean"]} if key in table else {} for key in ACCURACIES}
     for file in sorted(run.dir.glob("measures/linear-*.json")):
-        cell = json.loads(file.read_text("utf-8"))
-        if cell["experiment"] == run.experiment.hash() and cell.get("on") is None:
+        try:
+            cell = integrity.read_json(file.parent, file.name) or {}
+        except ValueError:
+            raise RunError(f"{file} is damaged; remove it and measure it again with fedssl reproduce") from None
+        if cell.get("experiment") == run.experiment.hash() and cell.get("on") is None:
             how = tuple((probe | cell["settings"]).get(setting) for setting in ACCURACIES["linear"])
             found["linear"].setdefault(how, cell["value"])
     return found

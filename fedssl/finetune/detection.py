@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fedssl import nets
+from fedssl import integrity, nets
 from fedssl.assemble import resolve_device
 from fedssl.data.progress import Say, meter, say_nothing, say_on_stderr
 from fedssl.errors import ConfigError, RunError
@@ -36,6 +36,8 @@ from fedssl.lock import entered
 from fedssl.provenance import environment
 from fedssl.store import write_atomic
 
+SETTINGS = "settings.json"
+METRICS = "metrics.json"
 FEW = 8  # images: with fewer in a batch, statistics of one batch say little about the next
 
 
@@ -78,8 +80,9 @@ def fine_tune(
     folder = folder or default_dir(backbone, identity)
     try:
         with entered(folder):
-            _agree(folder, identity)
-            metrics = _finished(folder) or _fine_tune(task, known, unknown, folder, place, quiet, say)
+            integrity.repair(folder, say)
+            _agree(folder, identity, say)
+            metrics = _finished(folder, say) or _fine_tune(task, known, unknown, folder, place, quiet, say)
     except OSError as problem:
         raise RunError(f"{folder} cannot be written: {problem}; what was saved before is intact") from problem
     return {"dir": str(folder)} | metrics
@@ -97,7 +100,7 @@ def load(file: Path | str, device: str = "cpu") -> nn.Module:
     Out come torchvision's boxes, labels, scores and masks; `model.classes` has the labels' names, from label 1 on.
     """
     start = read_start(Path(file))
-    header = _header(Path(file))
+    header = nets.read_weights(file)[0]
     if "detection" not in header:
         raise ConfigError(f"{file} is a backbone, not a detector: fedssl finetune detection writes model.safetensors")
     about = json.loads(header["detection"])
@@ -134,7 +137,8 @@ def _fine_tune(
         "environment": environment(device),
         **figures,
     }
-    write_atomic(folder / "metrics.json", (json.dumps(metrics, indent=2) + "\n").encode())
+    write_atomic(folder / METRICS, (json.dumps(metrics, indent=2) + "\n").encode())
+    integrity.record_hashes(folder, [METRICS, "model.safetensors"])
     return metrics
 
 
@@ -166,28 +170,25 @@ def _read(task: Task, say: Say) -> tuple[Coco, Coco]:
 def _export(model: nn.Module, task: Task, known: Coco, folder: Path) -> None:
     """model.safetensors: a header like an exported backbone's, and what `load` needs beside."""
     about = {"settings": task.settings.model_dump(), "classes": known.categories}
-    header = _header(task.start.file) | {"detection": json.dumps(about)}
+    header = nets.read_weights(task.start.file)[0] | {"detection": json.dumps(about)}
     nets.save_backbone(model.state_dict(), folder / "model.safetensors", header)
 
 
-def _header(file: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
-    with safe_open(file, "pt") as opened:
-        return dict(opened.metadata())
-
-
-def _agree(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Note what the directory is about, or refuse if it is about something else."""
-    file = folder / "settings.json"
-    if not file.is_file():
-        write_atomic(file, (json.dumps(identity, indent=2) + "\n").encode())
-        return
-    found = json.loads(file.read_text("utf-8"))
-    for key, value in _flat(identity).items():
-        if _flat(found).get(key) != value:
-            told = f"{key} was {_flat(found).get(key)!r}, not {value!r}" if "." in key else f"another {key}"
-            raise ConfigError(f"{folder} has another fine-tuning ({told}): choose another --dir, or leave it out")
+def _agree(folder: Path, identity: Mapping[str, Any], say: Say) -> None:
+    """Record what the directory is about, or refuse if it is about something else."""
+    file = folder / SETTINGS
+    text = integrity.read_text(folder, SETTINGS, say)
+    started = any((folder / "checkpoints").glob("*.safetensors")) or (folder / METRICS).is_file()
+    if text is not None and started:
+        try:
+            found = _flat(json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ConfigError(f"{file} is damaged: restore it from a backup, or choose another --dir") from None
+        for key, value in _flat(identity).items():
+            if found.get(key) != value:
+                told = f"{key} was {found.get(key)!r}, not {value!r}" if "." in key else f"another {key}"
+                raise ConfigError(f"{folder} has another fine-tuning ({told}): choose another --dir, or leave it out")
+    integrity.write_copied(folder, SETTINGS, json.dumps(identity, indent=2) + "\n")
 
 
 def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,9 +196,17 @@ def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
     return settings | {key: value for key, value in identity.items() if key != "settings"}
 
 
-def _finished(folder: Path) -> dict[str, Any] | None:
-    file = folder / "metrics.json"
-    return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else None
+def _finished(folder: Path, say: Say) -> dict[str, Any] | None:
+    """Return the metrics of a finished fine-tuning; None if there are none, or if a file it left is damaged."""
+    damaged = integrity.damaged(folder)
+    try:
+        metrics = integrity.read_json(folder, METRICS)
+    except ValueError:
+        metrics = None
+        damaged = damaged or [METRICS]
+    if damaged:
+        say(f"{folder}: {', '.join(damaged)} is damaged; the detector is exported and measured again")
+    return None if damaged else metrics
 
 
 def _hash(file: Path) -> str:

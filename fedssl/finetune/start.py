@@ -9,7 +9,6 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedssl import nets
@@ -59,12 +58,7 @@ def find(place: Path, model: str | None = None) -> Path:
 
 def read_start(file: Path) -> Start:
     """Weights and header of an exported backbone; one that Mask R-CNN cannot be built on is refused."""
-    try:
-        with safe_open(file, "pt") as opened:
-            about = opened.metadata() or {}
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
-    except (SafetensorError, OSError) as problem:
-        raise ConfigError(f"{file} is not a safetensors file ({problem})") from None
+    about, weights = nets.read_weights(file)
     if not {"backbone", "stem", "image"} <= about.keys():
         raise ConfigError(f"{file} was not exported by fedssl: its header does not say which backbone it is")
     if about["backbone"] not in RESNETS:

@@ -7,7 +7,7 @@ from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
 from fedssl.nets.resnet import ResNet, ResNet18, ResNet34, ResNet50
 from fedssl.nets.unfilled import unfilled
 from fedssl.nets.vit import ViT, ViTMini, ViTTiny
-from fedssl.nets.weights import backbone_file, load_backbone, save_backbone
+from fedssl.nets.weights import backbone_file, load_backbone, read_weights, save_backbone
 
 __all__ = [
     "BACKBONES",
@@ -30,6 +30,7 @@ __all__ = [
     "linear",
     "load_backbone",
     "mlp",
+    "read_weights",
     "save_backbone",
     "unfilled",
 ]

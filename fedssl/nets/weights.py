@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedssl.errors import ConfigError
@@ -19,6 +19,9 @@ from fedssl.extents import sync_folder
 _PREFIXES = ("module.", "backbone.", "encoder.")
 _CLASSIFIERS = ("fc.", "head.")
 _COUNTER = "num_batches_tracked"
+_ALGORITHM = "fedssl.hash"
+_DIGEST = "fedssl.sha256"
+_NO_DIGEST = "0" * 64
 
 
 def load_backbone(backbone: nn.Module, path: Path | str) -> None:
@@ -29,7 +32,7 @@ def load_backbone(backbone: nn.Module, path: Path | str) -> None:
     adapted (`adapt_channels`). Anything else that is missing, surplus or of another shape is refused.
     """
     wanted = backbone.state_dict()
-    found = _strip(_read(Path(path)), wanted)
+    found = _strip(read_weights(path)[1], wanted)
     first = next((name for name, tensor in wanted.items() if tensor.dim() == 4), "")
     if first in found:
         found[first] = adapt_channels(found[first], wanted[first].shape[1])
@@ -61,13 +64,14 @@ def backbone_file(model: str) -> str:
 
 
 def save_backbone(state_dict: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
-    """Write a backbone's weights with a header of strings; the file appears whole or not at all."""
+    """Write a backbone's weights with a header of strings and a hash; the file appears whole or not at all."""
     path = Path(path)
+    about = {**metadata, _ALGORITHM: "sha256", _DIGEST: _NO_DIGEST}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
-        file.write(_in_order(save(tensors, dict(metadata))))
+        file.write(_with_digest(_in_order(save(tensors, about))))
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
@@ -84,6 +88,47 @@ def _in_order(data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[end:]
 
 
+def read_weights(path: Path | str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the header and the tensors of a safetensors file, verified if fedssl wrote a hash into it."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        header = _header(data)
+        if header.keys() & {_ALGORITHM, _DIGEST} and not _is_intact(data, header):
+            raise ConfigError(
+                f"{path} is damaged: it does not match the hash in its header. Export it again with `fedssl run` in "
+                "its run directory, or restore it from a backup"
+            )
+        tensors: dict[str, Tensor] = dict(sorted(load(data).items()))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no weights file {path}") from None
+    except (SafetensorError, OSError, ValueError, KeyError) as failure:
+        raise ConfigError(f"{path} is not a safetensors file ({failure}); pickled weights are not read") from None
+    return header, tensors
+
+
+def _header(data: bytes) -> dict[str, str]:
+    """Return the metadata of a safetensors file; a ValueError if there is no readable header."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    about = header.get("__metadata__", {}) if isinstance(header, dict) else None
+    if not isinstance(about, dict):
+        raise ValueError("its header is not a table")
+    return about
+
+
+def _with_digest(data: bytes) -> bytes:
+    """Write a file's SHA-256 into its header; it is computed with zeros in that place."""
+    return data.replace(_NO_DIGEST.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
+
+
+def _is_intact(data: bytes, header: Mapping[str, str]) -> bool:
+    """True if a file has the SHA-256 of its header. Two keys announce it, so that no single damaged byte hides both."""
+    digest = header.get(_DIGEST)
+    if header.get(_ALGORITHM) != "sha256" or not isinstance(digest, str) or len(digest) != len(_NO_DIGEST):
+        return False
+    return _with_digest(data.replace(digest.encode(), _NO_DIGEST.encode(), 1)) == data
+
+
 def _misfit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
     missing = [name for name in wanted if name not in found and not name.endswith(_COUNTER)]
     surplus = [name for name in found if name not in wanted]
@@ -94,16 +139,6 @@ def _misfit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | 
         if tensor.shape != wanted[name].shape:
             return f"its {name} is {tuple(tensor.shape)}, not {tuple(wanted[name].shape)}"
     return None
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no weights file {path}") from None
-    except (SafetensorError, OSError) as failure:
-        raise ConfigError(f"{path} is not a safetensors file ({failure}); pickled weights are not read") from None
-    return tensors
 
 
 def _strip(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedssl.extents import sync_folder
+from fedssl.data.progress import Say, say_on_stderr
+from fedssl.errors import RunError
 from fedssl.federate import Round
 from fedssl.guard import Report
 from fedssl.provenance import code
+from fedssl.report import checked_lines
 
 
 def record(
@@ -76,33 +77,40 @@ def _client(report: Report) -> dict[str, Any]:
 
 
 class RoundsLog:
-    """The log of one run directory; rounds after the checkpoint a run resumes from are taken off first. `count` is the
-    key that numbers the lines, where they are about something else than rounds."""
+    """The log of one run directory. Lines after the checkpoint that a run resumes from are removed first. `count` is
+    the key that numbers the lines, where they are not about rounds."""
 
-    def __init__(self, path: Path, finished: int, count: str = "round") -> None:
-        self.path, kept = path, 0
-        for line in _whole_lines(path):
-            if json.loads(line)[count] > finished:
+    def __init__(self, path: Path, finished: int, count: str = "round", say: Say = say_on_stderr) -> None:
+        self.path = path
+        self.lines = 0
+        checked_lines.repair(path, say)
+        for line in read_rounds(path, say):
+            if not isinstance(line.get(count), int):
+                raise _damaged(path, self.lines + 1)
+            if line[count] > finished:
                 break
-            kept += len(line)
-        with path.open("ab") as file:
-            file.truncate(kept)
-            os.fsync(file.fileno())
-        sync_folder(path.parent)
+            self.lines += 1
+        checked_lines.truncate(path, self.lines)
 
     def append(self, line: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        checked_lines.append(self.path, self.lines, json.dumps(line).encode() + b"\n")
+        self.lines += 1
 
 
-def read_rounds(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole lines; a last one that a kill cut short is left out. One at a time: with many clients they are long."""
-    return map(json.loads, _whole_lines(path))
+def read_rounds(path: Path, say: Say = say_on_stderr) -> Iterator[dict[str, Any]]:
+    """Yield the record of each finished round, one at a time: with many clients they are long."""
+    for number, line in enumerate(checked_lines.read_lines(path, say), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            raise _damaged(path, number) from None
+        if not isinstance(record, dict):
+            raise _damaged(path, number)
+        yield record
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    if path.exists():
-        with path.open("rb") as file:
-            yield from (line for line in file if line.endswith(b"\n"))
+def _damaged(path: Path, number: int) -> RunError:
+    return RunError(
+        f"line {number} of {path} is damaged and has no intact copy; nothing was changed. Restore the file from a "
+        "backup, or start again in a new directory"
+    )

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedssl import integrity
+from fedssl.data.progress import say_on_stderr
 from fedssl.provenance import UNKNOWN
+from fedssl.report.rounds import read_rounds
 from fedssl.reproduce.plan import Measure, Training
 from fedssl.store import write_atomic
 
@@ -19,7 +22,7 @@ MEASURES = "measures"
 
 def results(folder: Path, key: str) -> dict[str, Any] | None:
     """results.json of a finished training; None while there is none of the experiment with this hash."""
-    found = _read(folder / "results.json")
+    found = _read(folder, "results.json")
     return found if found.get("experiment") == key else None
 
 
@@ -29,7 +32,7 @@ def measured(training: Training, measure: Measure) -> dict[str, Any] | None:
 
 
 def measurement(folder: Path, key: str, file: str) -> dict[str, Any] | None:
-    found = _read(folder / MEASURES / file)
+    found = _read(folder / MEASURES, file)
     return found if found.get("experiment") == key else None
 
 
@@ -46,9 +49,7 @@ def trained_by(training: Training) -> set[str]:
     finished = results(training.folder, training.key)
     if finished is not None:
         return {*finished["environment"].get("code", UNKNOWN).split(", ")}
-    log = training.folder / "rounds.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True) if log.is_file() else []
-    return {str(json.loads(line).get("code", UNKNOWN)) for line in lines if line.endswith(b"\n")}
+    return {str(line.get("code", UNKNOWN)) for line in read_rounds(training.folder / "rounds.jsonl")}
 
 
 def made_by(measurement: Mapping[str, Any]) -> str:
@@ -60,6 +61,7 @@ def keep(folder: Path, file: str, found: Mapping[str, Any]) -> None:
     """A line for each key: matrices would take one for each number."""
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items())
     write_atomic(folder / MEASURES / file, f"{{\n{lines}\n}}\n".encode())
+    integrity.record_hashes(folder / MEASURES, [file])
 
 
 def rounds(training: Training) -> int:
@@ -71,9 +73,10 @@ def rounds(training: Training) -> int:
         return 0
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A file that is not there, or is no JSON, has nothing in it."""
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    """Return a JSON table; an empty one if the file is missing or damaged, so that it is measured again."""
     try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (FileNotFoundError, ValueError):
+        return integrity.read_json(folder, name) or {}
+    except ValueError:
+        say_on_stderr(f"{folder / name} is damaged and is not used: it is measured again")
         return {}

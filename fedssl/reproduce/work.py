@@ -22,7 +22,7 @@ from typing import Any
 from fedssl.data.progress import say_on_stderr
 from fedssl.drive import Interrupted
 from fedssl.errors import ConfigError, FedsslError
-from fedssl.lock import locked
+from fedssl.lock import locked, make_private
 from fedssl.provenance import code
 from fedssl.reproduce import found
 from fedssl.run import Run, run
@@ -36,7 +36,8 @@ Job = dict[str, Any]  # a pool's: name, changes, folder, key, device, data_dir, 
 def work(job: Job) -> dict[str, str]:
     """Train if need be, then measure; what went wrong, by measurement."""
     folder = Path(job["folder"])
-    (folder / found.MEASURES).mkdir(parents=True, exist_ok=True)
+    make_private(folder)
+    (folder / found.MEASURES).mkdir(exist_ok=True)
     # Another table's process may be at the same training: wait for it, and find it done. The run has its own lock.
     with locked(folder / found.MEASURES, wait=say_on_stderr):
         try:
@@ -122,7 +123,7 @@ def _listen(jobs: queue.SimpleQueue[str]) -> None:
 
 
 def _log_to(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     with (folder / LOG).open("ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

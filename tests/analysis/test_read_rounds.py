@@ -100,6 +100,7 @@ def test_a_dropped_client_has_cost_its_message(go: Go) -> None:
     client = lines[0]["clients"][1]
     lines[0]["clients"][1] = {"client": "1", "dropped": "too late", "bytes_down": client["bytes_down"]}
     (run.dir / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run.dir / "rounds.jsonl.copy").unlink()
     first = spent(run)[0]
     assert first["down"] == 3 * client["bytes_down"]
     assert first["up"] == 2 * client["bytes_up"]

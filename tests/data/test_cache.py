@@ -235,6 +235,33 @@ def test_pixels_lost_in_a_power_cut_are_decoded_again(how, photos, decoded):
     assert decoded == []
 
 
+def test_any_changed_byte_of_the_pixels_is_noticed_and_decoded_again(photos, decoded):
+    read(photos)
+    for at in range(5 * 4):
+        (pixels,) = home(photos).glob("pixels-*")
+        data = bytearray(pixels.read_bytes())
+        data[at] ^= 1 << at % 8
+        pixels.write_bytes(bytes(data))
+        del decoded[:]
+        said = []
+        assert read(photos, say=said.append)[0].tensor()[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5]
+        assert len(decoded) == 1
+        assert said[0] == f"{home(photos)}: 1 of 5 decoded images are damaged and decoded again"
+
+
+def test_a_damaged_ledger_is_reported(photos):
+    read(photos)
+    for at, expected in ((0, "all images are decoded again"), (-3, "what it lacks is decoded again")):
+        path = home(photos) / "ledger"
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(bytes(data))
+        said = []
+        read(photos, say=said.append)
+        assert said[0].startswith(str(path))
+        assert said[0].endswith(expected)
+
+
 def test_what_a_killed_copy_left_is_swept_away(photos):
     read(photos)
     (home(photos) / "pixels-7.u8").write_bytes(b"left")

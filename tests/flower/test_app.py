@@ -89,10 +89,11 @@ def test_without_flower_it_is_said_how_to_get_it(cli: Cli, monkeypatch: pytest.M
 
 def test_a_run_of_another_experiment_is_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text(load("demo").to_toml())
+    (tmp_path / "rounds.jsonl").write_text("{}\n")
     code, _, said = cli("flower", "up", "demo", "--set", "seed=5", "--dir", str(tmp_path))
     assert code == 2
     assert "holds a run of another experiment (seed: 0 there, 5 asked for" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["experiment.toml"]
+    assert {path.name for path in tmp_path.iterdir()} == {"experiment.toml", "rounds.jsonl"}
 
 
 def test_more_nodes_than_clients_are_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:

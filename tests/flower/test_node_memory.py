@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,50 @@ def test_which_images_it_was_is_written_once_and_by_one_at_a_time(
     with pytest.raises(ClientError, match="its images are not those"):
         first.agree("others")
     assert held == [first, first]
+
+
+def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Folders that an earlier version opened to others are closed; what the operator made for all of them is not."""
+    before = os.umask(0o022)
+    try:
+        made = NodeMemory(tmp_path / "new", _task(0)).folder
+        assert [_mode(folder) for folder in (made, made.parent, tmp_path / "new")] == [0o700] * 3
+        (tmp_path / "old").mkdir(mode=0o755)
+        (tmp_path / "old/a%2Fb/r").mkdir(mode=0o755, parents=True)
+        old = NodeMemory(tmp_path / "old", _task(0)).folder
+        assert [_mode(folder) for folder in (old, old.parent, tmp_path / "old")] == [0o700, 0o700, 0o755]
+    finally:
+        os.umask(before)
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_damaged_claim_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or the number of an attempt with one changed byte would keep the client out."""
+    NodeMemory(tmp_path, _task(3))
+    path = NodeMemory(tmp_path, _task(3)).folder / "claim.json"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 3):
+        for byte in (bytes([whole[place] ^ 8]), b"9", b"\n", b"\xff"):
+            path.write_bytes(whole[:place] + byte + whole[place + 1 :])
+            capsys.readouterr()
+            NodeMemory(tmp_path, _task(3))
+            assert f"{path} is damaged" in capsys.readouterr().err or whole[place : place + 1] == byte
+
+
+def test_a_claim_of_an_earlier_version_holds(tmp_path: Path) -> None:
+    folder = NodeMemory(tmp_path, _task(3)).folder
+    (folder / "claim.json").write_text('{"attempt": 1, "round": 3, "by": "somebody", "pid": 1}')
+    with pytest.raises(ClientError, match="newer attempt"):
+        NodeMemory(tmp_path, _task(3))
+
+
+def test_damaged_hashes_of_images_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = NodeMemory(tmp_path, _task(0))
+    first.agree("these")
+    (first.folder / "images.sha256").write_bytes(b"thes\xff")
+    with pytest.raises(ClientError, match="its images are not those"):
+        first.agree("these")
+    assert "or that file is damaged" in capsys.readouterr().err

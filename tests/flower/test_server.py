@@ -431,6 +431,7 @@ def test_a_run_without_its_roll_is_not_gone_on_with(nodes: Nodes) -> None:
     short, longer = (tiny("fedema", "byol", rounds=rounds) for rounds in (1, 2))
     nodes.serve(short, nodes.grid(short))
     (nodes.root / "flower/flower.json").unlink()
+    (nodes.root / "flower/integrity.jsonl").unlink()
     fedssl.run(short, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
     for folder in ("flower", "local"):
         grid = nodes.grid(longer)
@@ -451,10 +452,28 @@ def test_a_run_on_flower_is_not_gone_on_with_elsewhere(nodes: Nodes) -> None:
 def test_a_damaged_roll_is_said_to_be_so(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr", rounds=1)
     nodes.serve(experiment, nodes.grid(experiment))
+    path = nodes.root / "flower/flower.json"
+    intact = path.read_text()
+    for broken in ("", "[]", "{}", intact.replace("0", "1", 1)):
+        path.write_text(broken)
+        nodes.serve(experiment, nodes.grid(experiment))
+        assert path.read_text() == intact
+    (nodes.root / "flower/integrity.jsonl").unlink()  # as of an earlier version
     for broken in ("", "[]", "{}"):
-        (nodes.root / "flower/flower.json").write_text(broken)
+        path.write_text(broken)
         with pytest.raises(RunError, match=r"flower\.json is damaged"):
             nodes.serve(experiment, nodes.grid(experiment))
+
+
+def test_a_start_that_failed_does_not_decide_who_takes_part(nodes: Nodes) -> None:
+    """It ended before the first checkpoint, with a list of clients and another seed."""
+    experiment = tiny("fedavg", "simclr", rounds=1)
+    folder = nodes.root / "flower"
+    folder.mkdir()
+    (folder / "experiment.toml").write_text(experiment.with_changes({"seed": 7}).to_toml())
+    (folder / "flower.json").write_text('{"run": "r", "starts": [0], "clients": ["x"], "image": [1, 2, 2], "kept": {}}')
+    nodes.serve(experiment, nodes.grid(experiment))
+    assert len(_dropped(nodes)) == 1
 
 
 def test_clients_get_models_of_their_own_when_the_server_or_they_were_away(nodes: Nodes) -> None:

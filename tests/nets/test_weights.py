@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedssl.errors import ConfigError
-from fedssl.nets import ResNet, build, load_backbone, save_backbone
+from fedssl.nets import ResNet, build, load_backbone, read_weights, save_backbone
 from fedssl.nets.resnet import Basic
 from fedssl.nets.weights import adapt_channels
 
@@ -39,7 +40,9 @@ def test_round_trip(tmp_path: Path) -> None:
     assert pointers == [t.data_ptr() for t in other.state_dict().values()], "weights must be copied in place"
     assert [file.name for file in path.parent.iterdir()] == ["backbone.safetensors"]
     with safe_open(path, "pt") as file:
-        assert file.metadata() == {"name": "tiny", "round": "3"}
+        header = file.metadata()
+    assert {key: header[key] for key in ("name", "round")} == {"name": "tiny", "round": "3"}
+    assert header.keys() - {"name", "round"} == {"fedssl.hash", "fedssl.sha256"}
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,5 +172,40 @@ def test_equal_weights_make_equal_files(tmp_path: Path) -> None:
         save_backbone({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(())}, file, header)
     assert len({file.read_bytes() for file in files}) == 1
     with safe_open(files[0], "pt") as opened:
-        assert opened.metadata() == header
+        assert header.items() <= opened.metadata().items()
         assert torch.equal(opened.get_tensor("a"), torch.arange(6.0).view(2, 3))
+
+
+def _small_file(path: Path) -> bytes:
+    save_backbone({"a": torch.arange(6.0), "b": torch.ones(2, dtype=torch.int64)}, path, {"model": "global"})
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("bit", [0, 5])
+def test_any_changed_bit_is_noticed(bit: int, tmp_path: Path) -> None:
+    """In the length of the header, its keys, its hash, or the weights."""
+    path = tmp_path / "backbone.safetensors"
+    data = _small_file(path)
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << bit
+        path.write_bytes(bytes(damaged))
+        with pytest.raises(ConfigError, match=r"is damaged|is not a safetensors file"):
+            read_weights(path)
+
+
+def test_the_hash_is_that_of_the_file_with_zeros_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "backbone.safetensors"
+    data = _small_file(path)
+    digest = read_weights(path)[0]["fedssl.sha256"]
+    blank = data.replace(digest.encode(), b"0" * 64)
+    assert hashlib.sha256(blank).hexdigest() == digest
+
+
+def test_a_file_without_a_hash_is_read(tmp_path: Path) -> None:
+    """As exported by an earlier version, or by others."""
+    path = tmp_path / "other.safetensors"
+    save_file({"a": torch.ones(3)}, path, {"fedssl": "0.1.0", "hash": "x", "sha256": "y"})
+    header, tensors = read_weights(path)
+    assert header == {"fedssl": "0.1.0", "hash": "x", "sha256": "y"}
+    assert torch.equal(tensors["a"], torch.ones(3))

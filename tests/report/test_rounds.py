@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fedssl.errors import RunError
 from fedssl.federate import Round
 from fedssl.guard import Report
 from fedssl.provenance import code
+from fedssl.report.checked_lines import copy_path, repair
 from fedssl.report.rounds import RoundsLog, read_rounds, record
 from fedssl.train import Metrics
 
@@ -85,14 +87,66 @@ def test_append_and_read(tmp_path: Path) -> None:
     assert path.read_bytes().count(b"\n") == 3
 
 
-def test_wherever_the_last_line_is_cut_the_others_are_read(tmp_path: Path) -> None:
+def test_wherever_a_kill_cuts_the_last_line_the_others_are_read(tmp_path: Path) -> None:
+    """The copy is written first: a kill in it leaves two rounds, one in the log itself leaves three."""
     path = tmp_path / "rounds.jsonl"
     _log(path, 3)
-    data = path.read_bytes()
-    second = data.index(b"\n", data.index(b"\n") + 1) + 1
-    for length in range(second, len(data)):
-        path.write_bytes(data[:length])
+    copy = copy_path(path)
+    log_data = path.read_bytes()
+    copy_data = copy.read_bytes()
+    second = log_data.index(b"\n", log_data.index(b"\n") + 1) + 1
+    for length in range(second, len(log_data)):
+        path.write_bytes(log_data[:length])
+        assert [line["round"] for line in read_rounds(path)] == [1, 2, 3]
+    path.write_bytes(log_data[:second])
+    second = copy_data.index(b"\n", copy_data.index(b"\n") + 1) + 1
+    for length in range(second, len(copy_data)):
+        copy.write_bytes(copy_data[:length])
         assert [line["round"] for line in read_rounds(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("damaged", ["log", "copy"])
+@pytest.mark.parametrize("byte", [b"\n", b'"', b" ", b"7", b"\xff"])
+def test_one_changed_byte_is_repaired(damaged: str, byte: bytes, tmp_path: Path) -> None:
+    """Wherever it is: in the log or in its copy, in a line, at its end, in a number or in a hash."""
+    path = tmp_path / "rounds.jsonl"
+    _log(path, 3)
+    expected = list(read_rounds(path))
+    files = {each: each.read_bytes() for each in (path, copy_path(path))}
+    victim = path if damaged == "log" else copy_path(path)
+    for place in range(0, len(files[victim]), 61):
+        if files[victim][place : place + 1] == byte:
+            continue
+        victim.write_bytes(files[victim][:place] + byte + files[victim][place + 1 :])
+        said: list[str] = []
+        assert list(read_rounds(path, said.append)) == expected
+        assert len(said) == 1 or place == len(files[victim]) - 1  # a line without an end may also be cut by a kill
+        assert repair(path, said.append) == 3
+        assert {each: each.read_bytes() for each in files} == files
+
+
+def test_a_line_that_is_damaged_in_the_log_and_in_its_copy(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    _log(path, 3)
+    for each in (path, copy_path(path)):
+        each.write_bytes(each.read_bytes().replace(b'"round": 2,', b'"round"; 2,'))
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=r"line 2 of .*rounds.jsonl is damaged and has no intact copy"):
+        RoundsLog(path, 3)
+    assert path.read_bytes() == before
+
+
+def test_a_log_of_an_earlier_version_gets_a_copy(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    _log(path, 3)
+    copy = copy_path(path)
+    expected = copy.read_bytes()
+    copy.unlink()
+    said: list[str] = []
+    assert [line["round"] for line in read_rounds(path, said.append)] == [1, 2, 3]
+    RoundsLog(path, 3, say=said.append)
+    assert copy.read_bytes() == expected
+    assert said == [f"{path} was written by an earlier version without hashes: its lines could not be verified"]
 
 
 @pytest.mark.parametrize("finished", [0, 2, 3, 9])
@@ -101,7 +155,8 @@ def test_rounds_after_the_checkpoint_are_taken_off(finished: int, cut: int, tmp_
     """A run that logged three rounds goes on from an earlier checkpoint; a line cut short goes too."""
     path = tmp_path / "rounds.jsonl"
     _log(path, 3)
-    path.write_bytes(path.read_bytes()[: -cut or None])
+    for each in (path, copy_path(path)):
+        each.write_bytes(each.read_bytes()[: -cut or None])
     whole = 2 if cut else 3
     log = RoundsLog(path, finished)
     kept = list(range(1, min(finished, whole) + 1))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedssl
+from fedssl import integrity
 from fedssl.errors import ConfigError, RunError
 from fedssl.store import Store
 
@@ -258,7 +259,8 @@ def test_a_longer_schedule_is_said(federation: Any, capsys: pytest.CaptureFixtur
 def test_results_of_a_shorter_run_are_not_those_of_a_longer_one(federation: Any) -> None:
     federation.here("run", "simclr", "rounds=1")
     path = federation.root / "run/experiment.toml"
-    path.write_text(path.read_text().replace("rounds = 1", "rounds = 2"))  # as a run that was prolonged and killed
+    longer = path.read_text().replace("rounds = 1", "rounds = 2")  # as a run that was prolonged and killed
+    integrity.write_copied(path.parent, path.name, longer)
     assert fedssl.Run(federation.root / "run").results == {}
 
 
@@ -306,7 +308,14 @@ def test_parts_of_a_run_directory_are_lost(lost: str, federation: Any) -> None:
 
 def test_experiment_toml_is_garbage(federation: Any) -> None:
     federation.here("run", "simclr", "rounds=1")
+    path = federation.root / "run/experiment.toml"
+    intact = path.read_bytes()
     for garbage in (b"\xff\xfe", b"rounds = ", b""):
-        (federation.root / "run/experiment.toml").write_bytes(garbage)
+        path.write_bytes(garbage)
+        federation.here("run", "simclr", "rounds=1")
+        assert path.read_bytes() == intact
+    (path.parent / "integrity.jsonl").unlink()  # as of an earlier version
+    for garbage in (b"\xff\xfe", b"rounds = ", b""):
+        path.write_bytes(garbage)
         with pytest.raises(ConfigError):
             federation.here("run", "simclr", "rounds=1")

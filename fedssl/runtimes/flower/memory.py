@@ -15,16 +15,17 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
 from fedssl.data.progress import say_on_stderr
 from fedssl.errors import ClientError
+from fedssl.lock import make_private
 from fedssl.runtimes.flower.words import Task
-from fedssl.store import write_atomic
+from fedssl.store import seal, unseal, write_atomic
 from fedssl.tree import Tree, dumps, loads
 
 STALE = "a newer attempt of this client at the run has begun; this one may not write"
@@ -46,13 +47,17 @@ class NodeMemory:
         """Claims the folder; refused if a newer attempt has."""
         self._task, self._me = task, uuid4().hex
         self.folder = root / quote(task.client, safe="") / quote(task.run, safe="")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (root, self.folder.parent, self.folder):
+            make_private(folder)
+        for folder in (self.folder.parent, self.folder):
+            with suppress(PermissionError):  # an earlier version let others read them; the root is the operator's own
+                folder.chmod(0o700)
         with self._locked():
             held = self._claim()
             if held and (held["attempt"], held["round"]) > (task.attempt, task.round):
                 raise ClientError(STALE)
             mine = {"attempt": task.attempt, "round": task.round, "by": self._me, "pid": os.getpid()}
-            write_atomic(self.folder / "claim.json", json.dumps(mine).encode())
+            write_atomic(self.folder / "claim.json", seal(mine))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -60,9 +65,20 @@ class NodeMemory:
             fcntl.flock(file, fcntl.LOCK_EX)  # held for moments; a dead process's is dropped by the kernel
             yield
 
-    def _claim(self) -> dict[str, int | str]:
+    def _claim(self) -> dict[str, Any]:
+        """Return the newest claim; an empty one if there is none or it is damaged, so that this task may claim."""
         path = self.folder / "claim.json"
-        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        data = path.read_bytes()
+        try:
+            claim = json.loads(data)
+            if isinstance(claim, dict) and {"attempt", "round", "by"} <= claim.keys():
+                return claim  # written by an earlier version, without a hash
+            return unseal(data)
+        except ValueError:
+            say_on_stderr(f"{path} is damaged and is not used")
+            return {}
 
     def mine(self) -> bool:
         """Whether nobody has claimed the folder since."""
@@ -87,7 +103,8 @@ class NodeMemory:
         with self._locked():
             if not path.is_file():
                 write_atomic(path, images.encode())
-            elif path.read_text("utf-8") != images:
+            elif path.read_bytes() != images.encode():
+                say_on_stderr(f"the client's images do not match {path}: they were changed, or that file is damaged")
                 raise ClientError("its images are not those it had when it first took part in this run")
 
     def read(self) -> Tree:

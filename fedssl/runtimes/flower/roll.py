@@ -9,8 +9,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 from uuid import uuid4
 
+from fedssl import integrity
+from fedssl.agree import started
+from fedssl.data.progress import say_on_stderr
 from fedssl.errors import RunError
-from fedssl.store import write_atomic
 
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -32,7 +34,8 @@ class Roll(NamedTuple):
         Refused where rounds are saved and no roll is: clients would be taken for new ones, and what they remember lost.
         """
         path = folder / "flower.json"
-        if not path.is_file():
+        text = integrity.read_text(folder, path.name, say_on_stderr)
+        if text is None or not started(folder):  # without a checkpoint it is what a start that failed left behind
             if begins is not None:
                 raise RunError(
                     f"{folder} has checkpoints but no flower.json: the run was not begun on Flower, or the file is "
@@ -40,15 +43,17 @@ class Roll(NamedTuple):
                 )
             return cls(uuid4().hex, (0,), (), None)
         try:
-            values = json.loads(path.read_text("utf-8"))
+            values = json.loads(text)
             image = None if values["image"] is None else tuple(values["image"])
             clients, starts = tuple(values["clients"]), (*values["starts"], begins or 0)
             registered = values.get("registered", False) is True
-            return cls(values["run"], starts, clients, image, values["kept"], registered)
+            roll = cls(values["run"], starts, clients, image, values["kept"], registered)
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise RunError(f"{path} is damaged ({problem}); nothing was changed") from problem
+        integrity.write_copied(folder, path.name, text)  # repairs the file
+        return roll
 
     def write(self, folder: Path) -> Roll:
         values = {**self._asdict(), "kept": dict(self.kept)}
-        write_atomic(folder / "flower.json", (json.dumps(values) + "\n").encode())
+        integrity.write_copied(folder, "flower.json", json.dumps(values) + "\n")
         return self

@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 import fedssl
-from fedssl import assemble
-from fedssl.agree import agree
+from fedssl import assemble, integrity
+from fedssl.agree import EXPERIMENT, agree
 from fedssl.algorithm import Spec
 from fedssl.data import Dataset, Images
 from fedssl.data.progress import Say, meter, say_on_stderr
@@ -36,7 +36,7 @@ from fedssl.runtimes.flower.roll import Roll
 from fedssl.runtimes.flower.server import FlowerRuntime
 from fedssl.runtimes.flower.words import Hello, Task
 from fedssl.settings import Settings, validate
-from fedssl.store import Snapshot, Store, write_atomic
+from fedssl.store import Snapshot, Store
 from fedssl.train import Trainer, resolve_precision
 from fedssl.upload_weights import ImageCounts
 
@@ -68,11 +68,14 @@ def serve(experiment: Experiment, grid: Grid, settings: ServerSettings, say: Say
         say(RELAYED)
     exact = resolve_precision(experiment.train.precision, device) == "fp32"
     with entered(folder), numerics(device, experiment.train.deterministic, exact):
+        integrity.repair(folder, say)
         experiment = agree(experiment, folder, device, say)
         store = Store(folder)
         snapshot = found(folder, store, say)
+        if snapshot is not None:
+            integrity.adopt(folder, say)
         serving = Serving(experiment, folder, store, grid, settings, device, snapshot, say)
-        write_atomic(folder / "experiment.toml", experiment.to_toml().encode())
+        integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
         if snapshot is None or snapshot.rounds < experiment.rounds:
             try:
                 serving.train()

@@ -16,7 +16,7 @@ from fedssl.data.progress import Say, say_nothing, say_on_stderr
 from fedssl.errors import ConfigError, RunError
 from fedssl.experiment import Experiment
 from fedssl.finish import finish
-from fedssl.lock import locked
+from fedssl.lock import locked, make_private
 from fedssl.loop import Interrupted, warn
 from fedssl.report.progress import telling
 from fedssl.report.rounds import read_rounds
@@ -69,7 +69,8 @@ def up(
             "device": device,
         }
         configs: list[Config] = [{"partition-id": i, "num-partitions": count, **place} for i in range(count)]
-        (folder / "flower").mkdir(parents=True, exist_ok=True)
+        make_private(folder)
+        (folder / "flower").mkdir(exist_ok=True)
         warn(experiment, say_on_stderr)  # the ServerApp's own warning goes to its log
         with locked(folder / "flower"):  # the run directory's own lock is the ServerApp's
             _train(experiment, folder, title, config, configs, quiet, say)

@@ -1,0 +1,117 @@
+"""P12: a start that was refused leaves nothing that blocks the corrected one. C10: who may read the directories."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl import nets
+from fedssl.errors import ConfigError, DataError, FedsslError, RunError
+from fedssl.loop import Loop
+from fedssl.store import Store
+
+
+def _wrong_weights(root: Path) -> str:
+    """A file of weights that does not fit the backbone."""
+    path = root / "weights.safetensors"
+    nets.save_backbone({"other": torch.ones(3)}, path, {})
+    return f"method.init={path}"
+
+
+def _too_many_clients(root: Path) -> str:
+    return "clients=1000"
+
+
+def _missing_lists(root: Path) -> str:
+    (root / "lists.json").write_text('{"a": [0, 1, 9999]}')
+    return f'partition={{name="listed", path="{root}/lists.json"}}'
+
+
+REFUSALS = {
+    "first weights that do not fit": (_wrong_weights, ConfigError),
+    "more clients than images": (_too_many_clients, (ConfigError, DataError)),
+    "a partition of unknown images": (_missing_lists, (ConfigError, DataError)),
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "empty"])
+def test_a_refused_start_leaves_nothing(why: str, existing: bool, federation: Any) -> None:
+    setting, error = REFUSALS[why]
+    folder = federation.root / "run"
+    if existing:
+        folder.mkdir()
+    with pytest.raises(error):
+        federation.here("run", "simclr", "rounds=1", setting(federation.root))
+    assert folder.exists() == existing
+    assert not existing or list(folder.iterdir()) == []
+    assert len(federation.here("run", "simclr", "rounds=1").rounds) == 1
+
+
+def test_a_start_that_fails_at_its_first_checkpoint_does_not_block_another(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the first checkpoint is written, or the process is killed."""
+
+    def fail(self: Store, snapshot: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_save", fail)
+        with pytest.raises(RunError, match="No space left"):
+            federation.here("run", "simclr", "rounds=1", "seed=1")
+    assert federation.here("run", "simclr", "rounds=1", "seed=2").experiment.seed == 2
+    with pytest.raises(ConfigError, match="seed: 2 there, 1 asked for"):
+        federation.here("run", "simclr", "rounds=1", "seed=1")
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked for 8 rounds and was refused; a corrected one may ask for fewer."""
+    federation.here("run", "simclr", "rounds=1")
+
+    def refuse(self: Loop, *arguments: Any, **more: Any) -> None:
+        raise ConfigError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedssl.assemble.build_trainers", refuse)
+        with pytest.raises(ConfigError, match="refused"):
+            federation.here("run", "simclr", "rounds=8")
+    assert federation.here("run", "simclr", "rounds=2").experiment.rounds == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_made(federation: Any) -> None:
+    federation.root.chmod(0o500)
+    try:
+        with pytest.raises(FedsslError):
+            federation.here("run", "simclr", "rounds=1")
+    finally:
+        federation.root.chmod(0o700)
+    assert len(federation.here("run", "simclr", "rounds=1").rounds) == 1
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_a_run_directory_is_for_its_owner_alone(federation: Any) -> None:
+    """One that exists keeps its mode: its owner may have opened it to others."""
+    federation.here("new/run", "simclr", "rounds=1")
+    assert _mode(federation.root / "new/run") == 0o700
+    (federation.root / "shared").mkdir(mode=0o755)
+    federation.here("shared", "simclr", "rounds=1")
+    assert _mode(federation.root / "shared") == 0o755
