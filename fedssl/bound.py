@@ -29,7 +29,7 @@ class GuardSettings(Settings):
     norm_bound: float = Field(10.0, ge=0)  # the most an update's norm may be, in medians over a round's clients; 0: any
     usual: Literal["largest", "last"] = "largest"  # which round's median: of all so far the largest, or the last one's
     clip: bool = False  # scale an update above the bound down to it; otherwise its client is dropped
-    statistics_bound: float = Field(3.0, ge=0)  # the most that running statistics may shift, in medians; 0: any
+    statistics_bound: float = Field(5.0, ge=0)  # the most that running statistics may shift, in medians; 0: any
     min_uploads: int = Field(2, ge=1)  # valid uploads that a server needs to merge; with fewer the round fails
     max_share: float | None = Field(None, gt=0, le=1)  # one client's largest share of a mean; 0.5 on Flower, else 1
 

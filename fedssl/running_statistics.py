@@ -14,6 +14,7 @@ from fedssl.tree import State, Tree
 EPSILON = 1e-5  # added to variances, as BatchNorm does
 MEAN = "running_mean"
 VARIANCE = "running_var"
+HEAD_SLACK = 4.0  # heads have one activation per image and channel, so their statistics are noisier than a backbone's
 
 
 def variance_fault(upload: Tree) -> str | None:
@@ -37,7 +38,8 @@ def statistics_shift(sent: State, back: State) -> float | None:
 
     A channel's activations are summarised as N(m, σ²). The 2-Wasserstein distance between two such summaries is
     √((m − m')² + (σ − σ')²). Its root mean square over a layer's channels is divided by the layer's own scale, the
-    root mean variance that was sent, so that dead channels do not count; the result is the largest over layers.
+    root mean variance that was sent, so that dead channels do not count; the result is the largest over layers, where
+    layers of heads count a quarter.
     """
     ours = _index(back.layout, sent.layout, back.floats.device)
     theirs = _index(sent.layout, back.layout, sent.floats.device)
@@ -50,7 +52,7 @@ def statistics_shift(sent: State, back: State) -> float | None:
     zeros = torch.zeros(ours.layers, dtype=torch.float64, device=moved.device)
     distance = zeros.index_add(0, ours.layer, moved)
     scale = zeros.index_add(0, ours.layer, sent_variance)
-    return float((distance / scale).max().sqrt())
+    return float(((distance / scale).sqrt() / ours.slack).max())
 
 
 class _Index(NamedTuple):
@@ -59,7 +61,11 @@ class _Index(NamedTuple):
     means: Tensor
     variances: Tensor
     layer: Tensor  # the number of each channel's layer
-    layers: int
+    slack: Tensor  # (layers,)
+
+    @property
+    def layers(self) -> int:
+        return len(self.slack)
 
 
 @lru_cache(maxsize=64)
@@ -69,11 +75,13 @@ def _index(layout: Layout, other: Layout, device: torch.device) -> _Index | None
     means: list[Tensor] = []
     variances: list[Tensor] = []
     numbers: list[Tensor] = []
+    slack: list[float] = []
     for mean in _entries(layout, MEAN):
         name = mean.name.removesuffix(MEAN) + VARIANCE
         if mean.name in common and name in common and name in layout.offsets:
             channel = torch.arange(mean.size)
             numbers.append(torch.full((mean.size,), len(numbers)))
+            slack.append(1.0 if "backbone" in mean.name.split(".")[:2] else HEAD_SLACK)
             means.append(layout.offsets[mean.name] + channel)
             variances.append(layout.offsets[name] + channel)
     if not means:
@@ -82,7 +90,7 @@ def _index(layout: Layout, other: Layout, device: torch.device) -> _Index | None
         torch.cat(means).to(device),
         torch.cat(variances).to(device),
         torch.cat(numbers).to(device),
-        len(numbers),
+        torch.tensor(slack, dtype=torch.float64, device=device),
     )
 
 
