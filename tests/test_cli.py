@@ -338,8 +338,9 @@ def test_a_folder_whose_test_images_alone_have_labels(ward: list[str], here: Pat
 
 def test_on_a_terminal(here: Path) -> None:
     """Bars instead of lines; a client named like a colour and dropped every round must not end the run."""
-    Path("lists.json").write_text(json.dumps({"[/b]": [0], "other": list(range(1, 36))}))
-    sets = ["partition.name=listed", "partition.path=lists.json", "clients=2"]
+    lists = {"[/b]": [0], "one": list(range(1, 18)), "other": list(range(18, 36))}
+    Path("lists.json").write_text(json.dumps(lists))
+    sets = ["partition.name=listed", "partition.path=lists.json", "clients=3"]
     command = [sys.executable, "-m", "fedssl.cli", "run", "mine.toml", "--dir", "run"]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -353,5 +354,5 @@ def test_on_a_terminal(here: Path) -> None:
     os.close(ours)
     assert process.wait() == 0, told.decode()
     plain = " ".join(re.sub(r"\x1b\[[\d;?]*\w", "", told.decode()).split())
-    assert "mine: round 1/2 1/2 clients" in plain
+    assert "mine: round 1/2 2/3 clients" in plain
     assert "client [/b] dropped: too few images" in plain

@@ -89,7 +89,8 @@ def test_clients_own_models_and_not_what_all_share(tmp_path: Path) -> None:
 
 
 def test_who_has_no_model_yet_is_counted(tmp_path: Path) -> None:
-    score = finished(tmp_path, algorithm__name="perssfl", topology__participation=0.4).evaluate("per-client")
+    changes = {"algorithm__name": "perssfl", "topology__participation": 0.4, "guard__min_uploads": 1}
+    score = finished(tmp_path, **changes).evaluate("per-client")
     assert len(score) == 1
     assert score.note == "2 of 3 clients have no model of their own yet"
 

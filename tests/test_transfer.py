@@ -135,7 +135,7 @@ def test_a_folder_has_to_be_named(tmp_path: Path) -> None:
             Image.effect_noise((8, 8), 90).convert("RGB").save(tmp_path / "photos" / name / f"{n}.png")
     data = {"name": "folder", "path": str(tmp_path / "photos"), "layout": "classes", "size": 8}
     method = {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4}
-    chosen = Experiment.from_dict({"clients": 1, "rounds": 1, "data": data, "method": method})
+    chosen = Experiment.from_dict({"clients": 2, "rounds": 1, "data": data, "method": method})
     run = fedssl.run(chosen, tmp_path / "run", "cpu", quiet=True)
     with pytest.raises(ConfigError, match=r"^data\.path: field required"):
         run.evaluate("knn", "folder")

@@ -290,7 +290,7 @@ def test_titles_of_models() -> None:
 def test_umap_is_asked_for_and_missed(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     run = go()
     monkeypatch.setitem(sys.modules, "umap", None)
-    with pytest.raises(ConfigError, match=r"fedssl\[maps\]"):
+    with pytest.raises(ConfigError, match=r"\[maps\]"):
         analyse("map", [run], say=quiet, how="umap")
     asked: dict[str, Any] = {}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import Field
 
 import fedssl
 from fedssl.algorithm import ALGORITHMS
@@ -29,7 +30,7 @@ class Exploding(FedAvg):
     Running statistics are honest: a variance that moved as far would be negative, and dropped for that.
     """
 
-    times: float
+    times: float = Field(le=1e30)
     whom: tuple[str, ...] = ("1",)
     since: int = 0
 
