@@ -20,17 +20,17 @@ def no_fault(site: Tree) -> None:
 
 @dataclass(frozen=True)
 class Admission:
-    """Without arguments: no bounds, any number of uploads, and no check of merged models."""
+    """Rules for accepting a round. The defaults accept every round."""
 
     bound: Bound = field(default_factory=Bound)
     min_uploads: int = 1  # that a merge needs
-    quorum: Callable[[int], int] = lambda asked: 0  # valid uploads that a round of so many clients needs
+    quorum: Callable[[int], int] = lambda asked: 0  # number of clients asked -> valid uploads required
     max_share: float = 1.0  # of a mean, for one client
     counts: ImageCounts = NO_COUNTS
     model_fault: Callable[[Tree], str | None] = no_fault  # why a site's merged state must not be used
 
     def admit(self, before: Sites, merged: Sites, guard: Guard, asked: int) -> Sites:
-        """The sites after a round: what was merged, or the earlier state where the result must not be used.
+        """Return the sites after a round: merged states, or the previous state of each site whose merge is rejected.
 
         Rejected uploads are reported as dropped, with the reason. A failed round changes no reference of the bound.
         """

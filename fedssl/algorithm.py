@@ -73,6 +73,7 @@ class Algorithm(Settings, ABC):
 
     needs_server: ClassVar[bool] = False
     personalises: ClassVar[bool] = False  # whether clients end with models of their own: see `personal`
+    one_mean: ClassVar[bool] = True  # whether a server averages all uploads of a round into one model
     needs_pairs: ClassVar[bool] = False  # a method that makes two views of each image, of one kind
     weights: Literal["size", "uniform"] = "size"  # how a server weighs its clients
 
@@ -115,6 +116,11 @@ class Algorithm(Settings, ABC):
     @abstractmethod
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         """One client's round: (upload, what it remembers until its next one)."""
+
+    def reference(self, site: Tree) -> Tree:
+        """Models that a site holds without sending them, under the keys of uploads: the guard compares the running
+        statistics of uploads with these."""
+        return {}
 
     def renamed(self, upload: Tree) -> Mapping[str, str]:
         """Keys of an upload's models that were sent under another key, with that one: an upload is measured from the

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, field_validator
 
 from fedssl.layout import PARAMETERS, Layout
-from fedssl.running_statistics import statistics_shift, variance_fault
+from fedssl.running_statistics import statistics_shift
 from fedssl.settings import Settings
 from fedssl.tree import State, Tree, Value
 
@@ -20,7 +20,7 @@ FIRST = 5  # uploads that wait for each other where no earlier round gives a ref
 FARTHEST = torch.finfo(torch.float32).max  # applies without a reference; with no bound at all, larger norms pass too
 INFLUENCE = 0.1  # of a typical update: a client that cannot move the mean by more than this may go farther
 SHIFT_FLOOR = 1.5  # standard deviations by which training may always move running statistics
-UNTRAINED_SHIFT_FLOOR = 10.0  # the same from initial statistics, whose scale is not that of any activations
+UNTRAINED_SHIFT_FLOOR = 10.0  # the same from initial statistics, for clients whose number of images is not known
 
 
 class GuardSettings(Settings):
@@ -31,7 +31,7 @@ class GuardSettings(Settings):
     clip: bool = False  # scale an update above the bound down to it; otherwise its client is dropped
     statistics_bound: float = Field(5.0, ge=0)  # the most that running statistics may shift, in medians; 0: any
     min_uploads: int = Field(2, ge=1)  # valid uploads that a server needs to merge; with fewer the round fails
-    max_share: float | None = Field(None, gt=0, le=1)  # one client's largest share of a mean; 0.5 on Flower, else 1
+    max_share: float | None = Field(None, gt=0, le=1)  # one client's largest share of all asked; 0.5 on Flower, else 1
 
     @field_validator("norm_bound", "statistics_bound")
     @classmethod
@@ -90,12 +90,12 @@ class Bound:
     one that comes first is judged as any other, and no more than five are ever held. Medians are the lower ones: of two
     clients the one that went less far is the typical one.
 
-    Running statistics have a bound of their own. Their shifts need not decrease from round to round, so they are
-    compared with the larger one of that reference and the median of this round. An upload above the limit waits until
-    five of the round are here.
+    Running statistics have a separate bound. Their shifts need not decrease over rounds, so the reference is the larger
+    of the earlier median and this round's median. An upload above the limit is held until five uploads of the round
+    have arrived.
 
-    A client whose share of the mean is so small that it cannot move it by a tenth of a typical update may go as far as
-    that: among thousands of clients with a few images each, norms have long tails.
+    A client with a small share of the mean may exceed the bound as long as it moves the mean by at most a tenth of a
+    typical update: among thousands of clients with a few images each, norms have long tails.
     """
 
     def __init__(
@@ -121,15 +121,18 @@ class Bound:
         """Whether the first uploads of this round must wait for each other."""
         return self.usual is None and bool(self.settings.norm_bound or self.settings.statistics_bound)
 
-    def see(self, measured: Measured) -> None:
-        """Take note of an upload that is not judged yet."""
+    def record_shift(self, measured: Measured) -> None:
+        """Record the shift of an upload before it is judged."""
         if measured.shift is not None:
             insort(self._shifts, measured.shift)
 
-    def undecided(self, measured: Measured) -> bool:
-        """Whether an upload must wait: its statistics moved too far by earlier rounds, and few of this one are here."""
-        if measured.shift is None or len(self._shifts) >= FIRST:
+    def must_wait(self, measured: Measured) -> bool:
+        """True if an upload must be held: its shift exceeds the limit so far, or there is none yet, and fewer than five
+        uploads of this round have arrived."""
+        if measured.shift is None or len(self._shifts) >= FIRST or not self.settings.statistics_bound:
             return False
+        if self._typical_shift is None:
+            return True
         return not measured.shift <= self.shift_limit(measured.images, measured.untrained)
 
     def compare(self, first: Sequence[Measured]) -> None:
@@ -158,14 +161,20 @@ class Bound:
 
     def shift_limit(self, images: int = 0, untrained: bool = False) -> float:
         """The largest shift of running statistics, for a client of this many images (0: not known)."""
-        if not self.settings.statistics_bound or self._reference is None or self._reference.shift is None:
+        typical = self._typical_shift
+        if not self.settings.statistics_bound or typical is None:
             return math.inf
-        typical = self._reference.shift
-        if len(self._shifts) > 1:  # one client alone sets no reference
-            typical = max(typical, self._shifts[(len(self._shifts) - 1) // 2])
-        typical *= self._reference.images_ratio(images, self.settings.norm_bound or math.inf)
-        floor = UNTRAINED_SHIFT_FLOOR if untrained else SHIFT_FLOOR
+        if self._reference is not None:
+            typical *= self._reference.images_ratio(images, self.settings.norm_bound or math.inf)
+        floor = UNTRAINED_SHIFT_FLOOR if untrained and not images else SHIFT_FLOOR
         return max(self.settings.statistics_bound * typical, floor)
+
+    @property
+    def _typical_shift(self) -> float | None:
+        """The larger of the earlier rounds' median and this round's; None where neither is known."""
+        earlier = None if self._reference is None else self._reference.shift
+        here = self._shifts[(len(self._shifts) - 1) // 2] if len(self._shifts) > 1 else None  # one is no reference
+        return max((shift for shift in (earlier, here) if shift is not None), default=None)
 
     def within(
         self, sent: Tree, upload: Tree, measured: Measured, share: float = 1.0
@@ -180,9 +189,6 @@ class Bound:
             kept = limit / exact
             upload = clipped(sent, upload, kept)
             measured = measured._replace(norm=limit, shift=shift_of(sent, upload))
-        negative = variance_fault(upload)
-        if negative is not None:
-            return None, None, negative
         if measured.shift is not None:
             most = self.shift_limit(measured.images, measured.untrained)
             if not measured.shift <= most:
@@ -227,10 +233,9 @@ def shift_of(sent: Tree, upload: Tree) -> float | None:
     return max((shift for shift in shifts if shift is not None), default=None)
 
 
-def untrained(sent: Tree) -> bool:
-    """Whether no model of a message has seen a batch yet, by the counters of its BatchNorm layers."""
-    counters = [value.counts for value in sent.values() if isinstance(value, State)]
-    return not any(bool(counts.any()) for counts in counters)
+def untrained(sent: Tree, upload: Tree) -> bool:
+    """True if no model that was sent had seen a batch, by the counters of its BatchNorm layers."""
+    return not any(bool(start.counts.any()) for _, start, _ in _models(sent, upload))
 
 
 def distance(sent: Tree, upload: Tree) -> float:

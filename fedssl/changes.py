@@ -28,8 +28,9 @@ CHOICES: dict[str, Any] = {
 }
 # Where a table names none.
 USUAL = {"partition": "iid", "algorithm": "fedavg", "topology": "star", "public": "held-out"}
-# What may change when a run goes on. None of it changes what the model becomes, except that more rounds stretch the
-# learning rate's schedule from there on: the log and the results then say that the run was prolonged.
+# Settings that may change when a run is resumed. They do not change how a round is computed, except that more rounds
+# stretch the learning rate's schedule, which the log and the results then state; `guard.min_uploads` changes which
+# rounds count.
 HARMLESS = (
     "rounds",
     "probe",

@@ -134,8 +134,8 @@ class Experiment(Settings):
         return self.guard.min_uploads if self.topology.has_server and self.topology.merges else 1
 
     def hash(self) -> str:
-        """Identify the experiment. Settings that were added later are left out at their defaults, and `min_uploads`
-        always: it decides whether a round counts, and never what it makes of a model."""
+        """Return a hash that identifies the experiment. Settings added later are left out at their defaults;
+        `min_uploads` is always left out, so that a run can be resumed with another value."""
         plain = self.to_dict()
         if self.guard.model_copy(update={"min_uploads": 2}) == GuardSettings():
             del plain["guard"]
@@ -233,7 +233,8 @@ def _read(path: Path) -> str:
 
 def _most_dots(text: str) -> int:
     """The number of dots in the longest dotted key, or in what looks like one."""
-    words = re.split(r"[=\[\]{},#\n]", text.replace(" ", "").replace("\t", ""))
+    bare = re.sub(r"\"[^\"\n]*\"|'[^'\n]*'|#[^\n]*", "", text)  # without strings and comments
+    words = re.split(r"[=\[\]{},\n]", bare.replace(" ", "").replace("\t", ""))
     return max(word.count(".") for word in words)
 
 

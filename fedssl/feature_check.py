@@ -33,7 +33,7 @@ class FeatureCheck:
         for name, state in self._algorithm.export(site).items():
             self._backbone = backbone_of(state, self._backbone or self._build())
             features = embed(self._backbone, self._images, self._normalisation, self._device)
-            # Of the squared norms, since probes normalise: it overflows before a feature does.
+            # Squared norms: probes normalise features, and the norm overflows before any single feature.
             if not bool(torch.isfinite(features.square().sum(1)).all()):
                 return f'features of model "{name}" are not finite'
         return None

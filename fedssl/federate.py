@@ -68,10 +68,13 @@ def federate(
             sent[client] = algorithm.broadcast(sites[plan.home[client]], client)
             return sent[client]
 
+        def reference(client: str, plan: Plan = plan, sites: Sites = before) -> Tree:
+            return algorithm.reference(sites[plan.home[client]])
+
         bound.begin(number)
         bounded = plan.heard if len(runtime.clients) > 1 else ()  # a single client is compared with no other
-        weights = UploadWeights(plan, algorithm.weights, admission.max_share, admission.counts)
-        guard = Guard(wire, number, plan.home, sent, bound, bounded, algorithm.renamed, weights)
+        weights = UploadWeights(plan, algorithm.weights, admission.max_share, admission.counts, algorithm.one_mean)
+        guard = Guard(wire, number, plan.home, sent, bound, bounded, algorithm.renamed, weights, reference)
         heard = guard(runtime.exchange(number, plan.home, message))
         merged = dict(before)
         for site, uploads in Delivery(plan, heard, weights):

@@ -85,7 +85,8 @@ def _finish(folder: Path, data: Dataset, public: Tensor | None, device: torch.de
         notes += [note for note in dict.fromkeys(said) if note not in notes]
     check_features(experiment, snapshot.sites, data.train.image, device)
     outputs = {*integrity.OUTPUTS, *integrity.outputs(folder)}
-    integrity.forget_hashes(folder, damaged if finished else outputs)
+    exported = {path.name for path in folder.glob("backbone*.safetensors")}
+    integrity.forget_hashes(folder, {*damaged, *exported} if finished else outputs)
     export(experiment, folder, models, data.train.image, snapshot.rounds, notes)
     if finished:  # only the exported models or the picture were damaged
         results = integrity.read_json(folder, "results.json") or results

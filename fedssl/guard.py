@@ -77,7 +77,8 @@ class Guard:
 
     `clients` are those who take part in the round; `sent` has the messages on their way, and each is taken out when
     it is answered. Updates of clients in `bounded` may be no larger than `bound` allows; `weights` has the image counts
-    that clients declared, and their shares of the mean.
+    that clients declared, and their shares of the mean. `reference` returns models that a client's running statistics
+    are compared with although they were not sent.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Guard:
         bounded: Collection[str] = (),
         renamed: Callable[[Tree], Mapping[str, str]] = lambda upload: {},
         weights: UploadWeights | None = None,
+        reference: Callable[[str], Tree] = lambda client: {},
     ) -> None:
         self.wire = wire
         self.round = round
@@ -100,6 +102,7 @@ class Guard:
         self._bounded = bounded
         self._renamed = renamed
         self._weights = weights
+        self._reference = reference
 
     def __call__(self, replies: Iterable[Reply]) -> Iterator[Heard]:
         """Every client that was asked and has answered, once."""
@@ -117,6 +120,7 @@ class Guard:
             up, reply = nbytes(reply.upload), reply._replace(upload=upload)
             sent = {**message, **{key: message[name] for key, name in self._renamed(upload).items()}}
             moved, wrong = journey(sent, upload)
+            wrong = wrong or variance_fault(upload)
             if wrong is None:
                 measured = self._measure(reply.client, sent, upload, moved)
                 return Looked(reply, None, False, moved_on, down, sent, moved, measured, up, left_out)
@@ -124,7 +128,7 @@ class Guard:
 
     def _miscounted(self, reply: Reply) -> str | None:
         declared = None if self._weights is None else self._weights.declared.get(reply.client)
-        if declared is None or int(reply.images) <= declared:
+        if declared is None or int(reply.images) == declared:
             return None
         return f"claims {reply.images} images, but declared {declared} when it joined"
 
@@ -132,7 +136,8 @@ class Guard:
         if moved is None or client not in self._bounded:
             return None
         images = 0 if self._weights is None else self._weights.verified_images(client)
-        return Measured(moved, images, shift_of(sent, upload), untrained(sent))
+        compared = {**self._reference(client), **sent}
+        return Measured(moved, images, shift_of(compared, upload), untrained(compared, upload))
 
     def _wait(self, looked: Iterator[Looked]) -> Iterator[Looked]:
         """All of them in their order; the first few of a round together, where only they give a reference."""
@@ -141,21 +146,21 @@ class Guard:
             sound_ones = 0
             while sound_ones < FIRST and _take(held, looked):
                 sound_ones += held[-1].wrong is None
-                self._see(held[-1])
+                self._record_shift(held[-1])
             self._bound.compare([one.measured for one in held if one.measured is not None])
         while held:
             yield held.popleft()
         while _take(held, looked):
-            self._see(held[-1])
-            if not any(one.measured is not None and self._bound.undecided(one.measured) for one in held):
+            self._record_shift(held[-1])
+            if not any(one.measured is not None and self._bound.must_wait(one.measured) for one in held):
                 while held:
                     yield held.popleft()
         while held:
             yield held.popleft()
 
-    def _see(self, looked: Looked) -> None:
+    def _record_shift(self, looked: Looked) -> None:
         if looked.measured is not None:
-            self._bound.see(looked.measured)
+            self._bound.record_shift(looked.measured)
 
     def _decide(self, looked: Looked) -> Heard | None:
         reply = looked.reply
@@ -166,8 +171,6 @@ class Guard:
         if wrong is None and upload is not None and looked.measured is not None:
             share = 1.0 if self._weights is None else self._weights.share(reply.client)
             upload, kept, wrong = self._bound.within(looked.sent, upload, looked.measured, share)
-        elif wrong is None and upload is not None:
-            wrong = variance_fault(upload)
         if wrong is not None or upload is None:
             why = plain(wrong or "no upload")
             self.reports.append(Report(reply.client, why, None, looked.bytes_down, moved_on=looked.moved_on))
@@ -202,7 +205,7 @@ def _take(held: deque[Looked], looked: Iterator[Looked]) -> bool:
 
 
 def unsound(reply: Reply, wire: Mapping[str, Spec]) -> str | None:
-    """All that the guard would drop this reply for, for whoever must know before the guard sees it."""
+    """Why the guard would drop this reply without comparing it with others; None if it would not."""
     if reply.error is not None or reply.upload is None:
         return reply.error or "no upload"
     upload, _ = sifted(reply.upload, wire)

@@ -52,7 +52,7 @@ class Carrier(NamedTuple):
     counts: ImageCounts
     remembered: Callable[[], Mapping[str, Remembered]]  # by clients at the end of a round, as far as it lies here
     close: Callable[[], None]
-    quorum: Callable[[int], int] = lambda asked: 0  # valid uploads that a round of so many clients needs
+    quorum: Callable[[int], int] = lambda asked: 0  # number of clients asked -> valid uploads required
     finished: Callable[[Round], None] = lambda round: None  # called after each round
 
 

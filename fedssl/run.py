@@ -144,7 +144,7 @@ class Run:
         for file in sorted(self.dir.glob("backbone*.safetensors")):
             if integrity.is_damaged(self.dir, file.name):
                 continue
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(ConfigError, KeyError, ValueError, TypeError):
                 channels, height, width = json.loads(nets.read_weights(file)[0]["image"])
                 return channels, height, width
         return self.data().train.image

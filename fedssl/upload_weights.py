@@ -13,7 +13,7 @@ from fedssl.topology import Plan
 class ImageCounts(NamedTuple):
     """How many images clients hold, as known before they train."""
 
-    declared: Callable[[], Mapping[str, int]] = dict  # by client; asked for once a round, when the first upload is here
+    declared: Callable[[], Mapping[str, int]] = dict  # by client; called after a round's first upload
     verified: bool = False  # whether this process counted them itself; otherwise clients state them
 
     @property
@@ -33,12 +33,20 @@ class UploadWeights:
     that remain grows.
     """
 
-    def __init__(self, plan: Plan, scheme: str, max_share: float = 1.0, counts: ImageCounts = NO_COUNTS) -> None:
-        """`scheme` is the algorithm's: size or uniform."""
+    def __init__(
+        self,
+        plan: Plan,
+        scheme: str,
+        max_share: float = 1.0,
+        counts: ImageCounts = NO_COUNTS,
+        one_mean: bool = True,
+    ) -> None:
+        """`scheme` is the algorithm's: size or uniform; `one_mean`: it averages all uploads into one model."""
         self._plan = plan
         self._scheme = scheme
         self._max_share = max_share
         self._counts = counts
+        self._one_mean = one_mean
 
     @cached_property
     def declared(self) -> Mapping[str, int]:
@@ -46,7 +54,8 @@ class UploadWeights:
 
     @cached_property
     def _limit(self) -> float:
-        return largest_count([n for client, n in self.declared.items() if client in self._plan.home], self._max_share)
+        counts = [count for client, count in self.declared.items() if client in self._plan.home and count > 0]
+        return largest_count(counts, self._max_share)
 
     def weight(self, site: str, client: str, images: int) -> float:
         """The weight of a client's upload at a site it reaches."""
@@ -54,8 +63,8 @@ class UploadWeights:
 
     @cached_property
     def _total(self) -> float:
-        """The sum of expected weights at the server; 0 where there are several sites."""
-        if len(self._plan.mixing) != 1:
+        """The sum of expected weights in the server's mean; 0 where there are several means."""
+        if len(self._plan.mixing) != 1 or not self._one_mean:
             return 0.0
         return math.fsum(self._expected(client) for client in self._plan.home)
 
@@ -64,10 +73,11 @@ class UploadWeights:
         return self.weight(site, client, self.declared.get(client, 0))
 
     def share(self, client: str) -> float:
-        """A client's share of the server's mean by declared counts; 1 for peers, and where counts are not known."""
+        """A client's share of the server's mean by declared counts, at least an equal one: a client that declares many
+        images must not make the others look small. 1 for peers, and where counts are not known."""
         if client not in self.declared or self._total <= 0:
             return 1.0
-        return self._expected(client) / self._total
+        return max(self._expected(client) / self._total, 1 / len(self._plan.home))
 
     def verified_images(self, client: str) -> int:
         """How many images a client holds, where this process counted them; else 0."""

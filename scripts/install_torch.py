@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -34,7 +35,12 @@ print(f"torch {torch.__version__},", f"built for CUDA {cuda}" if cuda else "a CP
 
 
 def has_nvidia_gpu() -> bool:
-    return shutil.which("nvidia-smi") is not None or DRIVER.exists()
+    if DRIVER.exists():
+        return True
+    if shutil.which("nvidia-smi") is None:
+        return False
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    return listed.returncode == 0 and bool(listed.stdout.strip())
 
 
 def would_install_cuda(requirement: str, options: list[str]) -> bool:
@@ -55,7 +61,7 @@ def answers(index: str) -> bool:
     answered = threading.Event()
 
     def ask() -> None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{index}/torch/", timeout=SECONDS):
+        with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(f"{index}/torch/", timeout=SECONDS):
             answered.set()
 
     thread = threading.Thread(target=ask, daemon=True)

@@ -346,16 +346,33 @@ def test_where_all_statistics_move_farther_than_before_none_is_dropped() -> None
 
 def test_from_initial_statistics_training_may_lead_farther() -> None:
     """Mean 0 and variance 1 are no activations' own: clients with many images move them far, those with few do not."""
-    for who, shift in (("c", 9.9), (None, 10.1)):
-        lost = shifted(Bound(GuardSettings()), {"a": 0.1, "b": 0.1, "c": shift}, batches=0)
-        assert lost == ([] if who else ["c"])
+    assert shifted(Bound(GuardSettings()), {"a": 0.1, "b": 0.1, "c": 9.9}, batches=0) == []
+    assert shifted(Bound(GuardSettings()), {"a": 0.1, "b": 0.1, "c": 10.1}, batches=0) == ["c"]
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_typical_shift() -> None:
-    """Its first round on has no bound on statistics, and sets one for the next."""
-    bound = Bound(GuardSettings(), usual=Usual(1.0, 0, 1.0, [(1.0, 0)] * 5))
-    assert shifted(bound, {"a": 2.0, "b": 2.0, "c": 20.0}) == []
-    assert shifted(bound, {"a": 2.0, "b": 2.0, "c": 20.0}, round=1) == ["c"]
+    """The first round after it is compared with itself, whoever comes first."""
+    for ways in ({"a": 2.0, "b": 2.0, "c": 20.0}, {"c": 20.0, "a": 2.0, "b": 2.0}):
+        bound = Bound(GuardSettings(), usual=Usual(1.0, 0, 1.0, [(1.0, 0)] * 5))
+        assert shifted(bound, ways) == ["c"]
+
+
+def test_statistics_have_a_bound_where_no_parameter_moves() -> None:
+    """Norms of 0 give no reference for norms; shifts still have theirs."""
+    bound = Bound(GuardSettings())
+    sent = {"model": normed(1.0, 0.0)}
+    guard = Guard({"model": NORM}, 0, "abc", dict.fromkeys("abc", sent), bound, "abc")
+    list(guard(Reply(c, 10, {"model": normed(1.0, x)}, METRICS) for c, x in zip("abc", (1e30, 0.1, 0.1), strict=True)))
+    assert dropped(guard) == ["a"]
+
+
+def test_a_negative_variance_is_dropped_and_never_clipped() -> None:
+    """Brought back along its update it would be positive again, and count."""
+    bound = Bound(GuardSettings(clip=True), usual=Usual(1.0, 10, 1.0))
+    bad = State(NORM, torch.tensor([1e3, 0.0, 0.0, 1.0, -1.0]), torch.tensor([9]))
+    guard = Guard({"model": NORM}, 0, "a", {"a": {"model": normed(0.0, 0.0)}}, bound, "a")
+    list(guard([Reply("a", 10, {"model": bad}, METRICS)]))
+    assert [report.dropped for report in guard.reports] == ["backbone.bn.running_var is negative"]
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, math.inf, "ten"])

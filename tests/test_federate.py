@@ -282,7 +282,7 @@ def test_a_failed_round_changes_no_reference() -> None:
 
 
 def test_a_client_that_claims_more_than_it_declared_is_dropped() -> None:
-    counts = ImageCounts(lambda: {"a": 1, "b": 2, "c": 4})
+    counts = ImageCounts(lambda: {"a": 1, "b": 2, "c": 4})  # c holds 5 and says so
     sites = {SERVER: {"model": state(0)}}
     (done,) = federate(Averaged(), Star(), Fake(), {"model": LAYOUT}, sites, Mean, 0, 0, 1, Admission(counts=counts))
     assert [report.dropped for report in done.reports] == [

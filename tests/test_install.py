@@ -145,7 +145,7 @@ def test_a_cpu_build_that_pip_already_offers_is_taken(install: Install, indexes:
 
 def test_with_an_nvidia_gpu_pip_chooses(install: Install, indexes: Indexes, tmp_path: Path) -> None:
     smi = tmp_path / "bin/nvidia-smi"
-    smi.write_text("#!/bin/sh\n")
+    smi.write_text("#!/bin/sh\necho GPU 0: NVIDIA H200\n")
     smi.chmod(0o755)
     line = install("--cpu-index", f"{indexes.url}/cpu")
     assert line == "installed torch 2.13.0, built for CUDA 13.0 (an NVIDIA GPU was found)"

@@ -261,7 +261,9 @@ def test_a_run_does_not_go_on_with_other_public_images(tmp_path: Path) -> None:
 
 def test_what_goes_wrong_before_the_first_round_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="before the first round, on public images: its loss is not finite any more"):
-        fedssl.run(experiment({"train.lr": 1e9, "train.epochs": 20}), tmp_path / "run", "cpu", dataset=dataset(), quiet=True)
+        fedssl.run(
+            experiment({"train.lr": 1e9, "train.epochs": 20}), tmp_path / "run", "cpu", dataset=dataset(), quiet=True
+        )
 
 
 def test_training_before_the_first_round_has_a_clients_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,21 @@ def test_shares_of_peers_and_of_unknown_clients_are_one() -> None:
     assert peers.weight("a", "b", 1) == 0.5
 
 
+def test_a_client_that_declares_many_images_does_not_make_others_look_small() -> None:
+    """Of 10⁷, 10 and 10 images the second has 10⁻⁶ of the mean, and is judged as if it had a third."""
+    assert star({"a": 10**7, "b": 10, "c": 10}).share("b") == pytest.approx(1 / 3)
+
+
+def test_where_clusters_are_averaged_apart_shares_are_not_known() -> None:
+    plan = Plan(dict.fromkeys("abc", "server"), {"server": dict.fromkeys("abc")})
+    counts = ImageCounts(lambda: dict.fromkeys("abc", 5))
+    assert UploadWeights(plan, "uniform", 1.0, counts, one_mean=False).share("a") == 1.0
+
+
+def test_a_client_without_images_does_not_limit_the_others() -> None:
+    assert star({"a": 1000, "b": 900, "c": 0}, 0.6).weight("server", "a", 1000) == 1000
+
+
 def test_only_counts_made_here_are_verified() -> None:
     assert star({"a": 9}).verified_images("a") == 9
     assert star({"a": 9}, verified=False).verified_images("a") == 0

@@ -31,6 +31,7 @@ from fedssl.tree import State, Tree, model, number
 
 @ALGORITHMS.register("featarc")
 class FeatARC(Averaged):
+    one_mean: ClassVar[bool] = False  # one for each cluster
     personalises: ClassVar[bool] = True
     clusters: int = Field(2, ge=1, le=1000)  # the paper's C; 1: one model for all
     lam: float = Field(1.0, ge=0)  # the paper's λ, the weight of staying near the cluster's features; 0: no such term

@@ -40,6 +40,9 @@ class FedBN(Averaged):
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return {"model": site["model"]}  # norm layers in it are the first model's, for newcomers
 
+    def reference(self, site: Tree) -> Tree:
+        return {"norms": site["norms"]} if "norms" in site else {}
+
     def begin(self, client: Client, message: Tree) -> None:
         super().begin(client, {"model": self.personal(message, client.memory) or message["model"]})
 

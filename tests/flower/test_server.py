@@ -269,7 +269,7 @@ def test_an_answer_in_time_does_not_expire_before_its_turn(nodes: Nodes) -> None
         ({"run": "other"}, "answers run 'other'"),
         ({"images": -5}, "claims -5 images"),
         ({"images": "many"}, "claims 'many' images"),
-        ({"images": 10**6}, "claims 1000000 images, and said that it has 16"),
+        ({"images": 10**6}, "claims 1000000 images, but declared 16 when it joined"),
         ({"error": "x" * 9999}, "x" * 200 + "…"),
         ({"error": "no electricity"}, "no electricity"),
     ],
@@ -301,7 +301,7 @@ def test_a_client_that_comes_back_has_as_many_images_as_before(nodes: Nodes) -> 
 
     grid.on_push = push
     nodes.serve(experiment, grid)
-    assert [line["1"] for line in _dropped(nodes)][2:] == ["claims 10000000 images, and said that it has 16"] * 2
+    assert [line["1"] for line in _dropped(nodes)][2:] == ["claims 10000000 images, but declared 16 when it joined"] * 2
 
 
 def test_a_second_answer_is_not_heard(nodes: Nodes) -> None:

@@ -14,7 +14,7 @@ import torch
 
 import fedssl
 from fedssl.algorithm import ALGORITHMS
-from fedssl.algorithms import FedAvg
+from fedssl.algorithms import FedAvg, FedBN
 from fedssl.client import Client
 from fedssl.errors import ConfigError, RunError
 from fedssl.guard import Reply
@@ -178,6 +178,27 @@ def test_a_merged_model_without_finite_features_is_never_exported(
     assert federation.hashes("run") == {}
     kept = fedssl.Run(federation.root / "run").models()["global"]
     assert float(kept.floats.abs().max()) < 100
+
+
+class BadNorms(FedBN):
+    """FedBN whose client 1 uploads running statistics that leave every feature at 0."""
+
+    def upload(self, client: Client, message: Tree) -> Tree:
+        sent = super().upload(client, message)
+        if client.id == "1":
+            _statistics("running_mean", 1e30)({"model": sent["norms"]})
+        return sent
+
+
+def test_statistics_that_are_uploaded_but_never_sent_have_a_bound_too(
+    federation: Any, listed: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALGORITHMS._classes, "bad-norms", BadNorms)
+    run = _run(federation, "run", listed("012") | {"algorithm.name": "bad-norms", "algorithm.eval_norm": "mean"})
+    for line in run.rounds:
+        dropped = {c["client"]: c["dropped"] for c in line["clients"]}
+        assert "its running statistics moved by" in dropped["1"]
+        assert dropped["0"] is dropped["2"] is None
 
 
 def test_a_plan_that_cannot_reach_the_minimum_is_rejected_at_the_start(federation: Any) -> None:

@@ -137,6 +137,9 @@ class Serving:
         strangers = [client for client in hello.clients if client not in self.roll.clients]
         if self.roll.clients and strangers:
             return f'"{strangers[0]}" was not there when the run began: {", ".join(self.roll.clients)} were'
+        empty = [client for client, images in hello.clients.items() if not images]
+        if self.roll.clients and empty:
+            return f'"{empty[0]}" had images when the run began, and has none now'
         if self.roll.image not in (None, hello.image):
             return f"its images are {hello.image}, others' {self.roll.image}"
         difference = self.trainer(hello.image).method.state.layout.first_difference(hello.layout)
@@ -178,8 +181,9 @@ class Serving:
 
     def _runtime(self, wire: Mapping[str, Spec], on_client: Callable[[Reply], None]) -> FlowerRuntime:
         s, clients = self.settings, self.roll.clients
+        least = self.experiment.min_uploads
         return FlowerRuntime(
-            self.grid, self.members, clients, self.task, wire, s.round_timeout, s.quorum, self.device, on_client
+            self.grid, self.members, clients, self.task, wire, s.round_timeout, s.quorum, least, self.device, on_client
         )
 
     def let_keep(self) -> None:

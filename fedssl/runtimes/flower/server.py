@@ -60,23 +60,26 @@ class FlowerRuntime:
         wire: Mapping[str, Spec],
         timeout: float,
         quorum: float,
+        min_uploads: int,
         device: torch.device,
         on_client: Callable[[Reply], None] = lambda reply: None,
     ) -> None:
         """`task` makes the task of a client in a round, `wire` is what its upload looks like; `timeout` in seconds,
-        `quorum` a share of those asked."""
+        `quorum` a share of those asked; a round waits for `min_uploads` clients where that is more."""
         self.clients = list(clients)
         self._grid, self._members, self._task, self._wire = grid, members, task, wire
-        self._timeout, self._quorum, self._device, self._on_client = timeout, quorum, device, on_client
+        self._timeout, self._device, self._on_client = timeout, device, on_client
+        self._quorum = quorum
+        self._min_uploads = min_uploads
         self._declared: dict[str, int] = {}  # images that a client stated in its hello, when it was first asked
-        self._unsent: set[str] = set()  # clients that sent no upload in this round, by their own account or by silence
+        self._unsent: set[str] = set()  # clients without an upload in this round: an error, or no answer
 
     def required(self, asked: int) -> int:
         """Return how many of `asked` clients must send a valid upload."""
         return math.ceil(self._quorum * asked)
 
     def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
-        least = self.required(len(home))
+        least = max(self.required(len(home)), min(self._min_uploads, len(home)))
         self._members.wait(home, least, self._timeout)
         self._unsent.clear()
         return self._carry(TRAIN, round, list(home), message, least, self._wire)
@@ -157,15 +160,10 @@ class FlowerRuntime:
                 self._unsent.add(reply.client)
             else:
                 reply = reply._replace(upload=to_device(decode(answer.content), self._device))
-                reply = reply._replace(error=unsound(reply, asked.wire) or self._miscounted(reply))
+                reply = reply._replace(error=unsound(reply, asked.wire))
         except Exception as problem:  # a stranger may have written anything
             reply = Reply(asked.task.client, 0, None, None, str(problem) or type(problem).__name__)
         return self._told(reply)
-
-    def _miscounted(self, reply: Reply) -> str | None:
-        """A client's weight in the mean is its number of images, settled before anybody trains."""
-        said = self._declared[reply.client]
-        return None if reply.images == said else f"claims {reply.images} images, and said that it has {said}"
 
     def _await(self, asked: Asked, end: float, tally: Tally) -> Reply:
         """Wait for one reply until `end`, or not at all if the round has failed already. Looks at least once."""

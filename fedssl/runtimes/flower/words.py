@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedssl.guard import MOST_NUMBER, Reply, plain
 from fedssl.layout import Layout
+from fedssl.soundness import MAX_IMAGES
 from fedssl.train import Metrics
 from fedssl.tree import layout_of, list_entries
 
@@ -142,7 +143,7 @@ def hello_in(records: RecordDict) -> Hello | Refusal:
         image = _count(channels, MOST_CHANNELS, 1), _count(height, MOST_SIDE, 1), _count(width, MOST_SIDE, 1)
         layout = layout_of(found["layout"])
         hash(layout)  # a name or a shape that is a list has none
-        clients = {name(client): _count(images) for client, images in found["clients"].items()}
+        clients = {name(client): _count(images, MAX_IMAGES) for client, images in found["clients"].items()}
         if not clients:
             return Refusal("its hello makes no sense: no client lives there")
         return Hello(clients, image, layout, str(found["version"]))
