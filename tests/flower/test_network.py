@@ -128,7 +128,7 @@ def test_flowers_simulation_gives_these_bits_too(
     name: str, nodes: Nodes, started: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
-    experiment = tiny(*CASES[name], clients=2)
+    experiment = tiny(*CASES[name], clients=2).with_changes({"guard.max_share": 1.0})  # by default another on Flower
     local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
     monkeypatch.setenv("XDG_STATE_HOME", str(nodes.root / "state"))
     config = {"run-dir": str(nodes.root / "run"), "data-dir": str(nodes.root / "data"), "device": "cpu"}
