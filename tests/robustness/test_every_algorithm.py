@@ -16,7 +16,7 @@ from replay import BAD, CASES, CLIENTS, Record, bits, models, recorded
 
 from fedssl.algorithm import ALGORITHMS, Features
 from fedssl.guard import Reply
-from fedssl.layout import Entry, Layout
+from fedssl.layout import PARAMETERS, Entry, Layout
 from fedssl.tree import State, Tree, Value
 
 Mutation = Callable[[Reply, Tree], Iterator[Reply]]
@@ -51,13 +51,18 @@ def _relaid(state: State, change: Callable[[tuple[Entry, ...]], tuple[Entry, ...
 
 
 def _exploded(times: float) -> Mutation:
-    """All that a client was sent and has changed, changed so many times as much."""
+    """All parameters that a client was sent and has changed, changed so many times as much.
+
+    Running statistics are honest: a variance that moved as far would be negative, and dropped for that.
+    """
 
     def mutate(reply: Reply, sent: Tree) -> Iterator[Reply]:
         for key, back in models(reply.upload or {}).items():
             if isinstance(start := sent.get(key), State):
                 start = start.restricted(back.layout)
-                far = start.floats + times * (back.floats - start.floats)
+                parameters = slice(back.layout.pick(None, PARAMETERS).floats)  # they come first
+                far = back.floats.clone()
+                far[parameters] = (start.floats + times * (back.floats - start.floats))[parameters]
                 reply = _with(reply, key, replace(back, floats=far))
         yield reply
 
