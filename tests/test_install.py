@@ -153,6 +153,15 @@ def test_with_an_nvidia_gpu_pip_chooses(install: Install, indexes: Indexes, tmp_
 
 
 @GPU
+def test_a_driver_that_lists_no_gpu_counts_as_none(install: Install, indexes: Indexes, tmp_path: Path) -> None:
+    smi = tmp_path / "bin/nvidia-smi"
+    smi.write_text("#!/bin/sh\nexit 0\n")
+    smi.chmod(0o755)
+    line = install("--cpu-index", f"{indexes.url}/cpu")
+    assert line == f"installed torch 2.13.0+cpu, a CPU build (from {indexes.url}/cpu)"
+
+
+@GPU
 @pytest.mark.slow
 def test_a_second_call_leaves_the_cpu_build_alone(install: Install, indexes: Indexes) -> None:
     install("--cpu-index", f"{indexes.url}/cpu")

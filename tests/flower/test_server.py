@@ -240,6 +240,29 @@ def test_a_round_begins_when_as_many_are_connected_as_must_answer(nodes: Nodes) 
     assert _dropped(nodes) == [dict.fromkeys("012")] * 3
 
 
+def test_a_round_begins_when_the_minimum_of_uploads_is_connected(nodes: Nodes) -> None:
+    """One of two sites is away for twenty looks. A quorum of 0.5 is one site, a merged model needs two."""
+    experiment = tiny("fedavg", "simclr", clients=2)
+
+    class Flickering(FakeGrid):
+        away = 0
+
+        def get_nodes(self) -> list[Any]:
+            self.away -= 1
+            connected = super().get_nodes()
+            return connected[:1] if self.away > 0 else connected
+
+    grid = Flickering(nodes.grid(experiment).nodes)
+
+    def push(message: Message) -> None:
+        if _trains(message) and message.metadata.dst_node_id == 11 and message.metadata.group_id == "0":
+            grid.away = 20
+
+    grid.on_push = push
+    nodes.serve(experiment, grid, quorum=0.5)
+    assert _dropped(nodes) == [dict.fromkeys("01")] * 3
+
+
 def test_a_client_that_is_too_slow_stops_when_time_is_up(nodes: Nodes) -> None:
     """A node does one thing after another: what nobody waits for would keep it from the next round."""
     experiment = tiny("fedavg", "simclr", rounds=1, **{"train.epochs": 1_000_000})
@@ -547,6 +570,17 @@ def test_a_stranger_is_refused_when_a_run_goes_on(nodes: Nodes) -> None:
     grid.nodes[13] = nodes.node(client_app(longer), 13, "x", images="own")
     said = nodes.serve(longer, grid)
     assert any('"x" was not there when the run began' in line for line in said)
+
+
+def test_a_site_that_has_lost_its_images_is_rejected_when_a_run_resumes(nodes: Nodes) -> None:
+    experiment = tiny("fedavg", "simclr", rounds=1)
+    nodes.serve(experiment, nodes.grid(experiment))
+    longer = experiment.with_changes({"rounds": 2})
+    grid = nodes.grid(longer)
+    grid.nodes[11] = edited(grid.nodes[11], "query.hello", clients={"1": 0})
+    said = nodes.serve(longer, grid, round_timeout=0.5)
+    assert any('"1" had images when the run began, and has none now' in line for line in said)
+    assert _dropped(nodes)[-1] == {"0": None, "1": "its node is not connected", "2": None}
 
 
 def test_peers_are_relayed_and_it_is_said(nodes: Nodes) -> None:

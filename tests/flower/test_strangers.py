@@ -130,6 +130,7 @@ def test_no_reply_of_one_node_ends_the_run(changes: dict[str, Any], reason: str 
         ({"clients": {"\N{GREEK SMALL LETTER ALPHA}" * 40: 16}}, "a client's name has at most 200 letters"),
         ({"clients": [7]}, "its hello cannot be read (AttributeError)"),
         ({"clients": {"0": HUGE}}, "its hello makes no sense: 1000"),
+        ({"clients": {"0": 10**7 + 1}}, "its hello makes no sense: 10000001 is no number from 0 to 10000000"),
         ({"version": "v" * 10**6}, "it has fedssl vvvv"),
         ({"error": "\x1b[2J" * 10**5}, r'rejected node 10, which claims to be "0": \x1b[2J'),
     ],
