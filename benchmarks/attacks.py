@@ -22,15 +22,18 @@ from unittest import mock
 import torch
 
 import fedssl
-from fedssl import drive
-from fedssl.guard import Reply
-from fedssl.provenance import environment
-from fedssl.runtimes.local import LocalRuntime
-from fedssl.tree import State, Tree, model
-from fedssl.upload_weights import ImageCounts
+from fedssl.core.provenance import environment
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
+from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.uploads.records import Reply
+from fedssl.engine.uploads.upload_weights import ImageCounts
+from fedssl.runs import local
 
 BAD = "0"
-Change = Callable[[State, State], State]  # what was sent, what honest training made of it -> the upload
+Change = Callable[
+    [State, State], State
+]  # what was sent, what honest training made of it -> the upload
 
 
 class Attack(NamedTuple):
@@ -63,7 +66,10 @@ def shift_means(deviations: float) -> Change:
         tensors = sent.tensors()
         for name, tensor in bad.tensors().items():
             if name.endswith("running_mean"):
-                tensor.copy_(tensors[name] + deviations * tensors[name.replace("running_mean", "running_var")].sqrt())
+                tensor.copy_(
+                    tensors[name]
+                    + deviations * tensors[name.replace("running_mean", "running_var")].sqrt()
+                )
         return bad
 
     return change
@@ -73,7 +79,9 @@ def scale_update(factor: float) -> Change:
     """Return sent + factor · (trained − sent), running statistics included; variances stay positive."""
 
     def change(sent: State, trained: State) -> State:
-        bad = State(trained.layout, sent.floats + factor * (trained.floats - sent.floats), trained.counts)
+        bad = State(
+            trained.layout, sent.floats + factor * (trained.floats - sent.floats), trained.counts
+        )
         for entry in bad.layout.entries:
             if entry.name.endswith("running_var"):
                 bad.view(entry).copy_(trained.view(entry))
@@ -91,7 +99,9 @@ ATTACKS: dict[str, Attack] = {
     "running means moved by 2 deviations": Attack(shift_means(2.0)),
     "claims 1e8 images": Attack(claims=10**8),
     "declares 1e7 images": Attack(claims=10**7, declares=10**7),
-    "declares 1e7 images, max_share = 1": Attack(claims=10**7, declares=10**7, settings={"guard.max_share": 1.0}),
+    "declares 1e7 images, max_share = 1": Attack(
+        claims=10**7, declares=10**7, settings={"guard.max_share": 1.0}
+    ),
     "declares 1e7 images, sign flip x 8": Attack(scale_update(-8.0), claims=10**7, declares=10**7),
     "sign flip x 1": Attack(scale_update(-1.0)),
     "sign flip x 8": Attack(scale_update(-8.0)),
@@ -113,20 +123,33 @@ def malicious(attack: Attack) -> Iterator[None]:
     def corrupt(reply: Reply, message: Callable[[str], Tree]) -> Reply:
         if attack.change is not None and reply.upload is not None:
             sent = model(message(BAD), "model")
-            reply = reply._replace(upload={"model": attack.change(sent, model(reply.upload, "model"))})
+            reply = reply._replace(
+                upload={"model": attack.change(sent, model(reply.upload, "model"))}
+            )
         return reply if attack.claims is None else reply._replace(images=attack.claims)
 
     def declared(counts: Callable[[], Mapping[str, int]], verified: bool) -> ImageCounts:
         if attack.declares is None:
             return ImageCounts(counts, verified)
-        return ImageCounts(lambda: {**counts(), BAD: attack.declares or counts()[BAD]}, verified=False)
+        return ImageCounts(
+            lambda: {**counts(), BAD: attack.declares or counts()[BAD]}, verified=False
+        )
 
-    with mock.patch.object(LocalRuntime, "exchange", attacked), mock.patch.object(drive, "ImageCounts", declared):
+    with (
+        mock.patch.object(LocalRuntime, "exchange", attacked),
+        mock.patch.object(local, "ImageCounts", declared),
+    ):
         yield
 
 
 def measure(attack: Attack, seed: int, rounds: int) -> dict[str, Any]:
-    settings = {"rounds": rounds, "seed": seed, "probe.every": rounds, "probe.beside": [], "probe.picture": False}
+    settings = {
+        "rounds": rounds,
+        "seed": seed,
+        "probe.every": rounds,
+        "probe.beside": [],
+        "probe.picture": False,
+    }
     settings |= {"probe.linear": False, **attack.settings}
     with tempfile.TemporaryDirectory() as folder, malicious(attack):
         run = fedssl.run("demo", dir=Path(folder) / "run", quiet=True, set=settings)
@@ -140,7 +163,9 @@ def measure(attack: Attack, seed: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--only", nargs="*", choices=list(ATTACKS), default=list(ATTACKS))
@@ -151,11 +176,19 @@ def main() -> None:
         seeds = [measure(ATTACKS[name], seed, args.rounds) for seed in range(args.seeds)]
         knn = [seed["knn"] for seed in seeds]
         rows[name] = {"knn_mean": round(statistics.fmean(knn), 2), "seeds": seeds}
-        dropped, honest = (sum(seed[key] for seed in seeds) for key in ("dropped", "honest_dropped"))
+        dropped, honest = (
+            sum(seed[key] for seed in seeds) for key in ("dropped", "honest_dropped")
+        )
         asked = args.rounds * args.seeds
         each = ", ".join(f"{one:.1f}" for one in knn)
-        print(f"{name:38} kNN {statistics.fmean(knn):5.1f} ({each}); dropped {dropped} of {asked}, honest {honest}")
-    found = {"rounds": args.rounds, "environment": environment(torch.device("cpu")), "attacks": rows}
+        print(
+            f"{name:38} kNN {statistics.fmean(knn):5.1f} ({each}); dropped {dropped} of {asked}, honest {honest}"
+        )
+    found = {
+        "rounds": args.rounds,
+        "environment": environment(torch.device("cpu")),
+        "attacks": rows,
+    }
     args.out.write_text(json.dumps(found, indent=2) + "\n")
 
 

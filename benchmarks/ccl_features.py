@@ -32,19 +32,27 @@ from torch import Tensor
 
 import fedssl
 from benchmarks.machine import machine
-from fedssl import assemble
+from fedssl import federation
 from fedssl.algorithms import CCL
-from fedssl.algorithms.instahide import coefficients, mixtures, partners
-from fedssl.algorithms.sharing import projected
-from fedssl.client import Client
-from fedssl.health import effective_rank, spread
+from fedssl.algorithms._averaging import load_model
+from fedssl.algorithms._instahide import coefficients, mixtures, partners
+from fedssl.algorithms._shared_rows import projected
+from fedssl.core.state.tree import model
+from fedssl.engine.checkpoints.store import Store
+from fedssl.experiment.dealing import deal
 from fedssl.probes import knn_predict
 from fedssl.probes.features import Labelled
-from fedssl.store import Store
-from fedssl.topology import SERVER
-from fedssl.train import Trainer
+from fedssl.topologies.topology import SERVER
+from fedssl.training.client import Client
+from fedssl.training.representation_metrics import effective_rank, spread
+from fedssl.training.trainer import Trainer
 
-WAYS = {"clean": (1, False), "flipped": (1, True), "mixed": (4, False), "mixed and flipped": (4, True)}
+WAYS = {
+    "clean": (1, False),
+    "flipped": (1, True),
+    "mixed": (4, False),
+    "mixed and flipped": (4, True),
+}
 ALONE: dict[str, Any] = {"algorithm.fusion": False, "algorithm.lam": 0.0}  # the paper's CL
 TRAINED: dict[str, dict[str, Any]] = {
     "CL": ALONE,
@@ -68,7 +76,9 @@ MINI: dict[str, Any] = {
 
 
 def trained(seed: int, changes: dict[str, Any], folder: Path) -> fedssl.Run:
-    return fedssl.run("demo", dir=folder, device="cpu", quiet=True, set={**MINI, **changes, "seed": seed})
+    return fedssl.run(
+        "demo", dir=folder, device="cpu", quiet=True, set={**MINI, **changes, "seed": seed}
+    )
 
 
 def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
@@ -78,12 +88,12 @@ def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
     assert snapshot is not None
     assert data.test is not None
     site, seed, cpu = snapshot.sites[SERVER], experiment.seed, torch.device("cpu")
-    trainer = Trainer(assemble.build_method(experiment, data.train.image, cpu), experiment.train)
+    trainer = Trainer(federation.build_method(experiment, data.train.image, cpu), experiment.train)
     algorithm, labels = CCL(fusion=False, lam=0.0), data.train.labels
 
     def clients() -> Iterator[tuple[Client, Tensor]]:
         """Each after its training, with its labels."""
-        for name, index in assemble.deal(experiment, data, print)[1].items():
+        for name, index in deal(experiment, data, print)[1].items():
             pixels = data.train.held.select(index)
             rate = experiment.train.rate(snapshot.rounds - 1, experiment.rounds)
             client = Client(name, pixels, None, {}, trainer, seed, snapshot.rounds, rate, 1.0)
@@ -95,13 +105,19 @@ def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
         for way, (k, flips) in WAYS.items():
             rows = partners(client.count, k, client.count, client.generator("partners"))
             count, mixed = rows.shape
-            heaviest = coefficients(count, mixed, client.generator("coefficients")).argmax(1, keepdim=True)
+            heaviest = coefficients(count, mixed, client.generator("coefficients")).argmax(
+                1, keepdim=True
+            )
             found = projected(client.trainer, mixtures(client, k, client.count, flips))
             made[way].append(Labelled(found, own[rows.gather(1, heaviest).flatten()]))
-    algorithm.begin(Client("test", data.test.held, None, {}, trainer, seed, 0), site)
+    tester = Client("test", data.test.held, None, {}, trainer, seed, 0)
+    load_model(tester, model(site, "model"), model(site, "target"))
     clean = (trainer.method.clean(some) for some in data.test.held.chunks(500))
     test = Labelled(projected(trainer, clean), data.test.labels)
-    return {way: measured(Labelled(*map(torch.cat, zip(*found, strict=True))), test) for way, found in made.items()}
+    return {
+        way: measured(Labelled(*map(torch.cat, zip(*found, strict=True))), test)
+        for way, found in made.items()
+    }
 
 
 def measured(shared: Labelled, test: Labelled) -> dict[str, float]:
@@ -113,11 +129,16 @@ def measured(shared: Labelled, test: Labelled) -> dict[str, float]:
 def summary(each: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
     """Seeds beside each other: all, their mean."""
     columns = {key: [round(one[key], 3) for one in each] for key in each[0]}
-    return {key: {"each": found, "mean": round(statistics.fmean(found), 3)} for key, found in columns.items()}
+    return {
+        key: {"each": found, "mean": round(statistics.fmean(found), 3)}
+        for key, found in columns.items()
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/ccl/features.json"))
     args = parser.parse_args()

@@ -31,14 +31,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("results/demo/choice.json"))
     args = parser.parse_args()
     report: dict[str, dict[str, Any]] = {}
     for name, changes in VARIANTS.items():
         with tempfile.TemporaryDirectory() as folder:
-            seeds = [measure(seed, Path(folder), {**HELD_OUT, **changes}) for seed in range(args.seeds)]
+            seeds = [
+                measure(seed, Path(folder), {**HELD_OUT, **changes}) for seed in range(args.seeds)
+            ]
         report[name] = {"changes": changes, "seeds": seeds, "differences": differences(seeds)}
         leads = {key: found["mean"] for key, found in report[name]["differences"].items()}
         print(f"{name:24}", seeds[0]["accuracy"]["this run"], leads, flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedssl.report.rounds import read_rounds
+from fedssl.runs.rounds_log import read_rounds
 
 
 def main() -> None:
@@ -18,8 +18,14 @@ def main() -> None:
     figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     for log in sorted(folder.glob("*/rounds.jsonl")):
-        points = [(line["round"], line["knn"]) for line in read_rounds(log) if line["knn"] is not None]
-        axes.plot(*zip(*points, strict=True), marker=".", label=f"{log.parent.name}: {points[-1][1]:.1f}% at the end")
+        points = [
+            (line["round"], line["knn"]) for line in read_rounds(log) if line["knn"] is not None
+        ]
+        axes.plot(
+            *zip(*points, strict=True),
+            marker=".",
+            label=f"{log.parent.name}: {points[-1][1]:.1f}% at the end",
+        )
     axes.set(xlabel="round", ylabel="kNN accuracy on test images (%)", title=folder.name)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

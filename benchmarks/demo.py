@@ -17,16 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import fedssl
-from fedssl.provenance import environment
+from fedssl.core.provenance import environment
 
 PROBES, OTHERS = ("knn", "linear"), ("random", "isolated")
 
 
 def measure(seed: int, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
-    run = fedssl.run("demo", dir=folder / f"seed-{seed}", seed=seed, set={"probe.picture": False, **changes})
+    run = fedssl.run(
+        "demo", dir=folder / f"seed-{seed}", seed=seed, set={"probe.picture": False, **changes}
+    )
     table = run.results["table"]
-    figures = {row: {probe: round(table[row][probe]["mean"], 2) for probe in PROBES} for row in table}
+    figures = {
+        row: {probe: round(table[row][probe]["mean"], 2) for probe in PROBES} for row in table
+    }
     training = sum(line["seconds"] for line in run.rounds)
     return {
         "seed": seed,
@@ -51,7 +55,9 @@ def differences(seeds: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/demo/seeds.json"))
     args = parser.parse_args()

@@ -25,7 +25,7 @@ import numpy as np
 
 import fedssl
 from benchmarks.machine import machine
-from fedssl.report.rounds import read_rounds
+from fedssl.runs.rounds_log import read_rounds
 
 WORDS = {  # in a process's command line, and what it is
     "flower-superlink": "SuperLink",
@@ -65,7 +65,7 @@ def peaks(home: Path, found: dict[str, int]) -> None:
 
 
 def measure(mb: float, rounds: int) -> dict[str, Any]:
-    from fedssl.runtimes.flower.up import up
+    from fedssl.flower.local_federation import run_local_federation
 
     with tempfile.TemporaryDirectory() as name:
         root, found, done = Path(name).resolve(), defaultdict[str, int](int), threading.Event()
@@ -80,7 +80,14 @@ def measure(mb: float, rounds: int) -> dict[str, Any]:
         watcher.start()
         begun = time.monotonic()
         try:
-            up(experiment(mb, rounds), root / "run", root, "benchmark", "cpu", quiet=True)
+            run_local_federation(
+                experiment(mb, rounds),
+                root / "run",
+                root,
+                title="benchmark",
+                device="cpu",
+                quiet=True,
+            )
         finally:
             done.set()
             watcher.join()
@@ -99,12 +106,18 @@ def measure(mb: float, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mb", type=float, nargs="+", default=[1, 250])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found = {"machine": machine(), "rounds": args.rounds, "runs": [measure(mb, args.rounds) for mb in args.mb]}
+    found = {
+        "machine": machine(),
+        "rounds": args.rounds,
+        "runs": [measure(mb, args.rounds) for mb in args.mb],
+    }
     print(text := json.dumps(found, indent=2))
     if args.out:
         args.out.write_text(text + "\n")

@@ -36,10 +36,10 @@ from torch import Tensor
 
 from benchmarks.machine import machine
 from fedssl import nets
-from fedssl.data import Folder, decoders
+from fedssl.data import Folder, decode_parallel
+from fedssl.data.image_pool import Pixels, Rows, place
 from fedssl.method import METHODS, Batch, Given, Method, Output
-from fedssl.pixels import Pixels, Rows, place
-from fedssl.train import Task, Trainer, TrainSettings
+from fedssl.training.trainer import Task, Trainer, TrainSettings
 
 DRAWN, TOUCHED, SAMPLE = 400, 100, 4000
 BUILD = "import sys; from pathlib import Path; from fedssl.data import Folder\nFolder(**{}).load(Path('.'), print)"
@@ -60,7 +60,9 @@ def make_photos(folder: Path, count: int) -> None:
         drawn.append(path.read_bytes())
     for k in range(len(drawn), count):
         data = bytearray(drawn[k % len(drawn)])
-        table = data.index(b"\xff\xdb") + 5  # marker, length, number; then 64 steps, of which one is widened
+        table = (
+            data.index(b"\xff\xdb") + 5
+        )  # marker, length, number; then 64 steps, of which one is widened
         data[table + k // len(drawn) % 64] += 1 + k // len(drawn) // 64
         (folder / f"{k:06}.jpg").write_bytes(data)
 
@@ -74,14 +76,22 @@ def seconds(work: Callable[[], object]) -> float:
 def measure_decoding(photos: Path, source: Folder) -> dict[str, Any]:
     """The same sample by threads, then everything by processes into an empty cache."""
     names = sorted(path.name for path in photos.iterdir())
-    sample, figures, usual = names[:SAMPLE], {}, decoders._MOST_THREADS
-    for threads in sorted({min(usual, decoders.cores()), decoders.cores()}):
-        decoders._MOST_THREADS = threads
-        taken = seconds(lambda: decoders.decode_all(sample, lambda name: photos / name, source.size, 3, _quiet))
+    sample, figures, usual = names[:SAMPLE], {}, decode_parallel._MAX_THREADS
+    for threads in sorted({min(usual, decode_parallel.cores()), decode_parallel.cores()}):
+        decode_parallel._MAX_THREADS = threads
+        taken = seconds(
+            lambda: decode_parallel.decode_all(
+                sample, lambda name: photos / name, source.size, 3, _quiet
+            )
+        )
         figures[f"{threads} threads, images/s"] = round(len(sample) / taken)
-    decoders._MOST_THREADS = usual
+    decode_parallel._MAX_THREADS = usual
     taken = seconds(lambda: source.load(Path("."), _quiet))
-    return {**figures, f"{decoders.cores()} processes, images/s": round(len(names) / taken), "build_s": round(taken, 1)}
+    return {
+        **figures,
+        f"{decode_parallel.cores()} processes, images/s": round(len(names) / taken),
+        "build_s": round(taken, 1),
+    }
 
 
 def measure_starting_again(photos: Path, source: Folder) -> dict[str, Any]:
@@ -93,13 +103,20 @@ def measure_starting_again(photos: Path, source: Folder) -> dict[str, Any]:
         path.touch()
     again = seconds(lambda: source.load(Path("."), said.append))
     line = next(line for line in said if line.startswith("decoding"))
-    return {"unchanged_s": round(unchanged, 2), "touched": len(touched), "touched_s": round(again, 2), "said": line}
+    return {
+        "unchanged_s": round(unchanged, 2),
+        "touched": len(touched),
+        "touched_s": round(again, 2),
+        "said": line,
+    }
 
 
 def measure_a_kill(source: Folder, count: int) -> dict[str, Any]:
     """SIGKILL once the ledger speaks of half the images."""
     options = source.model_dump(mode="json", exclude_none=True)
-    builder = subprocess.Popen([sys.executable, "-c", BUILD.format(options)], stdout=subprocess.DEVNULL)
+    builder = subprocess.Popen(
+        [sys.executable, "-c", BUILD.format(options)], stdout=subprocess.DEVNULL
+    )
     while builder.poll() is None and _decoded(Path(source.cache)) < count // 2:
         time.sleep(0.01)
     builder.send_signal(signal.SIGKILL)
@@ -107,7 +124,9 @@ def measure_a_kill(source: Folder, count: int) -> dict[str, Any]:
     said: list[str] = []
     kept = _decoded(Path(source.cache))
     rest = seconds(lambda: source.load(Path("."), said.append))
-    line = next((line for line in said if line.startswith("decoding")), "it had ended before the kill")
+    line = next(
+        (line for line in said if line.startswith("decoding")), "it had ended before the kill"
+    )
     return {"kept": kept, "of": count, "rest_s": round(rest, 1), "said": line}
 
 
@@ -127,22 +146,30 @@ def measure_reading(held: Rows, memory: Rows, batch: int = 256) -> dict[str, Any
 def measure_training(held: Rows, memory: Rows, arguments: argparse.Namespace) -> dict[str, Any]:
     """Medians of epochs of SimCLR, one from each place in turn, after one each to warm up."""
     device = torch.device(arguments.device)
-    some = torch.randperm(len(held), generator=torch.Generator().manual_seed(1))[: arguments.train or None]
+    some = torch.randperm(len(held), generator=torch.Generator().manual_seed(1))[
+        : arguments.train or None
+    ]
     rows = {"memory": memory.select(some), "cache": held.select(some)}
     places: dict[str, Pixels] = dict(rows)
     if device.type == "cuda":
-        nothing_free = {f"{name}, streamed": place(images, device, lambda _: 0) for name, images in rows.items()}
+        nothing_free = {
+            f"{name}, streamed": place(images, device, lambda _: 0) for name, images in rows.items()
+        }
         places = {"gpu": place(rows["memory"], device), **nothing_free}
     trainer = make_trainer(arguments, device)
     rates: dict[str, list[float]] = {name: [] for name in places}
     for run in range(arguments.runs + 1):
         for name, images in places.items():
             stream = torch.Generator(device).manual_seed(run)
-            metrics = trainer.fit(Task(images, None, stream, 0.01, 0.0, threading.Event()), objective, {})
+            metrics = trainer.fit(
+                Task(images, None, stream, 0.01, 0.0, threading.Event()), objective, {}
+            )
             rates[name].append(metrics.images / metrics.seconds)
     first = next(iter(rates.values()))
 
-    def relative(rate: list[float]) -> float:  # epoch by epoch: other work on the machine comes and goes
+    def relative(
+        rate: list[float],
+    ) -> float:  # epoch by epoch: other work on the machine comes and goes
         return round(statistics.median(a / b for a, b in zip(rate[1:], first[1:], strict=True)), 3)
 
     return {
@@ -158,7 +185,9 @@ def make_trainer(arguments: argparse.Namespace, device: torch.device) -> Trainer
     torch.manual_seed(0)
     settings = METHODS["simclr"].Settings(backbone=arguments.backbone, stem=arguments.stem)
     backbone = nets.build(arguments.backbone, 3, arguments.stem)
-    return Trainer(settings.build(backbone, arguments.size, device), TrainSettings(batch=arguments.batch))
+    return Trainer(
+        settings.build(backbone, arguments.size, device), TrainSettings(batch=arguments.batch)
+    )
 
 
 def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
@@ -172,8 +201,13 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     photos, count = (arguments.folder or folder / "photos").resolve(), arguments.count
     drawing = seconds(lambda: make_photos(photos, count))
     print(f"{count:,} photos in {photos}, made in {drawing:.0f} s", file=sys.stderr)
-    source = Folder(path=str(photos), size=arguments.size, layout="flat", cache=str(folder / "cache"))
-    figures = {"decode": measure_decoding(photos, source), "again": measure_starting_again(photos, source)}
+    source = Folder(
+        path=str(photos), size=arguments.size, layout="flat", cache=str(folder / "cache")
+    )
+    figures = {
+        "decode": measure_decoding(photos, source),
+        "again": measure_starting_again(photos, source),
+    }
     killed = source.model_copy(update={"cache": str(folder / "killed")})
     figures["kill"] = measure_a_kill(killed, count)
     held = source.load(Path("."), _quiet).train.held
@@ -186,7 +220,9 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])

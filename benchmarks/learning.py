@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import fedssl
 from benchmarks.machine import machine
 from fedssl.algorithm import ALGORITHMS
-from fedssl.experiment import Experiment
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.variants import mini
 from fedssl.method import METHODS
-from fedssl.variants import mini
 
 # The method that an algorithm was published with, or that its authors' tables have it with; all others: SimCLR.
 PUBLISHED = {"fedu": "byol", "fedema": "byol", "ccl": "mocov2"}
@@ -79,14 +79,21 @@ def experiment(case: Case, seed: int) -> Experiment:
     small = mini(values)
     beside = ["random"] if case.topology == "star" else []
     small["probe"] |= {"every": 0, "linear": case.suited, "beside": beside}
-    return Experiment.from_dict(small | {"seed": seed}).with_changes(SUITED[case.method] if case.suited else {})
+    return Experiment.from_dict(small | {"seed": seed}).with_changes(
+        SUITED[case.method] if case.suited else {}
+    )
 
 
 def measured(case: Case, seed: int, folder: Path) -> Measured:
     """By probe and row of the run's table: this run's, and a random backbone's."""
-    run = fedssl.run(experiment(case, seed), folder / f"{case.name}-{seed}", device="cpu", quiet=True)
+    run = fedssl.run(
+        experiment(case, seed), folder / f"{case.name}-{seed}", device="cpu", quiet=True
+    )
     table = run.results["table"]
-    return {probe: {row: found[probe]["mean"] for row, found in table.items()} for probe in table["this run"]}
+    return {
+        probe: {row: found[probe]["mean"] for row, found in table.items()}
+        for probe in table["this run"]
+    }
 
 
 def summary(found: Found, case: Case, probe: str = "knn") -> dict[str, Any]:
@@ -103,20 +110,29 @@ def summary(found: Found, case: Case, probe: str = "knn") -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--only", nargs="*", help="names of methods or algorithms")
     parser.add_argument("--out", type=Path, default=Path("results/learning.json"))
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     args = parser.parse_args()
-    wanted = [case for case in cases() if not args.only or {case.method, case.algorithm} & set(args.only)]
+    wanted = [
+        case for case in cases() if not args.only or {case.method, case.algorithm} & set(args.only)
+    ]
     found: Found = {}
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
-        going = {case: [pool.submit(measured, case, seed, args.runs) for seed in range(args.seeds)] for case in wanted}
+        going = {
+            case: [pool.submit(measured, case, seed, args.runs) for seed in range(args.seeds)]
+            for case in wanted
+        }
         for case, runs in going.items():
             found[case] = [run.result() for run in runs]
-            print(f"{case.name}: {_each([one['knn']['this run'] for one in found[case]])}", flush=True)
+            print(
+                f"{case.name}: {_each([one['knn']['this run'] for one in found[case]])}", flush=True
+            )
             write(found, args.out)
     print(markdown(rows_of(found)))
 
@@ -140,7 +156,10 @@ def write(found: Found, out: Path) -> None:
 
 
 def markdown(rows: dict[str, dict[str, Any]]) -> str:
-    lines = ["| | federated | random | alone | in one place | over random |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| | federated | random | alone | in one place | over random |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, row in rows.items():
         columns = [_each(row.get(key, [])) for key in KINDS]
         lines.append(f"| {name} | {' | '.join(columns)} | {row['over_random']['mean']:+.1f} |")

@@ -56,7 +56,9 @@ def _driver() -> str | None:
         return None
     command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+        told = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True
+        ).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return None
     return told[0] if told else None

@@ -39,7 +39,9 @@ class Case(NamedTuple):
 BRIEFLY = {"rounds": 30}
 # As FedU's own table measures; fine-tuned with few labels, as papers write and as public code does.
 FEW: list[Probe] = [
-    ("semi", {"labels": labels, "frozen": frozen}) for labels in (0.01, 0.1) for frozen in (False, True)
+    ("semi", {"labels": labels, "frozen": frozen})
+    for labels in (0.01, 0.1)
+    for frozen in (False, True)
 ]
 ALSO: list[Probe] = [("linear", {"protocol": "fedu"}), *FEW, ("linear", {"solver": "lbfgs"})]
 GROUPS: dict[str, dict[str, Case]] = {
@@ -47,11 +49,14 @@ GROUPS: dict[str, dict[str, Case]] = {
         "fedbyol": Case("fedbyol-cifar10-noniid-short"),
         "fedema": Case("fedema-cifar10-noniid-short"),
         "fedema-global": Case("fedema-cifar10-noniid-short", {"algorithm.divergence": "global"}),
-        "fedu": Case("fedbyol-cifar10-noniid-short", {"algorithm.name": "fedu", "algorithm.mu": 0.2}),
+        "fedu": Case(
+            "fedbyol-cifar10-noniid-short", {"algorithm.name": "fedu", "algorithm.mu": 0.2}
+        ),
         "fedsimclr": Case("fedsimclr-cifar10-noniid-short"),
         "fedca": Case("fedsimclr-cifar10-noniid-short", {"algorithm.name": "fedca"}),
         "fedca-t007": Case(  # with the temperature of its plain twin
-            "fedsimclr-cifar10-noniid-short", {"algorithm.name": "fedca", "algorithm.temperature": 0.07}
+            "fedsimclr-cifar10-noniid-short",
+            {"algorithm.name": "fedca", "algorithm.temperature": 0.07},
         ),
         "featarc": Case("fedsimclr-cifar10-noniid-short", {"algorithm.name": "featarc"}),
         "fedmocov1": Case("fedmocov1-cifar10-noniid-short"),
@@ -62,7 +67,9 @@ GROUPS: dict[str, dict[str, Case]] = {
     "cifar10": {
         "fedema": Case("fedema-cifar10-noniid", also=ALSO),
         "fedbyol": Case("fedbyol-cifar10-noniid", also=ALSO),
-        "fedu": Case("fedu-cifar10-noniid", {"probe.protocol": "fedema"}, ALSO),  # as FedEMA's Table 3 measures it
+        "fedu": Case(
+            "fedu-cifar10-noniid", {"probe.protocol": "fedema"}, ALSO
+        ),  # as FedEMA's Table 3 measures it
     },
     "fashion-mnist": {
         "ccl-iid": Case("ccl-fmnist-iid-short", BRIEFLY),
@@ -77,7 +84,9 @@ KEPT = ("experiment.toml", "rounds.jsonl", "results.json")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("group", choices=list(GROUPS))
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--only", nargs="*", metavar="NAME")
@@ -91,7 +100,10 @@ def main() -> None:
         parser.error(f"{args.group} has no {', '.join(sorted(unknown))}; it has {', '.join(group)}")
     for name in args.only or group:
         folder = (args.out or Path("results", args.group)) / f"{name}-seed{args.seed}"
-        if all((folder / file).is_file() for file in (*KEPT, *(["probes.json"] if group[name].also else []))):
+        if all(
+            (folder / file).is_file()
+            for file in (*KEPT, *(["probes.json"] if group[name].also else []))
+        ):
             continue
         begun = time.perf_counter()
         results = run(group[name], folder, args)
@@ -100,7 +112,12 @@ def main() -> None:
 
 
 def run(case: Case, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    changes = {**FIXED, "seed": args.seed, **case.changes, **({"rounds": args.rounds} if args.rounds else {})}
+    changes = {
+        **FIXED,
+        "seed": args.seed,
+        **case.changes,
+        **({"rounds": args.rounds} if args.rounds else {}),
+    }
     with tempfile.TemporaryDirectory() as scratch:
         directory, place = Path(scratch) / "run", {"data_dir": args.data_dir, "device": args.device}
         finished = fedssl.run(case.recipe, directory, quiet=True, set=changes, **place)

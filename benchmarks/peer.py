@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,18 +38,19 @@ from benchmarks.machine import machine
 from benchmarks.peer_nets import NETS
 from benchmarks.peer_training import PeerBYOL, PeerClient, peer_round
 from benchmarks.peer_views import Pairs, View, make_view
-from fedssl import assemble
-from fedssl.experiment import Experiment
-from fedssl.federate import Round, federate
-from fedssl.memory import Memory
-from fedssl.numerics import numerics
-from fedssl.runtimes.attend import Pace, Shard
-from fedssl.runtimes.local import LocalRuntime
-from fedssl.train import resolve_mode
-from fedssl.tree import Mean
+from fedssl import federation
+from fedssl.core.devices.precision import numerics
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.federate import Round, federate
+from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.experiment.experiment import Experiment
+from fedssl.training.trainer import resolve_mode
 from fedssl.views import Augment
 
-FEDEMA_IMAGES = 100 * 5 * 5 * (10_000 // 128) * 128  # of its default run: rounds, clients, epochs, images of each
+FEDEMA_IMAGES = (
+    100 * 5 * 5 * (10_000 // 128) * 128
+)  # of its default run: rounds, clients, epochs, images of each
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ class Case:
     def pixels(self) -> list[Tensor]:
         """Each client's images (n, 3, size, size), uint8 noise on the host."""
         shape, stream = (self.images, 3, self.size, self.size), torch.Generator().manual_seed(0)
-        return [torch.randint(256, shape, dtype=torch.uint8, generator=stream) for _ in range(self.clients)]
+        return [
+            torch.randint(256, shape, dtype=torch.uint8, generator=stream)
+            for _ in range(self.clients)
+        ]
 
     def experiment(self) -> Experiment:
         method = {"name": "byol", "backbone": self.backbone, "hidden": self.hidden, "dim": self.dim}
@@ -98,23 +101,30 @@ class Ours:
 
     def __init__(self, case: Case, pixels: list[Tensor], rounds: int, device: torch.device) -> None:
         experiment = case.experiment()
-        self.trained = case.epochs * sum(len(images) // case.batch * case.batch for images in pixels)
+        self.trained = case.epochs * sum(
+            len(images) // case.batch * case.batch for images in pixels
+        )
         shards = {f"{i}": Shard(images.to(device)) for i, images in enumerate(pixels)}
-        self.trainers = assemble.build_trainers(experiment, (3, case.size, case.size), device, len(shards))
-        self.sites = assemble.first_sites(experiment, self.trainers[0], list(shards))
+        self.trainers = federation.build_trainers(
+            experiment, (3, case.size, case.size), device, len(shards)
+        )
+        self.sites = federation.first_sites(experiment, self.trainers[0], list(shards))
         self.memory = Memory()
         self._runtime = LocalRuntime(
-            experiment.algorithm,
+            Work(experiment.algorithm, experiment.seed, lambda round: Pace(case.lr, 0.0)),
             shards,
             self.trainers,
             self.memory,
-            experiment.seed,
-            lambda round: Pace(case.lr, 0.0),
-            threading.Event(),
         )
         wire = experiment.algorithm.wire(self.trainers[0].method)
         self._rounds: Iterator[Round] = federate(
-            experiment.algorithm, experiment.topology, self._runtime, wire, self.sites, Mean, experiment.seed, 0, rounds
+            experiment.algorithm,
+            experiment.topology,
+            self._runtime,
+            self.sites,
+            schema=wire,
+            rounds=rounds,
+            seed=experiment.seed,
         )
         self.loss = 0.0  # of the last round, mean over the clients
 
@@ -132,14 +142,19 @@ class Ours:
 class Peer:
     """The peer's side: the same weights and the first `peer_images` images of each client."""
 
-    def __init__(self, case: Case, pixels: list[Tensor], weights: dict[str, Tensor], view: View) -> None:
+    def __init__(
+        self, case: Case, pixels: list[Tensor], weights: dict[str, Tensor], view: View
+    ) -> None:
         self.case, self.device = case, next(iter(weights.values())).device
         self.model = PeerBYOL(case.backbone, case.hidden, case.dim).to(self.device)
         self.model.load_state_dict(weights)
         self.clients = []
         for images in pixels:
             pairs = Pairs(images[: case.peer_images], view)
-            workers: Any = {"num_workers": case.peer_workers, "persistent_workers": case.peer_workers > 0}
+            workers: Any = {
+                "num_workers": case.peer_workers,
+                "persistent_workers": case.peer_workers > 0,
+            }
             loader = DataLoader(pairs, case.batch, shuffle=True, drop_last=True, **workers)
             self.clients.append(PeerClient(loader, len(pairs), self.device, case.lr))
 
@@ -154,13 +169,17 @@ class Peer:
         """Seconds of a round with all images, where one with the peer's took `took`."""
         training = sum(client.seconds for client in self.clients)
         case = self.case
-        return took + training * (case.trained(case.images, case.epochs) / case.trained(case.peer_images) - 1)
+        return took + training * (
+            case.trained(case.images, case.epochs) / case.trained(case.peer_images) - 1
+        )
 
 
 def compare(case: Case, device: torch.device, repeats: int, view: View) -> dict[str, Any]:
     pixels = case.pixels()
     ours, building = timed(lambda: Ours(case, pixels, 1 + repeats, device), device)
-    weights = {name: tensor.clone() for name, tensor in ours.trainers[0].method.state_dict().items()}
+    weights = {
+        name: tensor.clone() for name, tensor in ours.trainers[0].method.state_dict().items()
+    }
     peer = Peer(case, pixels, weights, view)
     try:
         first = building + seconds(ours.round, device)
@@ -172,7 +191,9 @@ def compare(case: Case, device: torch.device, repeats: int, view: View) -> dict[
             took.append(seconds(ours.round, device))
     finally:
         ours.close()
-    rates, peer_rates = ([case.trained(case.images, case.epochs) / s for s in side] for side in (took, peer_full))
+    rates, peer_rates = (
+        [case.trained(case.images, case.epochs) / s for s in side] for side in (took, peer_full)
+    )
     return {
         "ratio": digits(statistics.median(rates) / statistics.median(peer_rates), 3),
         "ratio_each": [digits(a / b, 3) for a, b in zip(rates, peer_rates, strict=True)],
@@ -191,23 +212,37 @@ def compare(case: Case, device: torch.device, repeats: int, view: View) -> dict[
             "images_per_s": digits(statistics.median(peer_rates)),
             "images_per_s_spread": spread(peer_rates),
             "round_s": spread(peer_took),
-            "measured_images_per_s": spread([case.trained(case.peer_images) / s for s in peer_took]),
+            "measured_images_per_s": spread(
+                [case.trained(case.peer_images) / s for s in peer_took]
+            ),
             "loss": digits(peer.loss),
         },
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--backbone", choices=list(NETS), help="default: resnet18 on CUDA, cnn on a CPU")
-    parser.add_argument("--images", type=int, help="of each client; default: 10000 on CUDA, 512 on a CPU")
-    parser.add_argument("--peer-images", type=int, help="of each client that the peer meets; default: at most 1280")
+    parser.add_argument(
+        "--backbone", choices=list(NETS), help="default: resnet18 on CUDA, cnn on a CPU"
+    )
+    parser.add_argument(
+        "--images", type=int, help="of each client; default: 10000 on CUDA, 512 on a CPU"
+    )
+    parser.add_argument(
+        "--peer-images", type=int, help="of each client that the peer meets; default: at most 1280"
+    )
     parser.add_argument("--epochs", type=int, default=1, help="of fedssl's rounds")
     parser.add_argument("--peer-workers", type=int, default=0, help="its DataLoader's num_workers")
     parser.add_argument("--mode", default="auto", help="fedssl's train.mode")
-    parser.add_argument("--precision", default="auto", help="fedssl's train.precision; the peer's is float32")
-    parser.add_argument("--views", default="auto", choices=["auto", "torchvision", "pillow"], help="the peer's")
+    parser.add_argument(
+        "--precision", default="auto", help="fedssl's train.precision; the peer's is float32"
+    )
+    parser.add_argument(
+        "--views", default="auto", choices=["auto", "torchvision", "pillow"], help="the peer's"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="also write the JSON there")
     args = parser.parse_args()
@@ -230,7 +265,13 @@ def main() -> None:
     view, made_by = make_view(Augment(), case.size, args.views)
     with numerics(device):
         figures = compare(case, device, args.repeats, view)
-    report = {"machine": machine(), "device": args.device, "case": asdict(case), "peer_views": made_by, **figures}
+    report = {
+        "machine": machine(),
+        "device": args.device,
+        "case": asdict(case),
+        "peer_views": made_by,
+        **figures,
+    }
     text = json.dumps(report, indent=2) + "\n"
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,9 @@ class CNN(nn.Module):
         super().__init__()
         widths = (3, 32, 64, 128)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(i, o, 3, 2, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True))
+            nn.Sequential(
+                nn.Conv2d(i, o, 3, 2, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True)
+            )
             for i, o in pairwise(widths)
         )
 

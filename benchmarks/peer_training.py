@@ -30,7 +30,10 @@ class PeerBYOL(nn.Module):
         self.backbone = NETS[backbone]()
         self.projector = head(self.backbone.dim, hidden, dim)
         self.predictor = head(dim, hidden, dim)
-        copies = {"backbone": copy.deepcopy(self.backbone), "projector": copy.deepcopy(self.projector)}
+        copies = {
+            "backbone": copy.deepcopy(self.backbone),
+            "projector": copy.deepcopy(self.projector),
+        }
         self.target = nn.ModuleDict(copies).requires_grad_(False)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
@@ -44,14 +47,19 @@ class PeerBYOL(nn.Module):
     @torch.no_grad()
     def move_target(self, momentum: float) -> None:
         for part in ("backbone", "projector"):
-            pairs = zip(self.target[part].parameters(), getattr(self, part).parameters(), strict=True)
+            pairs = zip(
+                self.target[part].parameters(), getattr(self, part).parameters(), strict=True
+            )
             for target, online in pairs:
                 target.mul_(momentum).add_(online, alpha=1 - momentum)
 
 
 def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs)
+        nn.Linear(inputs, hidden),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(inplace=True),
+        nn.Linear(hidden, outputs),
     )
 
 
@@ -64,7 +72,9 @@ def distance(prediction: Tensor, target: Tensor) -> Tensor:
 class PeerClient:
     """One client: `count` images, met as the batches of views of one epoch."""
 
-    def __init__(self, batches: Batches, count: int, device: torch.device, lr: float = 0.032) -> None:
+    def __init__(
+        self, batches: Batches, count: int, device: torch.device, lr: float = 0.032
+    ) -> None:
         self.batches, self.count, self.device, self.lr = batches, count, device, lr
         self.model: PeerBYOL | None = None
         self.loss = self.seconds = 0.0  # of the last epoch
@@ -111,7 +121,9 @@ def peer_round(model: PeerBYOL, clients: Sequence[PeerClient]) -> PeerBYOL:
         uploads.append(client.upload())
     total = sum(client.count for client in clients)
     merged = copy.deepcopy(model)
-    merged.load_state_dict(average(uploads, [client.count / total for client in clients]), strict=False)
+    merged.load_state_dict(
+        average(uploads, [client.count / total for client in clients]), strict=False
+    )
     return merged
 
 

@@ -32,7 +32,9 @@ def make_view(augment: Augment, size: int, which: str = "auto") -> tuple[View, s
         return view, "torchvision.transforms on PIL images"
     if which == "torchvision":
         raise RuntimeError("torchvision does not import here")
-    return PillowView(augment, size), "Pillow alone, the operations of torchvision.transforms on PIL images"
+    return PillowView(
+        augment, size
+    ), "Pillow alone, the operations of torchvision.transforms on PIL images"
 
 
 def torchvision_view(augment: Augment, size: int) -> View | None:

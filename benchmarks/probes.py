@@ -29,13 +29,18 @@ def features(count: int, seed: int, device: torch.device) -> Labelled:
     centres = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(count) % CLASSES
     found = 0.1 * centres[labels] + torch.randn(count, WIDTH, generator=stream)
-    return Labelled(found.relu().to(device), labels.to(device))  # as features are that end in a ReLU
+    return Labelled(
+        found.relu().to(device), labels.to(device)
+    )  # as features are that end in a ReLU
 
 
 def measure(device: torch.device, repeats: int) -> dict[str, Any]:
     train, test = features(TRAIN, 1, device), features(TEST, 2, device)
     probes = {"knn": partial(knn_predict, train, test.features, 200, 0.1)}
-    probes |= {f"linear, {name}": partial(linear_predict, train, test.features, how) for name, how in LINEAR.items()}
+    probes |= {
+        f"linear, {name}": partial(linear_predict, train, test.features, how)
+        for name, how in LINEAR.items()
+    }
     found = {}
     for name, probe in probes.items():
         times = []
@@ -49,7 +54,9 @@ def measure(device: torch.device, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)

@@ -23,7 +23,6 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,20 +33,21 @@ from torch import nn
 
 from benchmarks.machine import machine
 from fedssl import nets
-from fedssl.admission import Admission
 from fedssl.algorithms import FedAvg
-from fedssl.bound import Bound, GuardSettings, Usual
-from fedssl.client import Client
-from fedssl.federate import federate
-from fedssl.layout import PARAMETERS
-from fedssl.memory import Memory
+from fedssl.core.state.layout import PARAMETERS
+from fedssl.core.state.tree import model
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.federate import federate
+from fedssl.engine.round_rules import RoundRules
+from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.uploads.norm_bound import Typical
+from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.method import METHODS, Given
-from fedssl.runtimes.attend import Pace, Shard
-from fedssl.runtimes.local import LocalRuntime
-from fedssl.step import Objective
-from fedssl.topology import SERVER, Star
-from fedssl.train import Metrics, Task, Trainer, TrainSettings
-from fedssl.tree import Mean, model
+from fedssl.topologies.topology import SERVER, Star
+from fedssl.training.client import Client
+from fedssl.training.step import Objective
+from fedssl.training.trainer import Metrics, Task, Trainer, TrainSettings
 
 
 class Size(NamedTuple):
@@ -79,14 +79,21 @@ class Federation:
         self.memory, self.first = Memory(), "00"
         shards = {f"{i:02}": Shard(image) for i in range(clients)}
         self.runtime = LocalRuntime(
-            algorithm, shards, [trainer], self.memory, 0, lambda round: Pace(0.1, 0.0), threading.Event()
+            Work(algorithm, 0, lambda round: Pace(0.1, 0.0)), shards, [trainer], self.memory
         )
         site = algorithm.init(Client("home", image, None, {}, trainer, 0, 0))
         self.travels = model(site, "model").layout
         wire = algorithm.wire(trainer.method)
-        bound = Bound(GuardSettings(), usual=Usual(1.0, 1, 1.0))  # as in any round but the first
+        typical = Typical(1.0, 1, 1.0)  # as in any round but the first
         self.rounds = federate(
-            algorithm, Star(), self.runtime, wire, {SERVER: site}, Mean, 0, 0, ENDLESS, Admission(bound)
+            algorithm,
+            Star(),
+            self.runtime,
+            {SERVER: site},
+            schema=wire,
+            rounds=ENDLESS,
+            typical=typical,
+            rules=RoundRules(GuardSettings()),
         )
 
     def round(self) -> None:
@@ -138,7 +145,9 @@ def measure(size: Size, method: str, clients: int, repeats: int) -> dict[str, An
         loop()
     engine, least, plain = [], [], []
     for _ in range(repeats):
-        once = reference(n)  # in new memory each time: where its pages lie makes a fifth of its time
+        once = reference(
+            n
+        )  # in new memory each time: where its pages lie makes a fifth of its time
         once()
         least.append(microseconds(once, clients))
         engine.append(microseconds(federation.round) / clients)
@@ -162,13 +171,16 @@ def measure(size: Size, method: str, clients: int, repeats: int) -> dict[str, An
 def _spread(values: list[float], digits: int | None = None) -> dict[str, float]:
     low, median, high = statistics.quantiles(values, n=4)
     return {
-        name: round(v, digits) for name, v in (("median", median), ("lower quartile", low), ("upper quartile", high))
+        name: round(v, digits)
+        for name, v in (("median", median), ("lower quartile", low), ("upper quartile", high))
     }
 
 
 def in_this_process(clients: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    if hasattr(os, "sched_setaffinity"):  # or merging would go on beside the next client, on another core
+    if hasattr(
+        os, "sched_setaffinity"
+    ):  # or merging would go on beside the next client, on another core
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     return {
         f"{name} {kind}": measure(size, method, clients, repeats)
@@ -178,10 +190,20 @@ def in_this_process(clients: int, repeats: int) -> dict[str, Any]:
 
 
 def in_processes(count: int, clients: int, repeats: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.round", "--clients", f"{clients}", "--repeats", f"{repeats}"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.round",
+        "--clients",
+        f"{clients}",
+        "--repeats",
+        f"{repeats}",
+    ]
     each = []
     for _ in range(count):
-        done = subprocess.run([*command, "--processes", "0"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [*command, "--processes", "0"], capture_output=True, text=True, check=True
+        )
         each.append(json.loads(done.stdout))
     found: dict[str, Any] = {}
     for name, case in each[0].items():
@@ -190,7 +212,9 @@ def in_processes(count: int, clients: int, repeats: int) -> dict[str, Any]:
             "microseconds": statistics.median(c["microseconds"]["median"] for c in same),
             "ratio": statistics.median(c["ratio"]["median"] for c in same),
             "ratio each": sorted(c["ratio"]["median"] for c in same),
-            "ratio of a deepcopy loop": statistics.median(c["deepcopy loop"]["ratio"]["median"] for c in same),
+            "ratio of a deepcopy loop": statistics.median(
+                c["deepcopy loop"]["ratio"]["median"] for c in same
+            ),
         }
     return found
 

@@ -27,9 +27,9 @@ import torch
 
 import fedssl
 from benchmarks.machine import machine
-from fedssl.assemble import build_method
+from fedssl.federation import build_method
 from fedssl.nets import BACKBONES, CNN
-from fedssl.report.rounds import read_rounds
+from fedssl.runs.rounds_log import read_rounds
 
 IMAGES, SIDE, REFERENCE = 4, 8, 100
 RATIOS = ("ms_per_client", "cpu_ms_per_client", "peak_mib")
@@ -59,7 +59,9 @@ def measure(clients: int) -> dict[str, Any]:
     """In this process, whose memory is then that of one run."""
     asked = experiment(clients, max(LEAST_ROUNDS, CLIENT_ROUNDS // clients))
     stream = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (IMAGES * clients, 3, SIDE, SIDE), dtype=torch.uint8, generator=stream)
+    images = torch.randint(
+        256, (IMAGES * clients, 3, SIDE, SIDE), dtype=torch.uint8, generator=stream
+    )
     with tempfile.TemporaryDirectory() as folder:
         started = time.process_time()
         run = fedssl.run(asked, Path(folder) / "run", "cpu", dataset=images, quiet=True)
@@ -78,7 +80,9 @@ def measure(clients: int) -> dict[str, Any]:
 
 def peak_memory() -> int:
     """Bytes this process ever had resident. Not ru_maxrss: that remembers the parent's across a fork."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"), re.MULTILINE)
+    found = re.search(
+        r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"), re.MULTILINE
+    )
     assert found
     return 1024 * int(found[1])
 
@@ -95,7 +99,9 @@ def compared(sizes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if REFERENCE not in by_clients:
         return sizes
     base = by_clients[REFERENCE]
-    return [size | {f"{key}_ratio": round(size[key] / base[key], 2) for key in RATIOS} for size in sizes]
+    return [
+        size | {f"{key}_ratio": round(size[key] / base[key], 2) for key in RATIOS} for size in sizes
+    ]
 
 
 def parameters() -> int:
@@ -104,7 +110,9 @@ def parameters() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000, 10_000])
     parser.add_argument("--out", type=Path, default=Path("results/speed/scale.json"))
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)

@@ -1,10 +1,10 @@
 """With uploads of 45 MB a Flower server has at most 860 MiB resident at 2 sites, 895 at 20 and 896 at 100.
 
-Measured once on two cores of a busy AMD EPYC, torch 2.13 for CPUs (`results/speed/server-memory.json`).
+Movement once on two cores of a busy AMD EPYC, torch 2.13 for CPUs (`results/speed/server-memory.json`).
 
     python -m benchmarks.server_memory [--sites 2 20 100] [--mb 45] [--out results/speed/server-memory.json]
 
-Two rounds of FedAvg with a quorum of 1.0 (every site must answer) through `fedssl.runtimes.flower.serve` on an
+Two rounds of FedAvg with a quorum of 1.0 (every site must answer) through `fedssl.flower.server_run` on an
 in-process grid: no socket and no training. A site returns the model it was sent plus a constant, serialized and
 deserialized as Flower does, when the server pulls its reply, so that nothing but the server holds uploads. For each
 number of sites, in a process of its own: the most memory the process has had resident (VmHWM), before the first round
@@ -32,14 +32,16 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedssl
 from benchmarks.flower import experiment
 from benchmarks.machine import machine
-from fedssl.assemble import build_method, resolve_device
-from fedssl.guard import Reply
-from fedssl.report.rounds import read_rounds
-from fedssl.runtimes.flower.codec import decode, encode
-from fedssl.runtimes.flower.serve import ServerSettings, serve
-from fedssl.runtimes.flower.words import TRAIN, Hello, put_hello, put_reply, task_in
-from fedssl.train import Metrics
-from fedssl.tree import State
+from fedssl.core.devices.select import resolve_device
+from fedssl.core.state.state import State
+from fedssl.engine.uploads.records import Reply
+from fedssl.federation import build_method
+from fedssl.flower.codec import decode, encode
+from fedssl.flower.messages import TRAIN, Hello, pack_hello, pack_reply, unpack_task
+from fedssl.flower.server_run import serve
+from fedssl.flower.server_settings import ServerSettings
+from fedssl.runs.rounds_log import read_rounds
+from fedssl.training.trainer import Metrics
 
 IMAGE = (3, 12, 12)
 IMAGES = 24  # that each site states
@@ -69,23 +71,31 @@ class Sites:
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [_carried(self._answer(self._waiting.pop(id))) for id in message_ids if id in self._waiting]
+        return [
+            _carried(self._answer(self._waiting.pop(id)))
+            for id in message_ids
+            if id in self._waiting
+        ]
 
     def _answer(self, message: Message) -> Message:
         site = f"{message.metadata.dst_node_id:04}"
         if message.metadata.message_type != TRAIN:
             hello = Hello({site: IMAGES}, IMAGE, self._layout, fedssl.__version__)
-            return Message(put_hello(hello), reply_to=message)
-        task = task_in(message.content)
-        shift = 1e-4 * (1 + message.metadata.dst_node_id / 1000)  # uploads differ, their norms hardly
+            return Message(pack_hello(hello), reply_to=message)
+        task = unpack_task(message.content)
+        shift = 1e-4 * (
+            1 + message.metadata.dst_node_id / 1000
+        )  # uploads differ, their norms hardly
         upload = {
             key: State(value.layout, value.floats + shift, value.counts)
             for key, value in decode(message.content).items()
             if isinstance(value, State)
         }
-        metrics = Metrics(1.0, steps=3, images=IMAGES, seconds=1.0, embedding_std=1.0, effective_rank=2.0)
+        metrics = Metrics(
+            1.0, steps=3, images=IMAGES, seconds=1.0, embedding_std=1.0, effective_rank=2.0
+        )
         reply = Reply(task.client, IMAGES, upload, metrics)
-        return Message(put_reply(encode(upload), task, reply), reply_to=message)
+        return Message(pack_reply(encode(upload), task, reply), reply_to=message)
 
 
 def _carried(message: Message) -> Message:
@@ -113,7 +123,9 @@ def measure(sites: int, mb: float) -> dict[str, Any]:
         began = time.monotonic()
         serve(asked, grid, settings, lambda line: None)  # type: ignore[arg-type, unused-ignore]
         seconds = time.monotonic() - began
-        clients = [client for line in read_rounds(run / "rounds.jsonl") for client in line["clients"]]
+        clients = [
+            client for line in read_rounds(run / "rounds.jsonl") for client in line["clients"]
+        ]
     assert len(clients) == ROUNDS * sites
     assert not [client["dropped"] for client in clients if client["dropped"]]
     return {
@@ -126,7 +138,9 @@ def measure(sites: int, mb: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sites", type=int, nargs="+", default=[2, 20, 100])
     parser.add_argument("--mb", type=float, default=45)
     parser.add_argument("--out", type=Path)
@@ -136,10 +150,16 @@ def main() -> None:
         return
     command = [sys.executable, "-m", "benchmarks.server_memory", "--mb", str(args.mb), "--sites"]
     runs = [
-        json.loads(subprocess.run([*command, str(sites)], check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+        json.loads(
+            subprocess.run(
+                [*command, str(sites)], check=True, stdout=subprocess.PIPE
+            ).stdout.splitlines()[-1]
+        )
         for sites in args.sites
     ]
-    text = json.dumps({"machine": machine(), "rounds": ROUNDS, "quorum": 1.0, "runs": runs}, indent=2)
+    text = json.dumps(
+        {"machine": machine(), "rounds": ROUNDS, "quorum": 1.0, "runs": runs}, indent=2
+    )
     print(text)
     if args.out:
         args.out.write_text(text + "\n")

@@ -35,15 +35,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.clock import digits, seconds, spread, timed
 from benchmarks.machine import machine
-from fedssl import assemble
+from fedssl import federation
 from fedssl.algorithms import FedAvg
-from fedssl.errors import ConfigError
-from fedssl.experiment import Experiment
+from fedssl.core.devices.precision import numerics
+from fedssl.core.errors import ConfigError
+from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS
-from fedssl.numerics import numerics
-from fedssl.train import Task, Trainer
+from fedssl.training.trainer import Task, Trainer
 
-WARM = 3  # steps after the first: a captured step is recorded at the second, and replayed from then on
+WARM = (
+    3  # steps after the first: a captured step is recorded at the second, and replayed from then on
+)
 SMALL = {"hidden": 512, "dim": 128}
 STRICT = "-deterministic"  # a mode with train.deterministic
 
@@ -60,11 +62,18 @@ class Case:
     precision: str = "auto"
 
     def pixels(self, device: torch.device) -> Tensor:
-        shape, stream = (self.steps * self.batch, 3, self.size, self.size), torch.Generator().manual_seed(0)
+        shape, stream = (
+            (self.steps * self.batch, 3, self.size, self.size),
+            torch.Generator().manual_seed(0),
+        )
         return torch.randint(256, shape, dtype=torch.uint8, generator=stream).to(device)
 
     def build(self, method: str, mode: str, device: torch.device) -> Trainer:
-        heads = {k: v for k, v in SMALL.items() if self.small and k in METHODS[method].Settings.model_fields}
+        heads = {
+            k: v
+            for k, v in SMALL.items()
+            if self.small and k in METHODS[method].Settings.model_fields
+        }
         experiment = Experiment(
             data="given",
             clients=1,
@@ -76,7 +85,7 @@ class Case:
                 "threads": torch.get_num_threads(),
             },
         )
-        (trainer,) = assemble.build_trainers(experiment, (3, self.size, self.size), device, 1)
+        (trainer,) = federation.build_trainers(experiment, (3, self.size, self.size), device, 1)
         trainer.method.fresh(torch.Generator().manual_seed(0))
         return trainer
 
@@ -102,7 +111,9 @@ class Fit:
 
 def matmul_tflops(device: torch.device) -> float:
     """TFLOP/s of a product of square matrices."""
-    n, dtype, times = (8192, torch.bfloat16, 50) if device.type == "cuda" else (1024, torch.float32, 5)
+    n, dtype, times = (
+        (8192, torch.bfloat16, 50) if device.type == "cuda" else (1024, torch.float32, 5)
+    )
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
 
@@ -154,9 +165,13 @@ def _memory(device: torch.device) -> tuple[int, int]:
     return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
 
 
-def measure(case: Case, method: str, modes: list[str], repeats: int, pixels: Tensor) -> dict[str, Any]:
+def measure(
+    case: Case, method: str, modes: list[str], repeats: int, pixels: Tensor
+) -> dict[str, Any]:
     device = pixels.device
-    flops, counting = timed(lambda: count_flops(Fit(case.build(method, "eager", device), pixels)), device)
+    flops, counting = timed(
+        lambda: count_flops(Fit(case.build(method, "eager", device), pixels)), device
+    )
     fits, found = {}, {}
     for mode in modes:
         try:
@@ -177,7 +192,9 @@ def measure(case: Case, method: str, modes: list[str], repeats: int, pixels: Ten
     product = statistics.median(products)
     for mode in fits:
         found[mode] = _figures(case, took[mode], flops, product) | found[mode]
-        found[mode]["startup_s"] = digits(found[mode]["startup_s"] - (1 + WARM) * found[mode]["step_ms"] / 1e3, 3)
+        found[mode]["startup_s"] = digits(
+            found[mode]["startup_s"] - (1 + WARM) * found[mode]["step_ms"] / 1e3, 3
+        )
     return {
         "tflop_per_step": digits(flops / 1e12),
         "warm_up_s": digits(counting, 3),
@@ -199,7 +216,9 @@ def _figures(case: Case, took: list[float], flops: int, product: float) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--methods", default="byol,simclr,simsiam,mocov2")
     parser.add_argument("--modes", default="eager,compiled,captured,captured-deterministic")
@@ -212,8 +231,12 @@ def main() -> None:
     args = parser.parse_args()
     device, cuda = torch.device(args.device), args.device == "cuda"
     torch.set_num_threads(args.threads)
-    steps = max(args.steps or (100 if cuda else 10), WARM)  # as many images as the first steps take are needed
-    case = Case(args.backbone or ("resnet18" if cuda else "cnn"), not cuda, steps, precision=args.precision)
+    steps = max(
+        args.steps or (100 if cuda else 10), WARM
+    )  # as many images as the first steps take are needed
+    case = Case(
+        args.backbone or ("resnet18" if cuda else "cnn"), not cuda, steps, precision=args.precision
+    )
     pixels, modes = case.pixels(device), args.modes.split(",")
     methods: dict[str, Any] = {}
     for name in args.methods.split(","):
@@ -222,7 +245,12 @@ def main() -> None:
             share = f"{f['tflops']:g} TFLOP/s, {f['share_of_matmul']:.0%} of a matrix product's"
             print(f"{name}, {mode}: {f['images_per_s']:,.0f} images/s, {share}", flush=True)
         if args.out is not None:  # after each method: a measurement cut short is still one
-            report = {"machine": machine(), "device": args.device, "case": asdict(case), "methods": methods}
+            report = {
+                "machine": machine(),
+                "device": args.device,
+                "case": asdict(case),
+                "methods": methods,
+            }
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(report, indent=2) + "\n")
 

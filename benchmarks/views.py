@@ -65,7 +65,9 @@ def measure(channels: int, size: int, blur: float, device: str) -> dict[str, flo
         return figures | {"captured ms": milliseconds(graph.replay, device)}
     loop = torchvision_loop(group.augment, size)
     if loop is not None:
-        one_by_one = milliseconds(lambda: [loop(x / 255) for x in images.repeat(VIEWS, 1, 1, 1)], device, 3, 1)
+        one_by_one = milliseconds(
+            lambda: [loop(x / 255) for x in images.repeat(VIEWS, 1, 1, 1)], device, 3, 1
+        )
         figures["torchvision loop / this"] = round(one_by_one / figures["ms"], 1)
     return figures
 

@@ -3,16 +3,16 @@
     python docs/make_reference.py          write the page
     python docs/make_reference.py --print  print it
 
-A key's meaning is the comment on its line in the source, or, where the line has none, an entry of MEANINGS in
-reference_words.py. A key without a meaning, or a meaning without a key, is an error.
+A key's meaning is the comment on its statement in the source or on the lines above it, or, where
+there is none, an entry of MEANINGS in reference_words.py. A key without a meaning, or a meaning without a key, is an error.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import json
-import re
 import sys
 import textwrap
 import tokenize
@@ -27,30 +27,43 @@ from pydantic_core import PydanticUndefined
 from reference_words import INTRO, MEANINGS, WORDS
 
 from fedssl.algorithm import ALGORITHMS, Algorithm
-from fedssl.bound import GuardSettings
 from fedssl.data import PARTITIONS, SOURCES, Partition, Public, Source
-from fedssl.experiment import Experiment
+from fedssl.engine.uploads.settings import GuardSettings
+from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS, MethodSettings
 from fedssl.nets import BACKBONES
 from fedssl.probes import ProbeSettings
-from fedssl.topology import TOPOLOGIES, Topology
-from fedssl.train import TrainSettings
+from fedssl.topologies.topology import TOPOLOGIES, Topology
+from fedssl.training.trainer import TrainSettings
 from fedssl.views import Augment
 
 PAGE = Path(__file__).parent / "reference" / "experiment.md"
 
 
 def comments(cls: type[BaseModel]) -> dict[str, str]:
-    """The comment on each field's line in the class's own source."""
+    """Return the comment on each field of a class: in its statement, or on the lines above it."""
     source = textwrap.dedent(inspect.getsource(cls))
-    found = {}
+    comment_at: dict[int, str] = {}
+    own_line: set[int] = set()  # lines that hold nothing but a comment
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        field = re.match(r"    (\w+): ", token.line)
-        if token.type == tokenize.COMMENT and field:
-            words = token.string.removeprefix("#").strip()
-            if not words.startswith(("type:", "noqa")):
-                found[field[1]] = words
-    return found
+        words = token.string.removeprefix("#").strip()
+        if token.type == tokenize.COMMENT and not words.startswith(("type:", "noqa")):
+            comment_at[token.start[0]] = words
+            if token.line.strip().startswith("#"):
+                own_line.add(token.start[0])
+    fields = {}
+    for statement in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        lines = list(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+        above = statement.lineno - 1
+        while above in own_line:
+            lines.insert(0, above)
+            above -= 1
+        words = " ".join(comment_at[line] for line in lines if line in comment_at)
+        if words:
+            fields[statement.target.id] = words.removesuffix(".")
+    return fields
 
 
 def inherited(cls: type[BaseModel]) -> list[str]:
@@ -75,7 +88,9 @@ class Meanings:
                 if words := comments(owner).get(key):
                     return words.replace("None:", "none:")
                 break
-        raise SystemExit(f"{places[0]}{key} has no meaning: add a comment to its line, or an entry to MEANINGS")
+        raise SystemExit(
+            f"{places[0]}{key} has no meaning: add a comment to its line, or an entry to MEANINGS"
+        )
 
 
 def type_words(annotation: Any, metadata: Any = ()) -> str:
@@ -149,7 +164,9 @@ def first_words(cls: type[Any]) -> str:
     return " ".join((sys.modules[cls.__module__].__doc__ or "").partition("\n\n")[0].split())
 
 
-def choices(table: str, registry: Any, base: type[BaseModel], common: str, meanings: Meanings) -> Iterator[str]:
+def choices(
+    table: str, registry: Any, base: type[BaseModel], common: str, meanings: Meanings
+) -> Iterator[str]:
     """A table with a `name`: the keys all choices share, then each choice with its own."""
     shared = list(base.model_fields)
     if shared:
@@ -159,7 +176,11 @@ def choices(table: str, registry: Any, base: type[BaseModel], common: str, meani
         if not cls.__module__.startswith("fedssl."):  # a plugin that happens to be installed
             continue
         settings = cls.Settings if hasattr(cls, "Settings") else cls
-        changed = [k for k, f in settings.model_fields.items() if k not in shared or differs(f, base.model_fields[k])]
+        changed = [
+            k
+            for k, f in settings.model_fields.items()
+            if k not in shared or differs(f, base.model_fields[k])
+        ]
         yield f"### `name = {json.dumps(name)}`"
         yield WORDS.get(f"{table}.{name}") or first_words(cls)
         places = [f"{table}.{name}.", *([f"{table}.moco."] if name.startswith("moco") else [])]
@@ -200,7 +221,9 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield backbones()
     yield "## `[algorithm]`"
     yield 'How models are merged; `name = "fedavg"` if the table is left out.'
-    yield from choices("algorithm", ALGORITHMS, Algorithm, "Every algorithm has these keys.", meanings)
+    yield from choices(
+        "algorithm", ALGORITHMS, Algorithm, "Every algorithm has these keys.", meanings
+    )
     yield "## `[topology]`"
     yield 'Who merges what; `name = "star"` if the table is left out.'
     yield from choices("topology", TOPOLOGIES, Topology, "", meanings)
@@ -230,7 +253,9 @@ def page() -> str:
     meanings = Meanings()
     text = "\n\n".join(sections(meanings)) + "\n"
     if meanings.unused:
-        raise SystemExit(f"MEANINGS has keys that no setting has: {', '.join(sorted(meanings.unused))}")
+        raise SystemExit(
+            f"MEANINGS has keys that no setting has: {', '.join(sorted(meanings.unused))}"
+        )
     return text
 
 

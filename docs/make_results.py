@@ -7,6 +7,7 @@ table and a picture of their kNN accuracy. Benchmarks' JSON files are tables by 
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 
 from published import beside, named
 
-from fedssl.analysis import scores
+sys.path.append(str(Path(__file__).parents[1]))  # the benchmarks are not installed with fedssl
+from benchmarks import label_free_scores
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
@@ -81,7 +83,11 @@ class Run(NamedTuple):
         chosen, partition = self.experiment, self.experiment["partition"]
         if chosen["topology"]["name"] == "centralized":
             return "all in one place"
-        how = f"{partition['per_client']} classes each" if "per_client" in partition else partition["name"]
+        how = (
+            f"{partition['per_client']} classes each"
+            if "per_client" in partition
+            else partition["name"]
+        )
         return f"{count(chosen['clients'], 'client')}, {how}"
 
     @property
@@ -104,7 +110,9 @@ def groups() -> Iterator[tuple[str, list[Run]]]:
     """Folders of finished runs, those described first and in that order."""
     found = {path.parent.parent for path in RESULTS.glob("*/*/results.json")}
     order = {name: i for i, name in enumerate(GROUPS)}
-    for folder in sorted(found, key=lambda folder: (order.get(folder.name, len(order)), folder.name)):
+    for folder in sorted(
+        found, key=lambda folder: (order.get(folder.name, len(order)), folder.name)
+    ):
         yield folder.name, [Run.read(path.parent) for path in sorted(folder.glob("*/results.json"))]
 
 
@@ -117,7 +125,12 @@ def group(name: str, runs: list[Run]) -> Iterator[str]:
     sentences = [GROUPS.get(name, ""), f"{common}." if common else "", "Accuracy in percent."]
     yield " ".join(filter(None, sentences)) + "\n"
     rows = (
-        [run.name, run.about, *(run.settings[kind] for kind in differing), *map(run.measured, ("knn", "linear"))]
+        [
+            run.name,
+            run.about,
+            *(run.settings[kind] for kind in differing),
+            *map(run.measured, ("knn", "linear")),
+        ]
         for run in runs
     )
     yield table(("run", "", *differing, "kNN", "linear"), rows)
@@ -136,7 +149,9 @@ def draw(name: str, runs: list[Run]) -> None:
     figure, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
     styles = ["-", "--", "-.", ":"]
     for i, run in enumerate(run for run in runs if run.knn):
-        axes.plot(*zip(*run.knn, strict=True), styles[i // 8 % 4], color=f"C{i % 8}", label=run.name)
+        axes.plot(
+            *zip(*run.knn, strict=True), styles[i // 8 % 4], color=f"C{i % 8}", label=run.name
+        )
     axes.set(xlabel="round", ylabel="kNN accuracy, %")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -159,17 +174,27 @@ def published() -> Iterator[str]:
 def label_free() -> Iterator[str]:
     """Of all runs there are: whether what needs no labels tells which is better."""
     runs = {f"{name}/{run.name}": run for name, some in groups() for run in some}
-    rows = [scores.row(name, named(run.experiment), run.rounds, run.accuracies) for name, run in runs.items()]
-    known = {score: sum(score in each["scores"] for each in rows) for score in scores.SCORES}
+    rows = [
+        label_free_scores.describe_run(name, named(run.experiment), run.rounds, run.accuracies)
+        for name, run in runs.items()
+    ]
+    known = {
+        score: sum(score in each["scores"] for each in rows) for score in label_free_scores.SCORES
+    }
     yield "## Scores without labels\n"
     yield (
         f"Do they tell which run is better? Over the runs above, {count(len(rows), 'run')} in all, of each client's "
-        f"last batch in the last {count(scores.LAST, 'round')}; `fedssl analyse scores DIR …` does it for any runs. "
-        f"{scores.LIMITS}. Rounds logs of older runs lack some scores: "
+        f"last batch in the last {count(label_free_scores.LAST_ROUNDS, 'round')}; "
+        "`python -m benchmarks.label_free_scores RUN_DIR … --out NAME` does it for any runs. "
+        f"{label_free_scores.LIMITS}. Rounds logs of older runs lack some scores: "
         f"{', '.join(f'{score} is in {number}' for score, number in known.items())}.\n"
     )
-    enough = (found for found in scores.correlations(rows) if found["rho"] is not None)
-    yield table(scores.COLUMNS, scores.lines(enough))
+    enough = (
+        correlation
+        for correlation in label_free_scores.correlations(rows)
+        if correlation["rho"] is not None
+    )
+    yield table(label_free_scores.COLUMNS, label_free_scores.table_rows(enough))
 
 
 def learning() -> Iterator[str]:
@@ -178,9 +203,20 @@ def learning() -> Iterator[str]:
     yield "`python -m benchmarks.learning`, on the images that come with the package: kNN, %, for seeds 0, 1, 2.\n"
     kinds = ("federated", "random", "isolated", "centralized")
     yield table(
-        ("", "federated", "random backbone", "each client alone", "all in one place", "over random"),
         (
-            [name, *(_each(row.get(kind, [])) for kind in kinds), f"{row['over_random']['mean']:+.1f}"]
+            "",
+            "federated",
+            "random backbone",
+            "each client alone",
+            "all in one place",
+            "over random",
+        ),
+        (
+            [
+                name,
+                *(_each(row.get(kind, [])) for kind in kinds),
+                f"{row['over_random']['mean']:+.1f}",
+            ]
             for name, row in found["rows"].items()
         ),
     )
@@ -193,7 +229,13 @@ def demo() -> Iterator[str]:
     rows = seeds[0]["accuracy"]
     yield table(
         ("", "kNN", "linear"),
-        ([row, *(_each([s["accuracy"][row][probe] for s in seeds]) for probe in ("knn", "linear"))] for row in rows),
+        (
+            [
+                row,
+                *(_each([s["accuracy"][row][probe] for s in seeds]) for probe in ("knn", "linear")),
+            ]
+            for row in rows
+        ),
     )
 
 
@@ -204,8 +246,16 @@ def speed() -> Iterator[str]:
     yield table(
         ("", "fedssl, images/s", "peer, images/s", "ratio"),
         (
-            [name, f"{x['fedssl']['images_per_s']:,.0f}", f"{x['peer']['images_per_s']:,.0f}", f"{x['ratio']:.1f}"]
-            for name, x in (("peer without workers", peer), (f"{workers['case']['peer_workers']} workers", workers))
+            [
+                name,
+                f"{x['fedssl']['images_per_s']:,.0f}",
+                f"{x['peer']['images_per_s']:,.0f}",
+                f"{x['ratio']:.1f}",
+            ]
+            for name, x in (
+                ("peer without workers", peer),
+                (f"{workers['case']['peer_workers']} workers", workers),
+            )
         ),
     )
     yield f"FedEMA's default run by that rate: {peer['fedssl']['fedema_default_run_minutes']} minutes.\n"
@@ -216,7 +266,10 @@ def speed() -> Iterator[str]:
     modes = list(dict.fromkeys(mode for method in methods.values() for mode in method["modes"]))
     yield table(
         ("", *modes),
-        ([name, *(_rate(method["modes"].get(mode)) for mode in modes)] for name, method in methods.items()),
+        (
+            [name, *(_rate(method["modes"].get(mode)) for mode in modes)]
+            for name, method in methods.items()
+        ),
     )
     yield "`python -m benchmarks.round`, the engine's own cost per client and round on one core:\n"
     yield table(
@@ -250,7 +303,13 @@ def _probe(found: Mapping[str, Any]) -> list[str]:
     """One measurement in words: probe, settings, labelled images, accuracy, note."""
     said = ("probe", "labelled", "accuracy", "note")
     settings = ", ".join(f"{key} = {value}" for key, value in found.items() if key not in said)
-    return [found["probe"], settings, f"{found['labelled']:,}", f"{found['accuracy']:.2f}", found.get("note", "")]
+    return [
+        found["probe"],
+        settings,
+        f"{found['labelled']:,}",
+        f"{found['accuracy']:.2f}",
+        found.get("note", ""),
+    ]
 
 
 def _rate(mode: Mapping[str, Any] | None) -> str:
@@ -262,7 +321,14 @@ def _json(path: Path) -> Any:
 
 
 def page() -> str:
-    sections = [*(group(name, runs) for name, runs in groups()), published(), label_free(), learning(), demo(), speed()]
+    sections = [
+        *(group(name, runs) for name, runs in groups()),
+        published(),
+        label_free(),
+        learning(),
+        demo(),
+        speed(),
+    ]
     return "\n".join([INTRODUCTION, *("\n".join(section) for section in sections)])
 
 

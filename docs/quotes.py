@@ -1,7 +1,7 @@
 """Bring the code that pages quote up to date: `python docs/quotes.py`.
 
 A block whose title is a file and a name in it, such as "fedssl/algorithms/fedu.py: FedU.begin", holds that definition
-as it stands there; one with lines, such as "fedssl/federate.py:60-61", is left as it is.
+as it stands there; one with lines, such as "fedssl/engine/federate.py:60-61", is left as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def quoted(path: str, name: str) -> str:
 
 
 def refreshed(page: str) -> str:
-    return QUOTE.sub(lambda found: f'```python title="{found[1]}: {found[2]}"\n{quoted(found[1], found[2])}```', page)
+    return QUOTE.sub(
+        lambda found: f'```python title="{found[1]}: {found[2]}"\n{quoted(found[1], found[2])}```',
+        page,
+    )
 
 
 if __name__ == "__main__":

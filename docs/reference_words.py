@@ -73,8 +73,6 @@ MEANINGS = {
     "method.augment.blur_kernel": "taps of the blur, an odd number; none: about a tenth of the side",
     "method.augment.blur_sigma": "the blur's standard deviation in pixels is drawn from here",
     "algorithm.weights": "how a server weighs its clients: by their number of images, or all alike",
-    "algorithm.fedavg.aggregate": "which network is averaged; both: each with its own kind",
-    "algorithm.fedavg.predictor": "whether the predictor travels and is averaged, or stays with its client",
     "topology.star.participation": "share of the clients asked in a round, drawn at random, at least one",
     "train.schedule": "of the learning rate over rounds; inside a round it is constant. `step`: × 0.3 at 30, 60 and "
     "90% of the rounds",

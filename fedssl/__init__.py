@@ -1,10 +1,38 @@
 """fedssl: pre-train vision backbones on unlabelled images that never leave their owners."""
 
-__version__ = "0.1.0"
+from __future__ import annotations
 
-from fedssl.errors import FedsslError
-from fedssl.experiment import Experiment
-from fedssl.reproduce import reproduce, sweep
-from fedssl.run import Run, run
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedssl.core.version import __version__
+
+if TYPE_CHECKING:
+    from fedssl.core.errors import FedsslError
+    from fedssl.experiment.experiment import Experiment
+    from fedssl.runs.run import Run, run
+    from fedssl.tables.reproduce import reproduce, sweep
 
 __all__ = ["Experiment", "FedsslError", "Run", "__version__", "reproduce", "run", "sweep"]
+
+# Imported on first access: torch takes seconds to import, and `fedssl --help` does not need it.
+_MODULES = {
+    "Experiment": "fedssl.experiment.experiment",
+    "FedsslError": "fedssl.core.errors",
+    "Run": "fedssl.runs.run",
+    "reproduce": "fedssl.tables.reproduce",
+    "run": "fedssl.runs.run",
+    "sweep": "fedssl.tables.reproduce",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

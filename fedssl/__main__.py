@@ -1,6 +1,6 @@
 """`python -m fedssl` is `fedssl`."""
 
-from fedssl.cli import main
+from fedssl.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""What a federated algorithm is: both of its halves in one small frozen value, with no state of its own."""
+"""The contract of a federated algorithm: client half and server half in one frozen value."""
 
 from __future__ import annotations
 
@@ -9,48 +9,45 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedssl.client import Client
-from fedssl.layout import Layout
+from fedssl.core.settings import Registry, Settings
+from fedssl.core.state.layout import Layout
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree
 from fedssl.method import Batch, Given, Method, Output
-from fedssl.settings import Registry, Settings
-from fedssl.tree import State, Tree
+from fedssl.training.client import Client
 
 
 class Rows(NamedTuple):
-    """What a tensor in an upload must look like; None in the shape: any number of rows."""
+    """Schema of a tensor in an upload; None in the shape allows any number of rows."""
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype
 
 
 class Features(NamedTuple):
-    """Rows of unit length that clients show each other: a bad one is left out, and the rest of its upload counts.
+    """Schema of unit-length rows that clients share; invalid rows are dropped one by one.
 
-    `columns` are keys of `Rows` beside it, with a word on each row; they lose the same ones.
+    The rest of the upload still counts. `columns` are keys of `Rows` with one value per feature;
+    they lose the same rows.
     """
 
     width: int
-    most: int  # that a client may share
+    most: int  # rows that one client may share
     columns: tuple[str, ...] = ()
 
     @property
     def rows(self) -> Rows:
+        """Return the schema of the features as a plain tensor."""
         return Rows((None, self.width), torch.float32)
 
 
-Spec = Layout | Rows | Features | range | type[float] | type[int]  # range: an integer in it
-
-
-class Heard(NamedTuple):
-    """What came of asking one client."""
-
-    client: str
-    images: int
-    tree: Tree | None  # its upload; None: it was dropped
+Sites = Mapping[str, Tree]  # the state of each site, by its name
+# A Layout describes a model; a range is an integer within it.
+Spec = Layout | Rows | Features | range | type[float] | type[int]
 
 
 class Upload(NamedTuple):
-    """What one client sent, with the weight the topology gives it at this site."""
+    """One client's upload, with the weight that the topology assigns to it at this site."""
 
     client: str
     weight: float
@@ -58,99 +55,134 @@ class Upload(NamedTuple):
 
 
 class Averaging(Protocol):
-    """A mean in the making; median, trimmed or noised means are others."""
+    """A running mean; medians, trimmed means and noised means also satisfy this protocol."""
 
-    def add(self, state: State, weight: float) -> None: ...
+    def add(self, state: State, weight: float) -> None:
+        """Include a model with a weight."""
 
-    def result(self) -> State: ...
+    def result(self) -> State:
+        """Return the mean of the models added so far."""
 
 
 class Algorithm(Settings, ABC):
-    """Frozen hyper-parameters and pure functions. Sites, messages, uploads and memories are Trees.
+    """Frozen hyper-parameters and pure functions on Trees: sites, messages, uploads, memories.
 
-    A site is where uploads are merged: the server, or each peer of a graph.
+    A site is a place where uploads are merged: the server, or each peer of a graph.
     """
 
+    # True: topologies without a server are refused.
     needs_server: ClassVar[bool] = False
-    personalises: ClassVar[bool] = False  # whether clients end with models of their own: see `personal`
-    one_mean: ClassVar[bool] = True  # whether a server averages all uploads of a round into one model
-    needs_pairs: ClassVar[bool] = False  # a method that makes two views of each image, of one kind
+    # True: clients end with personal models, see `personal`.
+    personalises: ClassVar[bool] = False
+    # True: a server averages all uploads of a round into one model.
+    one_mean: ClassVar[bool] = True
+    # True: the method must make two views of each image, of one kind.
+    needs_pairs: ClassVar[bool] = False
+
     weights: Literal["size", "uniform"] = "size"  # how a server weighs its clients
 
     @property
     def requires(self) -> frozenset[str]:
-        """Parts the method must provide."""
+        """Parts that the method must provide."""
         return frozenset()
 
     @property
     def needs_public(self) -> bool:
-        """Whether clients, and `init`, need images that everybody may see."""
+        """True if clients and `init` need public images."""
         return False
 
     @property
     def warning(self) -> str | None:
-        """Return what leaves the clients in clear, if anything.
+        """Return a sentence about data that leaves the clients in clear, or None.
 
-        It is printed whenever a run starts or resumes, also with `--quiet`, and is in the rounds log
-        and in `results.json`.
+        It is printed whenever a run starts or resumes, also with `--quiet`, and is in the rounds
+        log and in `results.json`.
         """
         return None
 
     @abstractmethod
     def wire(self, method: Method) -> Mapping[str, Spec]:
-        """What an upload looks like, key by key; the guard drops what differs, and rows of `Features` one by one."""
+        """Return the schema of an upload, key by key.
+
+        The guard drops uploads that differ from it, and invalid rows of `Features` one by one.
+        """
 
     @abstractmethod
     def init(self, home: Client) -> Tree:
-        """A site's first state; `home` holds the freshly built method and, if `needs_public`, public images."""
+        """Return a site's first state.
+
+        `home` holds the newly built method and, if `needs_public`, public images.
+        """
 
     def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
-        """A site's first state, once it is told who is at home there: clients, with their numbers among all. It may
-        later be asked for a message to somebody else."""
+        """Return a site's first state, given its clients and their numbers among all clients.
+
+        The site may later receive requests from clients that are not among them.
+        """
         return site
 
     @abstractmethod
     def broadcast(self, site: Tree, client_id: str) -> Tree:
-        """What a site sends to a client."""
+        """Return the message that a site sends to a client."""
 
     @abstractmethod
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        """One client's round: (upload, what it remembers until its next one)."""
+        """Run one client's round; return its upload and its memory for the next round."""
 
     def reference(self, site: Tree) -> Tree:
-        """Models that a site holds without sending them, under the keys of uploads: the guard compares the running
-        statistics of uploads with these."""
+        """Return models that a site holds but does not send, under the keys of uploads.
+
+        The guard compares the running statistics of uploads with these.
+        """
         return {}
 
     def renamed(self, upload: Tree) -> Mapping[str, str]:
-        """Keys of an upload's models that were sent under another key, with that one: an upload is measured from the
-        models its client was sent. Asked once the upload is what `wire` says."""
+        """Map keys of an upload's models to the keys under which the client received them.
+
+        The guard measures an upload from the models that its client received. Called only for
+        uploads that match `wire`.
+        """
         return {}
 
     @abstractmethod
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
-        """The site's next state. Uploads come one by one in the clients' order; `mean()` starts a mean."""
+        """Return the site's next state.
+
+        Uploads arrive one by one in the clients' order; `mean()` starts a mean.
+        """
 
     @abstractmethod
     def export(self, site: Tree) -> dict[str, State]:
-        """Models worth evaluating, by name; none where no site has a whole one."""
+        """Return the models to evaluate, by name; empty if no site has a whole model."""
 
     def personal(self, message: Tree, memory: Tree) -> State | None:
-        """The model a client uses for itself, given what its site would send it now and what it remembers; None: it has
-        none of its own. Pure, and no part of training. Asked for only where the algorithm `personalises`."""
+        """Return the model that a client uses itself, or None if it has no personal model.
+
+        `message` is the message that its site would send now. Pure, and no part of training.
+        Called only if the algorithm `personalises`.
+        """
         return None
 
     def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Random numbers the objective needs in one step of n images: `batch.draws` has them beside the method's."""
+        """Return random numbers for the objective in one step of n images.
+
+        They arrive in `batch.draws`, together with the method's.
+        """
         return {}
 
     def given(self, client: Client, message: Tree) -> Given:
-        """Tensors the objective needs beside the batch, made anew each round: reference weights, remote features."""
+        """Return tensors that the objective needs in addition to the batch, once per round.
+
+        Examples are reference weights and features of other clients.
+        """
         return {}
 
     def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        """The local loss. A bound method of a frozen value, never a closure: a step compiled once serves every
-        client and round, and whatever changes between them comes in through `given`."""
+        """Return the local loss.
+
+        This is a bound method of a frozen value, never a closure: a step compiled once serves
+        every client and round, and values that change between them are passed in `given`.
+        """
         return method.loss(out, given)
 
 

@@ -61,7 +61,10 @@ def answers(index: str) -> bool:
     answered = threading.Event()
 
     def ask() -> None:
-        with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(f"{index}/torch/", timeout=SECONDS):
+        with (
+            contextlib.suppress(OSError, HTTPException),
+            urllib.request.urlopen(f"{index}/torch/", timeout=SECONDS),
+        ):
             answered.set()
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -78,7 +81,9 @@ def install_from(index: str, requirement: str, options: list[str]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Install torch; other options are passed on to pip.")
+    parser = argparse.ArgumentParser(
+        description="Install torch; other options are passed on to pip."
+    )
     parser.add_argument("requirement")
     parser.add_argument("--cpu-index", default=CPU_INDEX)
     given, options = parser.parse_known_args()
@@ -96,8 +101,12 @@ def main() -> int:
     done = subprocess.run([*PIP, *options, given.requirement])
     if done.returncode != 0:
         return done.returncode
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", REPORT], capture_output=True, text=True)
-    print(f"installed {found.stdout.strip() or 'torch, which cannot be imported'}{note}", flush=True)
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REPORT], capture_output=True, text=True
+    )
+    print(
+        f"installed {found.stdout.strip() or 'torch, which cannot be imported'}{note}", flush=True
+    )
     return 0
 
 

@@ -3,7 +3,7 @@
     python scripts/make_fashion_mini.py [ROOT]
 
 ROOT is where fedssl finds Fashion-MNIST (Debian's package dataset-fashion-mnist is found without it). Writes
-two lossless PNG sheets, class after class, into the package; fedssl/data/embedded.py reads them.
+two lossless PNG sheets, class after class, into the package; fedssl/data/fashion_mini.py reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from fedssl.data import FashionMnist, Images
-from fedssl.data.embedded import COLUMNS, SIDE, TEST_SHEET, TRAIN_SHEET
+from fedssl.data.fashion_mini import COLUMNS, SIDE, TEST_SHEET, TRAIN_SHEET
 
 
 def write_sheet(images: Images, per_class: int, path: Path) -> None:

@@ -16,12 +16,14 @@ import torch
 
 from fedssl.method import METHODS
 from fedssl.nets import CNN, ViTMini
-from fedssl.train import Trainer, TrainSettings
+from fedssl.training.trainer import Trainer, TrainSettings
 
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
 
-torch.set_num_threads(1)  # tensors here are tiny: a second thread only waits, and on a busy machine for long
+torch.set_num_threads(
+    1
+)  # tensors here are tiny: a second thread only waits, and on a busy machine for long
 
 _shim: list[torch.library.Library] = []  # a library's definitions live as long as the object
 
@@ -131,7 +133,7 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         if target_low is not None:
             target_low.copy_(target)
 
-    monkeypatch.setitem(sys.modules, "fedssl.kernels.update", SimpleNamespace(sgd=sgd))
+    monkeypatch.setitem(sys.modules, "fedssl.core.kernels.update", SimpleNamespace(sgd=sgd))
     return dtypes
 
 
@@ -147,9 +149,11 @@ def pixels() -> Callable[..., torch.Tensor]:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
     """cli("run", "demo"): exit code, standard output and standard error of the command, in this process."""
-    from fedssl.cli import main
+    from fedssl.cli.main import main
 
     def call(*args: str) -> tuple[int, str, str]:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

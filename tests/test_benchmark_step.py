@@ -25,7 +25,9 @@ def test_a_step_s_operations_are_counted(method: str) -> None:
     predictor = dim * hidden + hidden * dim
     target = backbone + projector if method == "byol" else 0
     expected = crop + 3 * (backbone + projector + predictor) - first + target
-    assert count_flops(Fit(CASE.build(method, "eager", CPU), CASE.pixels(CPU))) == 4 * 2 * 2 * expected
+    assert (
+        count_flops(Fit(CASE.build(method, "eager", CPU), CASE.pixels(CPU))) == 4 * 2 * 2 * expected
+    )
 
 
 def test_modes_are_measured_and_refusals_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,8 +36,12 @@ def test_modes_are_measured_and_refusals_told(capsys: pytest.CaptureFixture[str]
     assert list(found["modes"]) == ["eager"]
     eager = found["modes"]["eager"]
     assert eager["images_per_s"] == pytest.approx(4 / (eager["step_ms"] / 1e3), rel=1e-3)
-    assert eager["tflops"] == pytest.approx(found["tflop_per_step"] / (eager["step_ms"] / 1e3), rel=2e-3)
-    assert eager["share_of_matmul"] == pytest.approx(eager["tflops"] / found["matmul_tflops"]["median"], rel=1e-2)
+    assert eager["tflops"] == pytest.approx(
+        found["tflop_per_step"] / (eager["step_ms"] / 1e3), rel=2e-3
+    )
+    assert eager["share_of_matmul"] == pytest.approx(
+        eager["tflops"] / found["matmul_tflops"]["median"], rel=1e-2
+    )
     assert len(eager["images_per_s_spread"]["each"]) == 3
     assert 1e-4 < found["matmul_tflops"]["least"] < 10  # a CPU's, whichever
     lines = capsys.readouterr().out.splitlines()

@@ -18,10 +18,10 @@ from benchmarks.machine import machine
 from benchmarks.peer import Case, Ours, Peer, compare
 from benchmarks.peer_training import PeerBYOL, PeerClient, peer_round
 from fedssl.algorithms import FedAvg
-from fedssl.client import Client
+from fedssl.core.state.tree import Tree, model
 from fedssl.method import Batch, Given, Method, Output
-from fedssl.topology import SERVER
-from fedssl.tree import Tree, model
+from fedssl.topologies.topology import SERVER
+from fedssl.training.client import Client
 from fedssl.views import Augment, ViewGroup, draw, make_views
 
 Seen = dict[str, list[tuple[Tensor, Tensor]]]
@@ -83,10 +83,14 @@ def test_a_step_of_the_peer_is_a_step_of_fedssl(seen: Seen) -> None:
 def test_a_step_of_a_resnet(seen: Seen) -> None:
     """Where activations lie within rounding of zero, float32 decides which gradients flow: both sides are about 1e-3
     of the gradient's length from what float64 gives, so no closer to each other."""
-    case = Case("resnet18", hidden=24, dim=16, images=16, peer_images=16, batch=16, clients=1, size=16)
+    case = Case(
+        "resnet18", hidden=24, dim=16, images=16, peer_images=16, batch=16, clients=1, size=16
+    )
     (loss, ours), (peer_loss, peer), first = one_step(case, seen)
     assert peer_loss == pytest.approx(loss, abs=1e-5)
-    ours_moved, peer_moved = (torch.cat([(s[n] - first[n]).flatten() for n in first]) for s in (ours, peer))
+    ours_moved, peer_moved = (
+        torch.cat([(s[n] - first[n]).flatten() for n in first]) for s in (ours, peer)
+    )
     assert (ours_moved - peer_moved).norm() < 1e-2 * ours_moved.norm()
 
 
@@ -95,7 +99,9 @@ def test_a_round_of_the_peer_is_a_round_of_fedssl(seen: Seen) -> None:
     same losses, global model and targets. The learning rate is low: at a high one the order of additions alone leads
     a network this small elsewhere within ten steps."""
     sizes = (32, 48, 70)
-    case = Case("cnn", hidden=24, dim=16, images=70, peer_images=70, batch=16, clients=3, size=16, lr=1e-3)
+    case = Case(
+        "cnn", hidden=24, dim=16, images=70, peer_images=70, batch=16, clients=3, size=16, lr=1e-3
+    )
     pixels = [images[:n] for images, n in zip(case.pixels(), sizes, strict=True)]
     ours = Ours(case, pixels, 2, CPU)
     first = {name: tensor.clone() for name, tensor in ours.trainers[0].method.state_dict().items()}
@@ -110,11 +116,15 @@ def test_a_round_of_the_peer_is_a_round_of_fedssl(seen: Seen) -> None:
         assert [len(seen[f"{i}"]) for i in range(3)] == [2, 3, 4]
         assert sum(c.loss for c in clients) / 3 == pytest.approx(ours.loss, abs=1e-5)
         merged = model(ours.sites[SERVER], "model").tensors()
-        theirs = {name: t for name, t in peer.state_dict().items() if not name.startswith("target.")}
+        theirs = {
+            name: t for name, t in peer.state_dict().items() if not name.startswith("target.")
+        }
         torch.testing.assert_close(theirs, merged, rtol=0, atol=1e-4, check_stride=False)
         for i, client in enumerate(clients):
             target = model(ours.memory.latest(f"{i}"), "kept").without_prefix("target").tensors()
-            torch.testing.assert_close(dict(client.model.target.state_dict()), target, rtol=0, atol=1e-4)
+            torch.testing.assert_close(
+                dict(client.model.target.state_dict()), target, rtol=0, atol=1e-4
+            )
     ours.close()
     assert (theirs["predictor.3.weight"] - first["predictor.3.weight"]).abs().max() > 0.004
 
@@ -123,7 +133,12 @@ def test_a_round_of_fewer_images_stands_for_a_whole_one() -> None:
     """16 images of each of 3 clients, of which the peer meets 8: 48 against 24. A round of 10 s, 6 of them training,
     would have taken 10 + 6·(48/24 − 1) = 16 s."""
     ours = Ours(CASE, CASE.pixels(), 1, CPU)
-    peer = Peer(CASE, CASE.pixels(), ours.trainers[0].method.state_dict(), peer_views.PillowView(Augment(), 16))
+    peer = Peer(
+        CASE,
+        CASE.pixels(),
+        ours.trainers[0].method.state_dict(),
+        peer_views.PillowView(Augment(), 16),
+    )
     ours.close()
     for client in peer.clients:
         client.seconds = 2.0
@@ -143,7 +158,12 @@ def test_both_sides_are_measured_and_divided() -> None:
 
 
 def test_spread() -> None:
-    assert spread([3.0, 1.0, 2.00004]) == {"median": 2.0, "least": 1.0, "most": 3.0, "each": [3.0, 1.0, 2.0]}
+    assert spread([3.0, 1.0, 2.00004]) == {
+        "median": 2.0,
+        "least": 1.0,
+        "most": 3.0,
+        "each": [3.0, 1.0, 2.0],
+    }
 
 
 def test_the_machine_is_named() -> None:
@@ -168,12 +188,17 @@ def test_views_are_fedssls_in_distribution() -> None:
     """Mean, contrast, saturation and left-to-right slope of 3,000 views of one image: both sides draw the same family,
     so the means of each figure agree within four of their standard errors, and the rounding of eight bits."""
     ramp = torch.linspace(40, 220, 16)
-    image = torch.stack([ramp.expand(16, 16), ramp[:, None].expand(16, 16), torch.full((16, 16), 90.0)]).byte()
+    image = torch.stack(
+        [ramp.expand(16, 16), ramp[:, None].expand(16, 16), torch.full((16, 16), 90.0)]
+    ).byte()
     group, n = ViewGroup(1, 16, Augment()), 3000
     uniforms = draw(n, torch.Generator().manual_seed(0), CPU)
     ours = make_views(group, image.expand(n, -1, -1, -1), uniforms)[0]
     random.seed(0)
-    view, picture = peer_views.PillowView(group.augment, 16), Image.fromarray(image.permute(1, 2, 0).numpy())
+    view, picture = (
+        peer_views.PillowView(group.augment, 16),
+        Image.fromarray(image.permute(1, 2, 0).numpy()),
+    )
     theirs = torch.stack([view(picture) for _ in range(n)])
     for a, b in zip(_figures(ours), _figures(theirs), strict=True):
         error = ((a.var() + b.var()) / n).sqrt()
@@ -193,10 +218,14 @@ def test_operations_are_torchvisions() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     for turns in (-0.2, -0.05, 0.0, 0.13, 0.2):
-        assert peer_views.turn_hue(image, turns).tobytes() == functional.adjust_hue(image, turns).tobytes()
+        assert (
+            peer_views.turn_hue(image, turns).tobytes()
+            == functional.adjust_hue(image, turns).tobytes()
+        )
     crop = (3, 5, 20, 17)
     assert (
-        peer_views.resized_crop(image, crop, 32).tobytes() == functional.resized_crop(image, *crop, [32, 32]).tobytes()
+        peer_views.resized_crop(image, crop, 32).tobytes()
+        == functional.resized_crop(image, *crop, [32, 32]).tobytes()
     )
     assert peer_views.gray(image).tobytes() == functional.to_grayscale(image, 3).tobytes()
     assert torch.equal(peer_views.to_tensor(image), functional.to_tensor(image))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,27 +23,28 @@ import typer
 from safetensors import safe_open
 
 import fedssl
-from fedssl import errors, nets
+from fedssl import nets
 from fedssl.algorithm import ALGORITHMS
 from fedssl.analysis import ANALYSES
-from fedssl.changes import parse_assignment
-from fedssl.cli import app
+from fedssl.cli.main import app
+from fedssl.cli.recipes import chosen, is_one
+from fedssl.core import errors
+from fedssl.core.settings import validate
 from fedssl.data import PARTITIONS, SOURCES
-from fedssl.drive import Interrupted
-from fedssl.experiment import Experiment, load
-from fedssl.federate import Round
-from fedssl.finetune.settings import DetectionSettings
-from fedssl.guard import Report
+from fedssl.detection.settings import DetectionSettings
+from fedssl.engine.federate import Round
+from fedssl.engine.uploads.records import Report
+from fedssl.experiment.experiment import Experiment, load
+from fedssl.experiment.plain_values import parse_assignment
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
 from fedssl.probes import PROBES
-from fedssl.report.recipes import chosen, is_one
-from fedssl.report.rounds import record
-from fedssl.reproduce import Outcome, find_table, some_cells
-from fedssl.reproduce.swept import swept
-from fedssl.settings import validate
-from fedssl.topology import TOPOLOGIES
-from fedssl.train import Metrics
+from fedssl.runs.local import Interrupted
+from fedssl.runs.rounds_log import record
+from fedssl.tables.reproduce import Outcome, find_table, select_cells
+from fedssl.tables.sweep import sweep_table
+from fedssl.topologies.topology import TOPOLOGIES
+from fedssl.training.trainer import Metrics
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -81,7 +83,9 @@ class Block(NamedTuple):
 def read_blocks(page: Path) -> Iterator[Block]:
     text = page.read_text("utf-8")
     for found in re.finditer(r"^```(\w+)([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield Block(page, text[: found.start()].count("\n") + 2, found[1], found[2].strip(), found[3])
+        yield Block(
+            page, text[: found.start()].count("\n") + 2, found[1], found[2].strip(), found[3]
+        )
 
 
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
@@ -120,7 +124,9 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fedssl, "run", run)
-    monkeypatch.setattr(sys.modules["fedssl.reproduce"], "_todo", lambda outcome: {})  # no cell is trained,
+    monkeypatch.setattr(
+        import_module("fedssl.tables.reproduce"), "_missing_measures", lambda outcome: {}
+    )  # no cell is trained,
     monkeypatch.setattr(Outcome, "failed", [])  # and none of them counts as failed
     monkeypatch.setattr(socket.socket, "connect", refuse)
     for registry in REGISTRIES.values():
@@ -128,8 +134,12 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", sorted({b.page for b in PYTHON}), ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_runs(page: Path, sandbox: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "page", sorted({b.page for b in PYTHON}), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_python_runs(
+    page: Path, sandbox: Path, demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All blocks of a page, one after the other, in one namespace as a reader's notebook would have it."""
     blocks = [b for b in PYTHON if b.page == page and b not in WITH_TORCHVISION]
     if any('"runs/demo' in b.text for b in blocks):
@@ -156,7 +166,9 @@ def test_torchvision_blocks_compile(block: Block) -> None:
 
 @pytest.mark.oracle
 @parametrized(WITH_TORCHVISION)
-def test_torchvision_loads_the_backbone(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_loads_the_backbone(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Features of torchvision's model, filled as the page says, equal those of the backbone."""
     pytest.importorskip("torchvision")
     monkeypatch.chdir(tmp_path)
@@ -175,7 +187,9 @@ def test_toml_loads(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     values = tomllib.loads(block.text)
     if "project" in values:  # how a plugin announces itself
-        assert {registry.group for registry in REGISTRIES.values()} >= set(values["project"]["entry-points"])
+        assert {registry.group for registry in REGISTRIES.values()} >= set(
+            values["project"]["entry-points"]
+        )
         return
     experiment = Experiment.from_toml(block.text)
     if experiment.method.init is not None:
@@ -192,7 +206,9 @@ def commands() -> Iterator[tuple[Block, list[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("block", "words"), list(commands()), ids=lambda value: shlex.join(value) if isinstance(value, list) else str(value)
+    ("block", "words"),
+    list(commands()),
+    ids=lambda value: shlex.join(value) if isinstance(value, list) else str(value),
 )
 def test_command_exists(block: Block, words: list[str], tmp_path: Path) -> None:
     program, *rest = words
@@ -215,32 +231,40 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
         given = context.params
     changes = given.get("set") or []
     if words[0] == "detection":
-        validate(DetectionSettings, {"start": given["start"]} | dict(map(parse_assignment, changes)))
+        validate(
+            DetectionSettings, {"start": given["start"]} | dict(map(parse_assignment, changes))
+        )
         return
     if words[0] == "evaluate":
         assert given["probe"] in PROBES
         keys = {text.partition("=")[0] for text in changes}
-        assert {key for key in keys if not key.startswith("data.")} <= {*PROBES[given["probe"]].uses}
+        assert {key for key in keys if not key.startswith("data.")} <= {
+            *PROBES[given["probe"]].uses
+        }
         other = {key.removeprefix("data.") for key in keys if key.startswith("data.")}
         assert not other or other <= {*SOURCES[given["on"]].model_fields}
         return
     if words[0] == "reproduce":
-        chosen_cells = given["table"] and some_cells(find_table(given["table"]), given["cells"])
+        chosen_cells = given["table"] and select_cells(find_table(given["table"]), given["cells"])
         assert chosen_cells or given["list_"]
         return
     if words[0] == "sweep":
-        for cell in swept(given["name"], changes, given["probe"] or ["linear"]).cells:
+        for cell in sweep_table(given["name"], changes, given["probe"] or ["linear"]).cells:
             load(cell.recipe, cell.set)
         return
     if words[0] == "analyse":
-        assert {text.partition("=")[0] for text in changes} <= set(ANALYSES[given["kind"]].model_fields)
+        assert {text.partition("=")[0] for text in changes} <= set(
+            ANALYSES[given["kind"]].model_fields
+        )
         return
     if words[0] == "recipes" and not is_one(given["toml"] or given["pattern"] or ""):
         assert chosen(given["pattern"])
         return
     name = given.get("name") or given.get("toml") or given.get("pattern")
     if name is not None and name.endswith(".toml"):  # the page's first experiment
-        (folder / name).write_text(next(b.text for b in BLOCKS if b.page == block.page and b.language == "toml"))
+        (folder / name).write_text(
+            next(b.text for b in BLOCKS if b.page == block.page and b.language == "toml")
+        )
         name = str(folder / name)
     if name is not None:
         load(name, changes)
@@ -252,7 +276,9 @@ def check_make(words: list[str], block: Block, folder: Path) -> None:
 
 
 def check_pip(words: list[str], block: Block, folder: Path) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
     named = re.findall(r"\[(\w+)\]", " ".join(words))
     assert words[0] == "install"
     assert set(named) <= set(extras)
@@ -270,7 +296,9 @@ def test_quoted_code_is_where_the_page_says(block: Block) -> None:
     place = re.fullmatch(r'title="(.+):(\d+)-(\d+)"', block.info)
     assert place
     lines = (ROOT / place[1]).read_text("utf-8").splitlines(keepends=True)
-    assert "".join(lines[int(place[2]) - 1 : int(place[3])]) == block.text, f"{block} quotes {place[0]} wrongly"
+    assert "".join(lines[int(place[2]) - 1 : int(place[3])]) == block.text, (
+        f"{block} quotes {place[0]} wrongly"
+    )
 
 
 def own_names(registry: Any) -> set[str]:
@@ -280,10 +308,13 @@ def own_names(registry: Any) -> set[str]:
 def test_readme_lists_what_is_in_the_box() -> None:
     box = README.read_text("utf-8").partition("## What is in the box")[2].partition("\n## ")[0]
     listed = {
-        row[1]: set(re.findall(r"`([^`]+)`", row[2])) for row in re.finditer(r"^\| (\S.*?) \| (.*) \|$", box, re.M)
+        row[1]: set(re.findall(r"`([^`]+)`", row[2]))
+        for row in re.finditer(r"^\| (\S.*?) \| (.*) \|$", box, re.M)
     }
     del listed["kind"]
-    assert listed == {kind: own_names(registry) for kind, registry in REGISTRIES.items()} | {"probes": set(PROBES)}
+    assert listed == {kind: own_names(registry) for kind, registry in REGISTRIES.items()} | {
+        "probes": set(PROBES)
+    }
 
 
 def test_reference_is_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +346,9 @@ def first_cells(text: str) -> set[str]:
 
 def test_rounds_log_is_documented(demo: Path) -> None:
     line = json.loads((demo / "rounds.jsonl").read_text("utf-8").splitlines()[0])
-    dropped = record(Round(0, {}, [Report("a", "too few images")]), 10, 0.1, 1.0, None)["clients"][0]
+    dropped = record(Round(0, {}, [Report("a", "too few images")]), 10, 0.1, 1.0, None)["clients"][
+        0
+    ]
     trained = Report("a", None, Metrics(1.0, 2, 3, 4.0, 0.5, 6.0), clipped=0.1, rows_left_out="all")
     clipped = record(Round(0, {}, [trained]), 10, 0.1, 1.0, None)["clients"][0]
     optional = {"knn_settings": {"k": 5}, "warning": "features are shared"}
@@ -334,11 +367,20 @@ def test_the_header_of_a_backbone_is_documented(demo: Path) -> None:
         assert first_cells(section("The header of backbone.safetensors")) == set(file.metadata())
 
 
+def _links(page: Path) -> set[str]:
+    """The pages that a page links to, as paths below docs/."""
+    names = re.findall(r"\]\(([\w/-]+\.md)\)", page.read_text("utf-8"))
+    return {(page.parent / name).relative_to(ROOT / "docs").as_posix() for name in names}
+
+
 def test_every_page_is_listed_on_the_first_and_in_the_navigation() -> None:
+    """Decisions are listed on a page of their own."""
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md"}
-    assert set(re.findall(r"\]\(([\w/-]+\.md)\)", (docs / "index.md").read_text("utf-8"))) == pages
-    assert {*re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)} == pages | {"index.md"}
+    records = _links(docs / "decisions/index.md")
+    assert _links(docs / "index.md") == pages - records
+    navigation = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
+    assert set(navigation) == pages | {"index.md"}
 
 
 def test_own_images_can_be_pasted_again(sandbox: Path) -> None:
@@ -349,7 +391,9 @@ def test_own_images_can_be_pasted_again(sandbox: Path) -> None:
         names: dict[str, Any] = {}
         for block in blocks:
             execute(block, names)
-        hashes.append([(sandbox / "runs" / run / "images.sha256").read_text() for run in ("given", "dealt")])
+        hashes.append(
+            [(sandbox / "runs" / run / "images.sha256").read_text() for run in ("given", "dealt")]
+        )
     assert hashes[0] == hashes[1]
 
 
@@ -369,7 +413,7 @@ def test_analyses_are_documented() -> None:
 
 
 def test_pictures_of_results_are_those_on_the_page() -> None:
-    shown, made = ROOT / "docs" / "how-to" / "analyse-theory.png", ROOT / "results" / "theory.png"
+    shown, made = ROOT / "docs/explanation/linear-theory.png", ROOT / "results/theory.png"
     assert shown.read_bytes() == made.read_bytes()
 
 
@@ -383,7 +427,9 @@ def test_exit_codes_are_documented() -> None:
     kinds = list(_with_subclasses(errors.FedsslError))
     codes = {kind.exit_code for kind in kinds if kind.__module__.startswith("fedssl.")}
     assert Interrupted in kinds
-    assert {int(code) for code in re.findall(r"^\| (\d+) \|", section("Exit codes"), re.M)} == codes | {0}
+    assert {
+        int(code) for code in re.findall(r"^\| (\d+) \|", section("Exit codes"), re.M)
+    } == codes | {0}
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
@@ -396,8 +442,19 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_site_builds_quietly_and_needs_no_other_host(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    build = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path),
+    ]
     done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     for page in tmp_path.rglob("*.html"):
-        assert re.findall(r'(?:src|href)="(?:https?:)?//[^"]+"', page.read_text("utf-8")) == [], page
+        assert re.findall(r'(?:src|href)="(?:https?:)?//[^"]+"', page.read_text("utf-8")) == [], (
+            page
+        )

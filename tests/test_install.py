@@ -22,10 +22,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts/install_torch.py"
-GPU = pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has an NVIDIA GPU")
+GPU = pytest.mark.skipif(
+    Path("/proc/driver/nvidia").exists(), reason="this machine has an NVIDIA GPU"
+)
 
 
-def _wheel(folder: Path, name: str, version: str, files: dict[str, str], requires: tuple[str, ...] = ()) -> None:
+def _wheel(
+    folder: Path, name: str, version: str, files: dict[str, str], requires: tuple[str, ...] = ()
+) -> None:
     """Write a wheel and list it on the page of its project (PEP 503)."""
     folder = folder / name
     folder.mkdir(parents=True)
@@ -38,7 +42,9 @@ def _wheel(folder: Path, name: str, version: str, files: dict[str, str], require
     }
     record = ""
     for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        digest = (
+            base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        )
         record += f"{path},sha256={digest},{len(text)}\n"
     files[f"{about}/RECORD"] = f"{record}{about}/RECORD,,\n"
     file = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
@@ -71,7 +77,9 @@ class Indexes:
             def log_message(self, format: str, *args: Any) -> None:
                 asked.append(self.path)
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(root)))
+        self.server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), functools.partial(Handler, directory=str(root))
+        )
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.root = root
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -98,8 +106,16 @@ def install(tmp_path: Path, indexes: Indexes) -> Install:
     (tmp_path / "bin").mkdir()
 
     def run(*options: str, **variables: str) -> str:
-        kept = {key: value for key, value in os.environ.items() if not key.upper().startswith(("PIP_", "HTTP", "ALL_"))}
-        pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{indexes.url}/default", "PIP_NO_CACHE_DIR": "1"}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.upper().startswith(("PIP_", "HTTP", "ALL_"))
+        }
+        pip = {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": f"{indexes.url}/default",
+            "PIP_NO_CACHE_DIR": "1",
+        }
         env = {**kept, "PATH": str(tmp_path / "bin"), **pip, **variables}
         command = [str(environment / "bin/python"), str(SCRIPT), "torch==2.13.0", *options]
         done = subprocess.run(command, capture_output=True, text=True, env=env)
@@ -117,14 +133,18 @@ def test_without_a_gpu_the_cpu_index_is_used(install: Install, indexes: Indexes)
 
 
 @GPU
-def test_a_cpu_index_that_does_not_answer_costs_five_seconds_and_is_reported(install: Install) -> None:
+def test_a_cpu_index_that_does_not_answer_costs_five_seconds_and_is_reported(
+    install: Install,
+) -> None:
     """A server that accepts connections and never answers: the worst case of a network that drops packets."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/cpu"
         started = time.monotonic()
         line = install("--cpu-index", index)
         seconds = time.monotonic() - started
-    assert line == f"installed torch 2.13.0, built for CUDA 13.0 ({index} did not answer within 5 s)"
+    assert (
+        line == f"installed torch 2.13.0, built for CUDA 13.0 ({index} did not answer within 5 s)"
+    )
     assert 5 <= seconds < 25  # pip itself starts three times
 
 
@@ -133,7 +153,10 @@ def test_a_cpu_index_that_does_not_answer_costs_five_seconds_and_is_reported(ins
 def test_a_cpu_index_without_that_version_is_reported(install: Install, indexes: Indexes) -> None:
     (indexes.root / "cpu/torch/index.html").write_text("")
     line = install("--cpu-index", f"{indexes.url}/cpu")
-    assert line == f"installed torch 2.13.0, built for CUDA 13.0 ({indexes.url}/cpu has no build that fits)"
+    assert (
+        line
+        == f"installed torch 2.13.0, built for CUDA 13.0 ({indexes.url}/cpu has no build that fits)"
+    )
 
 
 @GPU
@@ -153,7 +176,9 @@ def test_with_an_nvidia_gpu_pip_chooses(install: Install, indexes: Indexes, tmp_
 
 
 @GPU
-def test_a_driver_that_lists_no_gpu_counts_as_none(install: Install, indexes: Indexes, tmp_path: Path) -> None:
+def test_a_driver_that_lists_no_gpu_counts_as_none(
+    install: Install, indexes: Indexes, tmp_path: Path
+) -> None:
     smi = tmp_path / "bin/nvidia-smi"
     smi.write_text("#!/bin/sh\nexit 0\n")
     smi.chmod(0o755)
@@ -172,9 +197,14 @@ def test_a_second_call_leaves_the_cpu_build_alone(install: Install, indexes: Ind
 
 def test_make_setup_installs_torch_by_the_script_and_first() -> None:
     command = ["make", "--dry-run", "--always-make", "setup", "PYTHON=python3"]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     installs = [line for line in lines if "install" in line]
-    assert installs[0] == ".venv/bin/python scripts/install_torch.py torch==2.13.0 --constraint constraints.txt"
+    assert (
+        installs[0]
+        == ".venv/bin/python scripts/install_torch.py torch==2.13.0 --constraint constraints.txt"
+    )
     assert all("torch==" not in line for line in installs[1:])
 
 

@@ -33,8 +33,12 @@ def test_no_line_installs_fedssl_from_an_index() -> None:
 
 
 def test_extras_that_are_installed_exist() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = {(file, extra) for file, what in _installed() for extra in re.findall(r"^\.\[(.*)\]$", what)}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    named = {
+        (file, extra) for file, what in _installed() for extra in re.findall(r"^\.\[(.*)\]$", what)
+    }
     used = {(file, one) for file, extra in named for one in extra.split(",") if "{" not in one}
     assert {extra for _, extra in used} >= {"dev", "flower", "maps", "vision", "viz"}
     assert {(file, extra) for file, extra in used if extra not in extras} == set()

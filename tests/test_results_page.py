@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedssl.changes import merge_changes
-from fedssl.experiment import Experiment, plain_values
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.lookup import load_values
+from fedssl.experiment.overrides import merge_changes
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "make_results.py"
 
@@ -25,7 +26,12 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def write(
-    folder: Path, rounds: int = 1, epochs: int = 1, rank: float = 1.0, knn: float = 50.0, topology: str = "star"
+    folder: Path,
+    rounds: int = 1,
+    epochs: int = 1,
+    rank: float = 1.0,
+    knn: float = 50.0,
+    topology: str = "star",
 ) -> None:
     folder.mkdir(parents=True)
     experiment = f"""seed = 0
@@ -51,12 +57,17 @@ batch = 128
     client = {"client": "0", "dropped": None, "effective_rank": rank}
     lines = [{"round": i + 1, "knn": knn, "clients": [client]} for i in range(rounds)]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    results = {"environment": {"device": "cuda: H200"}, "table": {"this run": {"knn": {"mean": knn}}}}
+    results = {
+        "environment": {"device": "cuda: H200"},
+        "table": {"this run": {"knn": {"mean": knn}}},
+    }
     (folder / "results.json").write_text(json.dumps(results))
 
 
 def said(script: dict[str, Any]) -> str:
-    return "\n".join(line for name, runs in script["groups"]() for line in script["group"](name, runs))
+    return "\n".join(
+        line for name, runs in script["groups"]() for line in script["group"](name, runs)
+    )
 
 
 def test_what_runs_have_in_common_is_said_once(script: dict[str, Any], tmp_path: Path) -> None:
@@ -65,7 +76,10 @@ def test_what_runs_have_in_common_is_said_once(script: dict[str, Any], tmp_path:
     (tmp_path / "g" / "unfinished").mkdir()
     (tmp_path / "g" / "unfinished" / "rounds.jsonl").write_text("")
     text = said(script)
-    assert "\n5 clients, 2 classes each, resnet18, 1 round × 1 epoch, H200. Accuracy in percent.\n" in text
+    assert (
+        "\n5 clients, 2 classes each, resnet18, 1 round × 1 epoch, H200. Accuracy in percent.\n"
+        in text
+    )
     assert "| run |  | kNN | linear |" in text
     assert "| a | byol × fedavg, seed 0 | 50.0 |  |" in text
 
@@ -76,11 +90,19 @@ def test_what_differs_has_a_column(script: dict[str, Any], tmp_path: Path) -> No
     text = said(script)
     assert "\nresnet18, H200. Accuracy in percent.\n" in text
     assert "| run |  | clients | length | kNN | linear |" in text
-    assert "| a | byol × fedavg, seed 0 | 5 clients, 2 classes each | 2 rounds × 1 epoch | 50.0 |  |" in text
-    assert "| b | byol × fedavg, seed 0 | all in one place | 1,200 rounds × 5 epochs | 50.0 |  |" in text
+    assert (
+        "| a | byol × fedavg, seed 0 | 5 clients, 2 classes each | 2 rounds × 1 epoch | 50.0 |  |"
+        in text
+    )
+    assert (
+        "| b | byol × fedavg, seed 0 | all in one place | 1,200 rounds × 5 epochs | 50.0 |  |"
+        in text
+    )
 
 
-def test_scores_of_all_runs_whatever_folder_they_are_in(script: dict[str, Any], tmp_path: Path) -> None:
+def test_scores_of_all_runs_whatever_folder_they_are_in(
+    script: dict[str, Any], tmp_path: Path
+) -> None:
     """Ranks 1 2 3 with 30 20 10: ρ = −1, as in 2 of 6 orders."""
     for folder, rank in (("g/a", 1.0), ("g/b", 2.0), ("h/a", 3.0)):
         write(tmp_path / folder, rank=rank, knn=40 - 10 * rank)
@@ -97,7 +119,12 @@ def test_runs_stand_beside_what_was_published(script: dict[str, Any], tmp_path: 
     """Two seeds of FedEMA's default run, one of them in bf16 and with another file name for the same images; a shorter
     run has no difference, and one with another rate is no cell of any table."""
     plain = {"seed": 0}
-    named = {"seed": 1, "train.precision": "bf16", "probe.every": 5, "data": {"name": "npz", "path": "cifar10.npz"}}
+    named = {
+        "seed": 1,
+        "train.precision": "bf16",
+        "probe.every": 5,
+        "data": {"name": "npz", "path": "cifar10.npz"},
+    }
     for folder, recipe, changes, linear in (
         ("g/a", "fedema-cifar10-noniid", plain, 83.0),
         ("g/b", "fedema-cifar10-noniid", named, 85.0),
@@ -106,12 +133,17 @@ def test_runs_stand_beside_what_was_published(script: dict[str, Any], tmp_path: 
         ("fedbyol-cifar10-short/a", "fedbyol-cifar10-noniid-short", plain, 10.0),
     ):
         write(tmp_path / folder)
-        experiment = Experiment.from_dict(merge_changes(plain_values(recipe), changes))
+        experiment = Experiment.from_dict(merge_changes(load_values(recipe), changes))
         (tmp_path / folder / "experiment.toml").write_text(experiment.to_toml())
-        results = {"environment": {"device": "cuda: H200"}, "table": {"this run": {"linear": {"mean": linear}}}}
+        results = {
+            "environment": {"device": "cuda: H200"},
+            "table": {"this run": {"linear": {"mean": linear}}},
+        }
         (tmp_path / folder / "results.json").write_text(json.dumps(results))
     text = "\n".join(script["published"]())
-    row = "| FedEMA, Table 3, Table 5, Table 10 | FedEMA (autoscaler, τ = 0.7) | CIFAR-10, non-IID |"
+    row = (
+        "| FedEMA, Table 3, Table 5, Table 10 | FedEMA (autoscaler, τ = 0.7) | CIFAR-10, non-IID |"
+    )
     assert f"{row} 100 rounds × 5 epochs | 2 | 83.34±0.39 | 84.00 ± 1.41 | +0.66 |" in text
     assert f"{row} 100 rounds × 1 epoch (there 5) | 1 | 83.34±0.39 | 70.00 |  |" in text
     assert " 10.00 |" not in text

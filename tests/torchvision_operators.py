@@ -1,6 +1,6 @@
 """Plain stand-ins for two of torchvision's compiled operators, where its wheel does not fit the torch beside it.
 
-Only tests use them. Both are written for clearness; tests/finetune/test_operators.py has numbers worked out by hand,
+Only tests use them. Both are written for clearness; tests/detection/test_operators.py has numbers worked out by hand,
 and compares `roi_align` with torchvision's own slow version of it.
 """
 
@@ -38,12 +38,19 @@ def announce() -> None:
 
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """Places of the boxes (n, 4) that no better one overlaps by more than the threshold, the best first."""
-    corners, rest, kept = boxes.detach().numpy(), scores.argsort(descending=True, stable=True).numpy(), []
+    corners, rest, kept = (
+        boxes.detach().numpy(),
+        scores.argsort(descending=True, stable=True).numpy(),
+        [],
+    )
     areas = (corners[:, 2:] - corners[:, :2]).prod(1)
     while len(rest):
         best, rest = rest[0], rest[1:]
         kept.append(int(best))
-        low, high = np.maximum(corners[best, :2], corners[rest, :2]), np.minimum(corners[best, 2:], corners[rest, 2:])
+        low, high = (
+            np.maximum(corners[best, :2], corners[rest, :2]),
+            np.minimum(corners[best, 2:], corners[rest, 2:]),
+        )
         overlap = (high - low).clip(min=0).prod(1)
         rest = rest[overlap / (areas[best] + areas[rest] - overlap) <= threshold]
     return torch.tensor(kept, dtype=torch.int64)
@@ -69,14 +76,20 @@ def roi_align(
     return pooled
 
 
-def _weights(start: Tensor, end: Tensor, bins: int, sampling: int, size: int, aligned: bool) -> Tensor:
+def _weights(
+    start: Tensor, end: Tensor, bins: int, sampling: int, size: int, aligned: bool
+) -> Tensor:
     """(k, bins, size): how much each cell along one axis counts in each bin of each region."""
     length = end - start if aligned else (end - start).clamp(min=1.0)
     bin = length / bins
     points = torch.full_like(bin, sampling) if sampling > 0 else bin.ceil().clamp(min=1.0)
     place = torch.arange(int(points.max()) if len(points) else 1)
     within = (place + 0.5) / points[:, None]  # of a bin; places from `points` on are none
-    at = start[:, None, None] + bin[:, None, None] * (torch.arange(bins)[:, None] + within[:, None, :])
+    at = start[:, None, None] + bin[:, None, None] * (
+        torch.arange(bins)[:, None] + within[:, None, :]
+    )
     nothing = (at < -1) | (at > size) | (place >= points[:, None])[:, None, :]
-    hats = (1 - (at.clamp(0, size - 1)[..., None] - torch.arange(size)).abs()).clamp(min=0)  # one over each cell
+    hats = (1 - (at.clamp(0, size - 1)[..., None] - torch.arange(size)).abs()).clamp(
+        min=0
+    )  # one over each cell
     return hats.masked_fill(nothing[..., None], 0.0).sum(2) / points[:, None, None]

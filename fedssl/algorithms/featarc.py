@@ -1,12 +1,14 @@
-"""FeatARC: each client joins the cluster model whose features are nearest to its own, and is held near them.
+"""FeatARC: each client joins the cluster model with the nearest features, and is held near them.
 
-Wang et al., "Does learning from decentralized non-IID unlabeled data benefit from self supervision?", ICLR 2023,
-Algorithm 1 (its lines are in the margin); its subroutine, Algorithm 2, is in alignment.py.
-Departures: clusters start as one model, since cosines between features of unrelated networks mean nothing and would
-freeze the first choice; `start = "independent"` is as the authors' code has it, each matrix and convolution shuffled.
-In its first round client i joins cluster i mod C; who comes later, by a hash of its name. Clusters are told apart by
-backbone features. Norm layers are averaged with the rest, as in the authors' code; the paper (Appendix C.1) leaves them
-with the clients.
+Wang et al., "Does learning from decentralized non-IID unlabeled data benefit from self
+supervision?", ICLR 2023, Algorithm 1 (its lines are in the margin); its subroutine, Algorithm 2, is
+in _feature_alignment.py.
+Departures: clusters start as one model, since cosines between features of unrelated networks are
+meaningless and would freeze the first choice; `start = "independent"` follows the authors' code,
+with each matrix and convolution shuffled. In its first round client i joins cluster i mod C; a
+client that arrives later joins by a hash of its name. Clusters are compared by backbone features.
+Norm layers are averaged with the rest, as in the authors' code; the paper (Appendix C.1) leaves
+them with the clients.
 """
 
 from __future__ import annotations
@@ -15,86 +17,147 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedssl.algorithm import ALGORITHMS, Averaging, Spec, Upload
-from fedssl.algorithms.alignment import alignment, distance, projections
-from fedssl.algorithms.averaged import Averaged
-from fedssl.algorithms.shuffle import shuffled
-from fedssl.client import Client
-from fedssl.errors import ConfigError
+from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Spec, Upload
+from fedssl.algorithms._averaging import (
+    for_each,
+    keep,
+    load_model,
+    online_layout,
+    online_model,
+    stored_models,
+)
+from fedssl.algorithms._feature_alignment import alignment, distance, projections
+from fedssl.core.errors import ConfigError
+from fedssl.core.seeds import derive
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, Value, model, number
 from fedssl.method import Batch, Given, Method, Output
-from fedssl.seeds import derive
-from fedssl.tree import State, Tree, model, number
+from fedssl.training.client import Client
 
 
 @ALGORITHMS.register("featarc")
-class FeatARC(Averaged):
+class FeatARC(Algorithm):
+    """Each client joins the cluster model with the nearest features, and is held near them."""
+
     one_mean: ClassVar[bool] = False  # one for each cluster
     personalises: ClassVar[bool] = True
+
     clusters: int = Field(2, ge=1, le=1000)  # the paper's C; 1: one model for all
-    lam: float = Field(1.0, ge=0)  # the paper's λ, the weight of staying near the cluster's features; 0: no such term
-    start: Literal["common", "independent"] = "common"  # whether all clusters have the same first weights
-    weights: Literal["size", "uniform"] = "uniform"  # how members of a cluster count: by their images, or all alike
+    # the paper's λ, the weight of staying near the cluster's features; 0: no such term
+    lam: float = Field(1.0, ge=0)
+    # whether all clusters have the same first weights
+    start: Literal["common", "independent"] = "common"
+    # how members of a cluster count: by their images, or all alike
+    weights: Literal["size", "uniform"] = "uniform"
 
     def wire(self, method: Method) -> Mapping[str, Spec]:
-        return {"model": self.shared(method), "cluster": range(self.clusters)}
+        return {"model": online_layout(method), "cluster": range(self.clusters)}
 
     def init(self, home: Client) -> Tree:
-        first = home.method.state.pick(home.method.online)
+        first = online_model(home.method)
         if self.start == "common":
             return {_key(j): first for j in range(self.clusters)}
         if home.method.settings.init is not None:
-            raise ConfigError('algorithm.start = "independent" would shuffle the weights that method.init names')
-        return {_key(j): shuffled(first, home.generator(f"cluster {j}")) for j in range(self.clusters)}
+            raise ConfigError(
+                'algorithm.start = "independent" would shuffle the weights that method.init names'
+            )
+        models = {}
+        for j in range(self.clusters):
+            models[_key(j)] = shuffled(first, home.generator(f"cluster {j}"))
+        return models
 
     def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
-        return {**site, **{f"first.{client}": i % self.clusters for client, i in clients.items()}}
+        first = {f"first.{client}": i % self.clusters for client, i in clients.items()}
+        return {**site, **first}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
-        first = site.get(f"first.{client_id}", derive(client_id) % self.clusters)
-        return {"first": first, **{_key(j): site[_key(j)] for j in range(self.clusters)}}  # 4
+        message: dict[str, Value] = {
+            "first": site.get(f"first.{client_id}", derive(client_id) % self.clusters)
+        }
+        for j in range(self.clusters):
+            message[_key(j)] = site[_key(j)]  # line 4
+        return message
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         cluster = self._join(client, message)
-        upload, memory = super().client(client, {"model": message[_key(cluster)]})  # 15
-        local = {"local": client.method.state.pick(("backbone",))} if self.clusters > 1 else {}
-        return {**upload, "cluster": cluster}, {**memory, **local, "cluster": cluster}  # 16
+        received = model(message, _key(cluster))
+        load_model(client, received, *stored_models(client.memory, "kept"))
+        given = self.given(client, {"model": received})
+        client.train(self.objective, given, self.draw)  # line 15
+        memory = self._memory(client, cluster)
+        return {"model": online_model(client.method), "cluster": cluster}, memory  # line 16
 
     def _join(self, client: Client, message: Tree) -> int:
-        last = cluster = int(number(client.memory, "cluster", number(message, "first")))
+        """Return the cluster whose features are nearest to those of the client's last model."""
+        last = int(number(client.memory, "cluster", number(message, "first")))
+        cluster = last
         if "local" in client.memory:
-            own = client.embed(model(client.memory, "local"))  # 8 to 12
-            distances = [distance(client.embed(model(message, _key(j))), own).item() for j in range(self.clusters)]
-            cluster = min(range(self.clusters), key=distances.__getitem__)  # 14
-            client.notes.update({f"distance.{j}": d for j, d in enumerate(distances)})
+            own = client.embed(model(client.memory, "local"))  # line 10
+            distances = []
+            for j in range(self.clusters):
+                features = client.embed(model(message, _key(j)))  # line 9
+                distances.append(distance(features, own).item())  # line 12
+                client.notes[f"distance.{j}"] = distances[j]
+            cluster = distances.index(min(distances))  # line 14
         client.notes.update(cluster=cluster, switched=float(cluster != last))
         return cluster
 
+    def _memory(self, client: Client, cluster: int) -> Tree:
+        memory = dict(keep(client, client.method.kept))
+        if self.clusters > 1:
+            memory["local"] = client.method.state.pick(("backbone",))
+        memory["cluster"] = cluster
+        return memory
+
     def given(self, client: Client, message: Tree) -> Given:
-        return projections(client, model(message, "model")) if self.lam else {}
+        """Return z_g, the projections under the cluster model, which is `message["model"]`."""
+        if not self.lam:
+            return {}
+        return projections(client, model(message, "model"))
 
     def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
         loss = method.loss(out, given)
-        return loss + self.lam * alignment(method, batch, out, given) if self.lam else loss
+        if self.lam:
+            loss = loss + self.lam * alignment(method, batch, out, given)
+        return loss
 
     def renamed(self, upload: Tree) -> Mapping[str, str]:
         return {"model": _key(int(number(upload, "cluster")))}
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         means: defaultdict[str, Averaging] = defaultdict(mean)
-        for upload in uploads:
+
+        def add(upload: Upload) -> None:
             key = _key(int(number(upload.tree, "cluster")))
             means[key].add(model(upload.tree, "model"), upload.weight)
-            del upload  # or it would live on until the next one has come
-        return {**site, **{key: total.result() for key, total in means.items()}}  # 18
+
+        for_each(uploads, add)
+        merged = {key: total.result() for key, total in means.items()}  # line 18
+        return {**site, **merged}  # a cluster without members keeps its model
 
     def export(self, site: Tree) -> dict[str, State]:
         return {f"cluster {j}": model(site, _key(j)) for j in range(self.clusters)}
 
     def personal(self, message: Tree, memory: Tree) -> State | None:
-        return model(message, _key(int(number(memory, "cluster")))) if "cluster" in memory else None
+        """Return the model of the client's cluster."""
+        if "cluster" not in memory:
+            return None
+        return model(message, _key(int(number(memory, "cluster"))))
+
+
+def shuffled(state: State, stream: torch.Generator) -> State:
+    """Return other first weights: each matrix and convolution in random order, the rest copied."""
+    other = state.clone()
+    for entry in state.layout.entries:
+        if entry.role == "weight" and len(entry.shape) in (2, 4):
+            view = other.view(entry)
+            order = torch.randperm(entry.size, generator=stream)
+            view.copy_(view.flatten()[order.to(view.device)].view(entry.shape))
+    return other
 
 
 def _key(cluster: int) -> str:

@@ -1,89 +1,125 @@
 """FedBN: normalisation layers stay with their client; all else is averaged.
 
-Li et al., "FedBN: Federated learning on non-IID features via local batch normalization", ICLR 2021, Algorithm 1: the
-server averages every layer but those of batch normalisation, which go on from where the client's own training left
-them. A client's model is then the global weights with its own layers, and there is no global model.
-Departures: layers of every kind stay, LayerNorm too, with their running statistics and counters. A newcomer's begin as
-those of the first model. With `eval_norm = "mean"` the layers travel after all and are averaged, for a global model to
-be measured with; clients do not get them.
+Li et al., "FedBN: Federated learning on non-IID features via local batch normalization", ICLR 2021,
+Algorithm 1: the server averages every layer except those of batch normalisation, which continue
+from the client's own last training. A client's model is the global weights with its own layers, and
+there is no global model.
+Departures: layers of every kind stay, LayerNorm too, with their running statistics and counters. A
+newcomer starts with those of the first model. With `eval_norm = "mean"` the layers are uploaded
+after all and averaged, in order to measure a global model; clients do not receive them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import ClassVar, Literal
 
-from fedssl.algorithm import ALGORITHMS, Spec
-from fedssl.algorithms.averaged import Averaged
-from fedssl.client import Client
-from fedssl.layout import Layout
+from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Spec, Upload
+from fedssl.algorithms._averaging import (
+    average,
+    keep,
+    load_model,
+    online_layout,
+    online_model,
+    stored_models,
+)
+from fedssl.core.state.layout import Layout
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
 from fedssl.method import Method
-from fedssl.tree import State, Tree, model
+from fedssl.training.client import Client
 
 
 @ALGORITHMS.register("fedbn")
-class FedBN(Averaged):
-    personalises: ClassVar[bool] = True
-    eval_norm: Literal["none", "mean"] = "none"  # mean: layers travel and are averaged, for a global model to measure
+class FedBN(Algorithm):
+    """Normalisation layers stay with their client; all else is averaged."""
 
-    def shared(self, method: Method) -> Layout:
-        return split(method.state.layout.pick(method.online))[1]
+    personalises: ClassVar[bool] = True
+
+    # mean: layers travel and are averaged, for a global model to measure
+    eval_norm: Literal["none", "mean"] = "none"
 
     def wire(self, method: Method) -> Mapping[str, Spec]:
-        travelling = self._travelling(method)
-        return {"model": self.shared(method)} | ({"norms": travelling} if travelling.entries else {})
+        norms, rest = split(online_layout(method))
+        if self.eval_norm == "mean" and norms.entries:
+            return {"model": rest, "norms": norms}
+        return {"model": rest}
 
     def init(self, home: Client) -> Tree:
-        return {**super().init(home), **self._norms(home, self._travelling(home.method))}
+        return {"model": online_model(home.method), **self._uploaded_norms(home.method)}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
-        return {"model": site["model"]}  # norm layers in it are the first model's, for newcomers
+        return {"model": site["model"]}  # its norm layers are the first model's, for newcomers
 
     def reference(self, site: Tree) -> Tree:
-        return {"norms": site["norms"]} if "norms" in site else {}
+        if "norms" not in site:
+            return {}
+        return {"norms": site["norms"]}
 
-    def begin(self, client: Client, message: Tree) -> None:
-        super().begin(client, {"model": self.personal(message, client.memory) or message["model"]})
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        start = self.personal(message, client.memory) or model(message, "model")
+        load_model(client, start, *stored_models(client.memory, "kept"))
+        client.train(self.objective, self.given(client, message), self.draw)
+        memory = {**keep(client, client.method.kept), **norm_layers(client.method)}
+        return self._upload(client), memory
 
-    def upload(self, client: Client, message: Tree) -> Tree:
-        norms = self._norms(client, self._travelling(client.method))
+    def _upload(self, client: Client) -> Tree:
+        _, rest = split(online_layout(client.method))
+        norms = self._uploaded_norms(client.method)
         if norms:
             client.notes["norms_sent"] = 1.0
-        return {**super().upload(client, message), **norms}
+        return {"model": client.method.state.restricted(rest), **norms}
 
-    def remember(self, client: Client, message: Tree) -> Tree:
-        own = split(client.method.state.layout.pick(client.method.online))[0]
-        return {**super().remember(client, message), **self._norms(client, own)}
+    def _uploaded_norms(self, method: Method) -> Tree:
+        """Return the norm layers that are uploaded: all of them, or none."""
+        if self.eval_norm == "none":
+            return {}
+        return norm_layers(method)
+
+    def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
+        return average(site, uploads, mean)
 
     def export(self, site: Tree) -> dict[str, State]:
         weights = model(site, "model")
         if "norms" in site:
             return {"global": weights.overwritten(model(site, "norms"))}
-        return {} if split(weights.layout)[0].entries else {"global": weights}
+        norms, _ = split(weights.layout)
+        if norms.entries:
+            return {}
+        return {"global": weights}
 
     def personal(self, message: Tree, memory: Tree) -> State | None:
-        return model(message, "model").overwritten(model(memory, "norms")) if "norms" in memory else None
+        """Return the global weights with the client's own norm layers."""
+        if "norms" not in memory:
+            return None
+        return model(message, "model").overwritten(model(memory, "norms"))
 
-    def _travelling(self, method: Method) -> Layout:
-        """The norm layers that are uploaded: all or none."""
-        norms = split(method.state.layout.pick(method.online))[0]
-        return norms if self.eval_norm == "mean" else norms.pick(parts=())
 
-    def _norms(self, client: Client, layout: Layout) -> dict[str, State]:
-        return {"norms": client.method.state.restricted(layout)} if layout.entries else {}
+def norm_layers(method: Method) -> Tree:
+    """Return a copy of the norm layers under the key "norms"; empty if there are none."""
+    norms, _ = split(online_layout(method))
+    if not norms.entries:
+        return {}
+    return {"norms": method.state.restricted(norms)}
 
 
 @lru_cache(maxsize=16)
 def split(layout: Layout) -> tuple[Layout, Layout]:
-    """Normalisation layers, counters of their batches included, and all else."""
-    layers = {_owner(entry.name) for entry in layout.entries if entry.role in ("norm", "statistic")}
-    norms, rest = (
-        Layout(tuple(entry for entry in layout.entries if (_owner(entry.name) in layers) == wanted))
-        for wanted in (True, False)
-    )
-    return norms, rest
+    """Return the normalisation layers, including their batch counters, and all other entries."""
+    layers = set()
+    for entry in layout.entries:
+        if entry.role in ("norm", "statistic"):
+            layers.add(_layer(entry.name))
+    norms = []
+    rest = []
+    for entry in layout.entries:
+        if _layer(entry.name) in layers:
+            norms.append(entry)
+        else:
+            rest.append(entry)
+    return Layout(tuple(norms)), Layout(tuple(rest))
 
 
-def _owner(name: str) -> str:
+def _layer(name: str) -> str:
     return name.rpartition(".")[0]

@@ -1,58 +1,99 @@
-"""Per-SSFL: beside the averaged model, every client trains one of its own that is held near it.
+"""Per-SSFL: in addition to the averaged model, every client trains a personal one near it.
 
-He et al., "SSFL: Tackling label deficiency in federated learning via personalized self-supervision", 2021, after Li et
-al., "Ditto: Fair and robust federated learning through personalization", ICML 2021, Algorithm 1: each round a client
-trains a copy of the global model w, which is averaged, and its personal model v_k with the same loss +
-λ/2·‖v_k − w‖², which stays.
-Departures: λ = 0.1, since no paper of this field gives one. w is the model received in this round. v_k trains as long
-as the copy does, begins as the first model received, and has a target and a queue of its own.
+He et al., "SSFL: Tackling label deficiency in federated learning via personalized
+self-supervision", 2021, after Li et al., "Ditto: Fair and robust federated learning through
+personalization", ICML 2021, Algorithm 1: each round a client trains a copy of the global model w,
+which is averaged, and its personal model v_k with the same loss + λ/2·‖v_k − w‖², which stays.
+Departures: λ = 0.1, since no paper of this field gives one. w is the model received in this round.
+v_k trains as long as the copy does, begins as the first model received, and has a separate target
+and queue.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from fedssl.algorithm import ALGORITHMS
-from fedssl.algorithms.averaged import Averaged
-from fedssl.algorithms.pull import pull, reference
-from fedssl.client import Client
-from fedssl.errors import ClientError
+from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Spec, Upload
+from fedssl.algorithms._averaging import (
+    average,
+    keep,
+    load_model,
+    online_layout,
+    online_model,
+    stored_models,
+)
+from fedssl.algorithms._proximal import pull, reference
+from fedssl.core.errors import ClientError
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
 from fedssl.method import Batch, Given, Method, Output
-from fedssl.tree import State, Tree, model
+from fedssl.training.client import Client
 
 
 @ALGORITHMS.register("perssfl")
-class PerSSFL(Averaged):
+class PerSSFL(Algorithm):
+    """In addition to the averaged model, every client trains a personal one near it."""
+
     personalises: ClassVar[bool] = True
-    lam: float = Field(0.1, ge=0)  # how strongly a client's own model is pulled towards the global one
+
+    # how strongly a client's own model is pulled towards the global one
+    lam: float = Field(0.1, ge=0)
+
+    def wire(self, method: Method) -> Mapping[str, Spec]:
+        return {"model": online_layout(method)}
+
+    def init(self, home: Client) -> Tree:
+        return {"model": online_model(home.method)}
+
+    def broadcast(self, site: Tree, client_id: str) -> Tree:
+        return site
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        upload, copy = super().client(client, message)
-        try:
-            own = self._train_own(client, model(message, "model"))
-        except ClientError:  # v_k is lost, and begins anew as the next model received; what is sent has no part in it
-            own, client.notes["own_failed"] = {}, 1.0
-        return upload, {**copy, **own}
+        received = model(message, "model")
+        load_model(client, received, *stored_models(client.memory, "kept"))
+        client.train(self.objective, self.given(client, message), self.draw)
+        upload = {"model": online_model(client.method)}
+        memory = keep(client, client.method.kept)
+        return upload, {**memory, **self._train_own(client, received)}
 
-    def _train_own(self, client: Client, sent: State) -> Tree:
-        """v_k ← training on loss + λ/2·‖v_k − w‖²; what is to be remembered of it."""
-        method, memory = client.method, client.memory
-        kept = {"kept": memory["own_kept"]} if "own_kept" in memory else {}
-        own = {"model": memory.get("own", sent)}
-        self.begin(replace(client, memory=kept), own)
-        trained = client.train(self.pulled, reference(method, sent), self.draw)
-        client.notes["own_loss"] = trained.loss
-        return {"own": method.state.pick(method.online)} | {
-            f"own_{key}": value for key, value in self.remember(client, own).items()
-        }
+    def _train_own(self, client: Client, received: State) -> Tree:
+        """Train v_k on loss + λ/2·‖v_k − w‖²; return the memory of it.
+
+        If that fails, v_k is lost and restarts from the next model received; the upload does not
+        depend on it.
+        """
+        method = client.method
+        start = received
+        if "own" in client.memory:
+            start = model(client.memory, "own")
+        load_model(client, start, *stored_models(client.memory, "own_kept"))
+        try:
+            metrics = client.train(self.pulled, reference(method, received), self.draw)
+        except ClientError:
+            client.notes["own_failed"] = 1.0
+            return {}
+        client.notes["own_loss"] = metrics.loss
+        kept = keep(client, method.kept)
+        return {"own": online_model(method), **{f"own_{key}": kept[key] for key in kept}}
 
     def pulled(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        """Return the loss of the personal model: the method's + λ/2·‖v_k − w‖²."""
         loss = method.loss(out, given)
-        return loss + self.lam / 2 * pull(method, given) if self.lam else loss
+        if self.lam:
+            loss = loss + self.lam / 2 * pull(method, given)
+        return loss
+
+    def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
+        return average(site, uploads, mean)
+
+    def export(self, site: Tree) -> dict[str, State]:
+        return {"global": model(site, "model")}
 
     def personal(self, message: Tree, memory: Tree) -> State | None:
-        return model(memory, "own") if "own" in memory else None
+        if "own" not in memory:
+            return None
+        return model(memory, "own")

@@ -1,11 +1,11 @@
-"""What can be read off finished (or running) runs beside their accuracy: numbers, a picture and a table for each kind.
+"""Analyses of finished or running runs beyond their accuracy: numbers, a picture and a table each.
 
     from fedssl.analysis import analyse
 
-    done = analyse("communication", ["runs/demo"], accuracies=[75, 80])
-    done.found, done.json, done.png
+    output = analyse("communication", ["runs/demo"], accuracies=[75, 80])
+    output.results, output.json, output.png
 
-Labels are used here for measuring only; nothing here trains a model that anybody keeps.
+Labels are used for measuring only. Models trained here are discarded.
 """
 
 import fedssl.analysis.angles
@@ -13,9 +13,23 @@ import fedssl.analysis.communication
 import fedssl.analysis.divergence
 import fedssl.analysis.false_negatives
 import fedssl.analysis.maps
-import fedssl.analysis.scores
-import fedssl.analysis.theory
-import fedssl.analysis.weights  # noqa: F401 - all register what they hold
-from fedssl.analysis.analysis import ANALYSES, Analysis, Done, Found, Summary, analyse
+import fedssl.analysis.weights  # noqa: F401 - each import registers an analysis
+from fedssl.analysis.analysis import (
+    ANALYSES,
+    Analysis,
+    AnalysisOutput,
+    Results,
+    Summary,
+    analyse,
+    run_analysis,
+)
 
-__all__ = ["ANALYSES", "Analysis", "Done", "Found", "Summary", "analyse"]
+__all__ = [
+    "ANALYSES",
+    "Analysis",
+    "AnalysisOutput",
+    "Results",
+    "Summary",
+    "analyse",
+    "run_analysis",
+]

@@ -1,4 +1,4 @@
-"""What every kind of analysis has in common: it measures, draws and sums up, and leaves a JSON and a PNG."""
+"""The contract of an analysis, and `analyse`, which runs one and writes a JSON and a PNG file."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from fedssl.analysis.look import need_matplotlib, png
-from fedssl.data.progress import Say, say_on_stderr
-from fedssl.errors import ConfigError
-from fedssl.run import Run
-from fedssl.settings import Registry, Settings, validate
-from fedssl.store import check_writable, write_atomic
+from fedssl.core.console import Say, say_on_stderr
+from fedssl.core.errors import ConfigError
+from fedssl.core.files.atomic import check_writable, write_atomic
+from fedssl.core.settings import Registry, Settings, validate
+from fedssl.plots.style import encode_png, need_matplotlib
+from fedssl.runs.run import Run
 
-Found = Mapping[str, Any]  # plain values only: what the JSON file holds
+Results = Mapping[str, Any]  # plain values only: the content of the JSON file
+RunPath = str | Path | Run
 
 
 class Summary(NamedTuple):
-    """A table for a person, and what must be said beside it."""
+    """A table of results to print, with notes on how to read it."""
 
     title: str
     columns: Sequence[str]
@@ -27,30 +28,35 @@ class Summary(NamedTuple):
     notes: Sequence[str] = ()
 
 
-class Done(NamedTuple):
-    """A finished analysis, and where it was written."""
+class AnalysisOutput(NamedTuple):
+    """The results of an analysis, their summary, and the files they were written to."""
 
-    found: Found
+    results: Results
     summary: Summary
     json: Path
     png: Path
 
 
 class Analysis(Settings, ABC):
-    """One kind of analysis; its fields are its settings. What it finds is enough to draw and to sum up."""
+    """One kind of analysis; its fields are its settings.
 
-    fewest: ClassVar[int] = 1  # run directories it needs
-    most: ClassVar[int | None] = None  # and takes; None: any number
+    `draw` and `summary` use only the settings and the results of `measure`.
+    """
 
-    @abstractmethod
-    def measure(self, runs: Sequence[Run], say: Say) -> Found: ...
-
-    @abstractmethod
-    def draw(self, found: Found) -> Any:
-        """A matplotlib figure."""
+    min_runs: ClassVar[int] = 1
+    max_runs: ClassVar[int | None] = None  # None: no limit
 
     @abstractmethod
-    def summary(self, found: Found) -> Summary: ...
+    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+        """Return the results as plain values."""
+
+    @abstractmethod
+    def draw(self, results: Results) -> Any:
+        """Return a matplotlib figure of the results."""
+
+    @abstractmethod
+    def summary(self, results: Results) -> Summary:
+        """Return a table of the most important results."""
 
 
 ANALYSES: Registry[Analysis] = Registry("analysis", "fedssl.analyses")
@@ -58,84 +64,128 @@ ANALYSES: Registry[Analysis] = Registry("analysis", "fedssl.analyses")
 
 def analyse(
     kind: str,
-    dirs: str | Path | Run | Sequence[str | Path | Run] = (),
+    dirs: RunPath | Sequence[RunPath] = (),
     out: str | Path | None = None,
+    *,
     device: str = "auto",
     data_dir: str | Path | None = None,
     say: Say = say_on_stderr,
     set: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> Done:
-    """Run one kind of analysis over run directories, or one of them; its settings change by keyword or in `set`.
+) -> AnalysisOutput:
+    """Run one kind of analysis over one or several run directories and write its results.
 
-    `out` is a file's name without ending: OUT.json and OUT.png. Otherwise they go to analysis/KIND.{json,png} in the
-    first run directory.
+    Settings of the analysis are given by keyword or in `set`. `out` is a file name without suffix;
+    OUT.json and OUT.png are written. The default is analysis/KIND in the first run directory.
     """
     need_matplotlib()
-    chosen = validate(ANALYSES[kind], {**settings, **(set or {})}, kind)
-    dirs = only_runs([dirs] if isinstance(dirs, str | Path | Run) else dirs, say)
-    check_count(kind, chosen, len(dirs))
-    base = _base(kind, dirs, out)
-    runs = [each if isinstance(each, Run) else Run(each, data_dir, device) for each in dirs]
+    analysis = validate(ANALYSES[kind], {**settings, **(set or {})}, kind)
+    if isinstance(dirs, str | Path | Run):
+        dirs = [dirs]
+    return run_analysis(kind, analysis, dirs, out=out, device=device, data_dir=data_dir, say=say)
+
+
+def run_analysis(
+    kind: str,
+    analysis: Analysis,
+    dirs: Sequence[RunPath],
+    *,
+    out: str | Path | None = None,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    say: Say = say_on_stderr,
+) -> AnalysisOutput:
+    """Run an analysis that need not be registered; `kind` is its name in messages and results."""
+    dirs = skip_other_directories(dirs, say)
+    check_run_count(kind, analysis, len(dirs))
+    base = _output_base(kind, dirs, out)
+    runs = [_open_run(path, data_dir, device) for path in dirs]
     check_writable(base.parent, "--out")
-    measured = chosen.measure(runs, say)
-    found = {"analysis": kind, "settings": chosen.model_dump(mode="json"), **measured}
-    text, picture = json.dumps(found, indent=1, allow_nan=False) + "\n", png(chosen.draw(found))
+    results = {
+        "analysis": kind,
+        "settings": analysis.model_dump(mode="json"),
+        **analysis.measure(runs, say),
+    }
+    text = json.dumps(results, indent=1, allow_nan=False) + "\n"
+    picture = encode_png(analysis.draw(results))
     base.parent.mkdir(parents=True, exist_ok=True)
-    places = base.with_name(base.name + ".json"), base.with_name(base.name + ".png")
-    write_atomic(places[0], text.encode())
-    write_atomic(places[1], picture)
-    return Done(found, chosen.summary(found), *places)
+    json_path = base.with_name(base.name + ".json")
+    png_path = base.with_name(base.name + ".png")
+    write_atomic(json_path, text.encode())
+    write_atomic(png_path, picture)
+    return AnalysisOutput(results, analysis.summary(results), json_path, png_path)
 
 
-def only_runs(dirs: Sequence[str | Path | Run], say: Say) -> list[str | Path | Run]:
-    """Of several places that exist, as runs/* names them, those that hold a run, and a note of the others. A place that
-    does not exist is a slip, and so is one that is no run if no other is: both are left to be refused."""
-    others = [each for each in dirs if _is_no_run(each)]
+def skip_other_directories(dirs: Sequence[RunPath], say: Say) -> list[RunPath]:
+    """Return the paths without those that exist but hold no run, and report each of these.
+
+    A pattern such as runs/* may match other files. A path that does not exist is kept, and so are
+    all paths if none holds a run: both are mistakes, which opening the run reports.
+    """
+    others = [path for path in dirs if _holds_no_run(path)]
     if len(others) == len(dirs):
         return list(dirs)
-    for each in others:
-        say(f"{each} is not a run directory, and does not count: it has no experiment.toml")
-    return [each for each in dirs if each not in others]
+    for path in others:
+        say(f"{path} is not a run directory and is skipped: it has no experiment.toml")
+    return [path for path in dirs if path not in others]
 
 
-def _is_no_run(place: str | Path | Run) -> bool:
-    return not isinstance(place, Run) and Path(place).exists() and not (Path(place) / "experiment.toml").is_file()
+def _holds_no_run(path: RunPath) -> bool:
+    """True if the path exists and is not a run directory."""
+    if isinstance(path, Run):
+        return False
+    return Path(path).exists() and not (Path(path) / "experiment.toml").is_file()
 
 
-def check_count(kind: str, chosen: Analysis, count: int) -> None:
-    if count < chosen.fewest:
+def _open_run(path: RunPath, data_dir: str | Path | None, device: str) -> Run:
+    if isinstance(path, Run):
+        return path
+    return Run(path, data_dir, device)
+
+
+def check_run_count(kind: str, analysis: Analysis, count: int) -> None:
+    """Raise ConfigError if the analysis does not take this number of runs."""
+    if count < analysis.min_runs:
         raise ConfigError(f'"{kind}" needs a run directory: fedssl analyse {kind} runs/NAME')
-    if chosen.most is not None and count > chosen.most:
-        raise ConfigError(f'"{kind}" takes {chosen.most or "no"} run directories, not {count}')
+    if analysis.max_runs is not None and count > analysis.max_runs:
+        raise ConfigError(
+            f'"{kind}" takes {analysis.max_runs or "no"} run directories, not {count}'
+        )
 
 
-def _base(kind: str, dirs: Sequence[str | Path | Run], out: str | Path | None) -> Path:
-    if out is None and not dirs:
-        raise ConfigError(f'"{kind}" belongs to no run: say with --out where to write')
+def _output_base(kind: str, dirs: Sequence[RunPath], out: str | Path | None) -> Path:
+    """Return the path of the output files without their suffix."""
     if out is None:
+        if not dirs:
+            raise ConfigError(
+                f'"{kind}" has no run directory to write to: set the file name with --out'
+            )
         first = dirs[0]
-        return (first.dir if isinstance(first, Run) else Path(first)) / "analysis" / kind
+        run_dir = first.dir if isinstance(first, Run) else Path(first)
+        return run_dir / "analysis" / kind
     base = Path(out)
-    base = base.with_suffix("") if base.suffix in (".json", ".png") else base
-    if base.is_dir() or not base.parent.is_dir():
-        problem = "it is a folder" if base.is_dir() else "there is no such folder"
-        raise ConfigError(f"{out} cannot be written: {problem}")
+    if base.suffix in (".json", ".png"):
+        base = base.with_suffix("")
+    if base.is_dir():
+        raise ConfigError(f"{out} cannot be written: it is a folder")
+    if not base.parent.is_dir():
+        raise ConfigError(f"{out} cannot be written: there is no such folder")
     return base
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """A short name for each run: its folder's, with as much of the path as tells it from the others."""
+    """Return a short name for each run: the last parts of its path, as many as make it unique."""
     paths = [run.dir.resolve() for run in runs]
     if len(set(paths)) < len(paths):
         raise ConfigError("the same run directory was given twice")
-    for parts in range(1, max((len(path.parts) for path in paths), default=0) + 1):
-        names = ["/".join(path.parts[-parts:]) for path in paths]
+    longest = max((len(path.parts) for path in paths), default=0)
+    for count in range(1, longest + 1):
+        names = ["/".join(path.parts[-count:]) for path in paths]
         if len(set(names)) == len(names):
             return names
     return []
 
 
-def listed(values: Sequence[float], digits: int = 6) -> list[float]:
-    """As plain numbers that are short enough to read."""
+def round_digits(values: Sequence[float], digits: int = 6) -> list[float]:
+    """Return the values rounded to a number of significant digits."""
     return [float(f"{value:.{digits}g}") for value in values]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.probes import PROBES
-from fedssl.run import Run
+from fedssl.runs.run import Run
 
 # Keys of [data] that do not change which images and labels a probe uses.
 NOT_IMAGES = {"cache", "mean", "std", "leave_out", "bad_share"}
 HASHES = ("test_images", "labels")  # in results.json of a finished run
+
+RunsByValue = dict[str, list[str]]  # value -> names of runs
 
 
 def data_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,28 +25,31 @@ def data_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
 def image_hashes(run: Run) -> tuple[str, ...] | None:
     """Return hashes of the test images and of all labels; None if the run has not recorded them."""
     results = run.results
-    found = [results[key] for key in HASHES if results.get(key) is not None]
-    return tuple(found) if len(found) == len(HASHES) else None
+    if any(results.get(key) is None for key in HASHES):
+        return None
+    return tuple(results[key] for key in HASHES)
 
 
 def knn_settings(run: Run) -> list[dict[str, Any]]:
     """Return every combination of settings that the run's kNN accuracies were measured with.
 
-    A run may resume with other settings, so its rounds log has those of each measurement. In logs of
-    earlier versions they are missing; then the experiment's settings apply.
+    A run may resume with other settings, so its rounds log has those of each measurement. In logs
+    of earlier versions they are missing; then the experiment's settings apply.
     """
-    chosen = run.experiment.to_dict()["probe"]
-    usual = {key: chosen[key] for key in PROBES["knn"].uses}
-    found = [line.get("knn_settings", usual) for line in run.rounds if line.get("knn") is not None]
+    probe = run.experiment.to_dict()["probe"]
+    default = {key: probe[key] for key in PROBES["knn"].uses}
     distinct: list[dict[str, Any]] = []
-    for settings in found or [usual]:
+    for line in run.rounds:
+        if line.get("knn") is None:
+            continue
+        settings = line.get("knn_settings", default)
         if settings not in distinct:
             distinct.append(settings)
-    return distinct
+    return distinct or [default]
 
 
 def check_comparable(runs: Mapping[str, Run]) -> None:
-    """Raise ConfigError, naming the differing settings, unless kNN was measured alike in all runs."""
+    """Raise ConfigError, with the differing settings, unless all runs measured kNN alike."""
     problems = _differing_settings(runs) + _differing_images(runs)
     if problems:
         raise ConfigError(
@@ -54,14 +59,14 @@ def check_comparable(runs: Mapping[str, Run]) -> None:
 
 
 def _differing_settings(runs: Mapping[str, Run]) -> list[str]:
-    values: dict[str, dict[str, list[str]]] = {}  # setting -> value -> names of runs
+    values: dict[str, RunsByValue] = {}
     for name, run in runs.items():
         for settings in knn_settings(run):
             for key, value in settings.items():
                 names = values.setdefault(f"probe.{key}", {}).setdefault(str(value), [])
                 if name not in names:
                     names.append(name)
-    return [_difference(key, found) for key, found in values.items() if len(found) > 1]
+    return _differences(values)
 
 
 def _differing_images(runs: Mapping[str, Run]) -> list[str]:
@@ -69,19 +74,24 @@ def _differing_images(runs: Mapping[str, Run]) -> list[str]:
     hashes = {name: image_hashes(run) for name, run in runs.items()}
     if None not in hashes.values():
         first = next(iter(hashes))
-        others = [name for name, found in hashes.items() if found != hashes[first]]
-        return [f"{', '.join(others)}: other test images or labels than {first}"] if others else []
+        others = [name for name in hashes if hashes[name] != hashes[first]]
+        if not others:
+            return []
+        return [f"{', '.join(others)}: other test images or labels than {first}"]
     settings = {name: data_settings(run.experiment.to_dict()) for name, run in runs.items()}
-    problems = []
-    for key in dict.fromkeys(key for each in settings.values() for key in each):
-        values: dict[str, list[str]] = {}
-        for name, each in settings.items():
-            values.setdefault(str(each.get(key, "not set")), []).append(name)
-        if len(values) > 1:
-            problems.append(_difference(key, values))
-    return problems
+    keys = dict.fromkeys(key for of_run in settings.values() for key in of_run)
+    values: dict[str, RunsByValue] = {key: {} for key in keys}
+    for key in keys:
+        for name, of_run in settings.items():
+            values[key].setdefault(str(of_run.get(key, "not set")), []).append(name)
+    return _differences(values)
 
 
-def _difference(key: str, values: Mapping[str, list[str]]) -> str:
-    """Such as "probe.k is 5 in a, 3 in b"."""
-    return f"{key} is " + ", ".join(f"{value} in {' and '.join(names)}" for value, names in values.items())
+def _differences(values: Mapping[str, RunsByValue]) -> list[str]:
+    """Return a phrase such as "probe.k is 5 in a, 3 in b" for each setting with several values."""
+    phrases = []
+    for key, by_value in values.items():
+        if len(by_value) > 1:
+            parts = [f"{value} in {' and '.join(names)}" for value, names in by_value.items()]
+            phrases.append(f"{key} is {', '.join(parts)}")
+    return phrases

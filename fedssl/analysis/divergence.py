@@ -1,9 +1,9 @@
-"""How clients fare round by round: what the rounds log says of each, drawn over rounds, several runs side by side.
+"""Client metrics of the rounds log over rounds, for several runs next to each other.
 
-`divergence` is the L2 distance between the model a client received and the one it returned, over parameters; where it
-received several (FeatARC), from the one it trained. What an algorithm notes besides comes under its own name: FedEMA's
-μ, λ and `drift`, FedU's `own_predictor`. A note that is called like a key of the log has `noted` before it: FedEMA's
-own divergence is `noted divergence`.
+`divergence` is the L2 distance between the model a client received and the one it returned, over
+parameters; where it received several (FeatARC), from the one it trained. Notes of an algorithm have
+their own names: FedEMA's μ, λ and `drift`, FedU's `own_predictor`. A note with the name of a key of
+the log is prefixed by `noted`: FedEMA's own divergence is `noted divergence`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedssl.analysis.analysis import ANALYSES, Analysis, Found, Summary, run_names
-from fedssl.analysis.look import SEVERAL, figure, legend, look, over_rounds
-from fedssl.data.progress import Say
-from fedssl.errors import ConfigError
-from fedssl.run import Run
+from fedssl.analysis.analysis import ANALYSES, Analysis, Results, Summary, run_names
+from fedssl.core.console import Say
+from fedssl.core.errors import ConfigError
+from fedssl.plots.style import MAX_LINES, legend_below, line_style, new_figure, set_round_axes
+from fedssl.runs.run import Run
 
-ACROSS = 2  # panels of one run side by side
+COLUMNS = 2  # of panels, for a single run
 KEYS = ("loss", "divergence", "embedding_std", "effective_rank", "alignment", "uniformity")
-WORDS = {
+AXIS_LABELS = {
     "divergence": "divergence (L2)",
     "noted divergence": "divergence, noted",
     "embedding_std": "embedding std",
@@ -29,93 +29,138 @@ WORDS = {
     "lam": "λ",
 }
 
-Series = dict[str, dict[str, list[list[float]]]]  # key -> client -> [[round, value], …]
+Points = Sequence[Sequence[float]]  # [[round, value], …]
+Series = dict[str, dict[str, list[list[float]]]]  # key -> client -> points
 
 
 def series(rounds: Sequence[Mapping[str, Any]]) -> Series:
-    """For each key and each client the rounds in which it has a value, and the values. Clients that were dropped, or
-    were not asked, have none for that round."""
-    found: Series = {}
+    """Return the values of each key and client with their rounds.
+
+    Clients that were dropped, or not selected, have no value for that round.
+    """
+    by_key: Series = {}
     for line in rounds:
         for client in line["clients"]:
-            notes = {f"noted {k}" if k in KEYS else k: v for k, v in client.get("notes", {}).items()}
-            for key, value in {**{key: client.get(key) for key in KEYS}, **notes}.items():
-                if value is not None:
-                    found.setdefault(key, {}).setdefault(client["client"], []).append([line["round"], value])
-    return found
+            for key, value in _metrics(client).items():
+                points = by_key.setdefault(key, {}).setdefault(client["client"], [])
+                points.append([line["round"], value])
+    return by_key
 
 
-def middle(clients: Mapping[str, Sequence[Sequence[float]]]) -> list[tuple[float, float, float, float]]:
-    """For each round: its number, and the lower quartile, median and upper quartile over clients."""
+def _metrics(client: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics and notes of one client in one round, without those that are not set."""
+    metrics = {key: client.get(key) for key in KEYS}
+    for key, value in client.get("notes", {}).items():
+        metrics[f"noted {key}" if key in KEYS else key] = value
+    return {key: value for key, value in metrics.items() if value is not None}
+
+
+def quartiles(clients: Mapping[str, Points]) -> list[tuple[float, float, float, float]]:
+    """Return for each round its number, and lower quartile, median, upper quartile over clients."""
     by_round: dict[float, list[float]] = {}
     for points in clients.values():
         for round, value in points:
             by_round.setdefault(round, []).append(value)
     rows = []
     for round, values in sorted(by_round.items()):
-        cuts = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-        rows.append((round, cuts[0], cuts[1], cuts[2]))
+        if len(values) > 1:
+            low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        else:
+            low = median = high = values[0]
+        rows.append((round, low, median, high))
     return rows
 
 
 @ANALYSES.register("divergence")
 class Divergence(Analysis):
-    keys: tuple[str, ...] = ()  # which to draw; none: those of KEYS that the log has, and all notes
+    """Draw the metrics of each client over rounds."""
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Found:
-        found = {name: series(run.rounds) for name, run in zip(run_names(runs), runs, strict=True)}
-        known = list(dict.fromkeys(key for each in found.values() for key in each))
-        if not known:
+    keys: tuple[str, ...] = ()  # keys to draw; none: those of KEYS in the log, and all notes
+
+    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+        """Return the values of every key and client by run."""
+        by_run = {}
+        for name, run in zip(run_names(runs), runs, strict=True):
+            by_run[name] = series(run.rounds)
+        available = list(dict.fromkeys(key for by_key in by_run.values() for key in by_key))
+        if not available:
             raise ConfigError("no client has finished a round yet: there is nothing to draw")
-        if missing := [key for key in self.keys if key not in known]:
-            raise ConfigError(f'the rounds log has no "{missing[0]}"; it has: {", ".join(known)}')
-        return {"keys": list(self.keys) or known, "runs": found}
+        for key in self.keys:
+            if key not in available:
+                raise ConfigError(f'the rounds log has no "{key}"; it has: {", ".join(available)}')
+        return {"keys": list(self.keys) or available, "runs": by_run}
 
-    def draw(self, found: Found) -> Any:
-        """One run: a panel for each key. Several: a row for each key, a column for each run, and the columns of a row
-        share their axis, so that runs can be compared."""
-        keys, runs = found["keys"], found["runs"]
-        alone = len(runs) == 1
-        across = min(ACROSS, len(keys)) if alone else len(runs)
-        share = {} if alone else {"sharey": "row"}
-        drawn, axes = figure(-(-len(keys) // across) if alone else len(keys), across, width=4.2, height=2.6, **share)
-        panels = [(key, name) for key in keys for name in runs]
-        clients = sorted({client for each in runs.values() for some in each.values() for client in some})
-        for each, (key, name) in zip(axes.flat, panels, strict=False):
-            if key in runs[name]:
-                _lines(each, runs[name][key], clients)
-                over_rounds(each, WORDS.get(key, key))
-            else:
-                each.text(0.5, 0.5, f"{key}: not in this log", ha="center", transform=each.transAxes, color="0.4")
-                each.set_axis_off()
-        for each in axes.flat[len(panels) :]:
-            each.set_axis_off()
-        if alone:
-            drawn.suptitle(*runs)
-        for each, name in zip(axes[0], [] if alone else runs, strict=False):
-            each.set_title(name)
-        legend(drawn, axes.flat, title="client")
-        return drawn
+    def draw(self, results: Results) -> Any:
+        """Return a figure with a panel for each key and run.
 
-    def summary(self, found: Found) -> Summary:
+        With several runs, a key has a row and a run has a column; the panels of a row share their
+        axis, so that runs can be compared.
+        """
+        keys = results["keys"]
+        runs = results["runs"]
+        if len(runs) == 1:
+            columns = min(COLUMNS, len(keys))
+            figure, axes = new_figure(-(-len(keys) // columns), columns, width=4.2, height=2.6)
+            figure.suptitle(*runs)
+        else:
+            figure, axes = new_figure(len(keys), len(runs), width=4.2, height=2.6, sharey="row")
+            for panel, name in zip(axes[0], runs, strict=True):
+                panel.set_title(name)
+        clients = _client_names(runs)
+        panels = list(axes.flat)
+        shown = [(key, name) for key in keys for name in runs]
+        for panel, (key, name) in zip(panels, shown, strict=False):
+            _draw_panel(panel, key, runs[name].get(key), clients)
+        for panel in panels[len(shown) :]:
+            panel.set_axis_off()
+        legend_below(figure, panels, title="client")
+        return figure
+
+    def summary(self, results: Results) -> Summary:
+        """Return a table of the medians over clients in the first and last round."""
         rows = []
-        for name, each in found["runs"].items():
-            for key in found["keys"]:
-                rounds = middle(each.get(key, {}))
-                if rounds:
-                    values = [round[2] for round in rounds]
-                    ends = (values[0], values[-1], min(values), max(values))
+        for name, by_key in results["runs"].items():
+            for key in results["keys"]:
+                medians = [row[2] for row in quartiles(by_key.get(key, {}))]
+                if medians:
+                    ends = (medians[0], medians[-1], min(medians), max(medians))
                     rows.append([name, key, *(f"{value:.4g}" for value in ends)])
-        return Summary("median over clients", ["run", "what", "first round", "last round", "least", "most"], rows)
+        columns = ["run", "what", "first round", "last round", "least", "most"]
+        return Summary("median over clients", columns, rows)
 
 
-def _lines(axes: Any, clients: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str]) -> None:
-    """A client looks the same in every panel: `names` are those of all."""
-    if len(clients) <= SEVERAL:
-        for client, points in sorted(clients.items()):
-            how = {**look(names.index(client)), "markersize": 3}
-            axes.plot(*zip(*points, strict=True), label=client, **how)
+def _client_names(runs: Mapping[str, Series]) -> list[str]:
+    """Return the sorted names of the clients of all runs."""
+    names: set[str] = set()
+    for by_key in runs.values():
+        for clients in by_key.values():
+            names.update(clients)
+    return sorted(names)
+
+
+def _draw_panel(
+    axes: Any, key: str, clients: Mapping[str, Points] | None, names: Sequence[str]
+) -> None:
+    if clients is None:
+        text = f"{key}: not in this log"
+        axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes, color="0.4")
+        axes.set_axis_off()
         return
-    rounds, low, mid, high = zip(*middle(clients), strict=True)
-    axes.plot(rounds, mid, label=f"median of {len(clients)}", **look(0))
-    axes.fill_between(rounds, low, high, alpha=0.25, color=look(0)["color"], label="middle half")
+    _draw_lines(axes, clients, names)
+    set_round_axes(axes, AXIS_LABELS.get(key, key))
+
+
+def _draw_lines(axes: Any, clients: Mapping[str, Points], names: Sequence[str]) -> None:
+    """Draw a line for each client, or the quartiles of many clients.
+
+    `names` are those of all clients, so that a client has the same style in every panel.
+    """
+    if len(clients) <= MAX_LINES:
+        for client, points in sorted(clients.items()):
+            style = {**line_style(names.index(client)), "markersize": 3}
+            axes.plot(*zip(*points, strict=True), label=client, **style)
+        return
+    rounds, low, median, high = zip(*quartiles(clients), strict=True)
+    style = line_style(0)
+    axes.plot(rounds, median, label=f"median of {len(clients)}", **style)
+    axes.fill_between(rounds, low, high, alpha=0.25, color=style["color"], label="middle half")

@@ -1,4 +1,4 @@
-"""The models that analyses look at, and what they make of the same test images."""
+"""Select the models of runs, and compute their features of the same test images."""
 
 from __future__ import annotations
 
@@ -11,103 +11,135 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedssl import assemble
+from fedssl import federation
 from fedssl.analysis.analysis import Analysis, run_names
-from fedssl.analysis.local import Read, local_models
+from fedssl.analysis.local import ReadData, local_models
+from fedssl.core.console import Say, meter
+from fedssl.core.devices.precision import float32
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
-from fedssl.data.progress import Say, meter
-from fedssl.errors import ConfigError
-from fedssl.evaluate import Evaluation
-from fedssl.numerics import float32
-from fedssl.run import Run
-from fedssl.tree import State
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.runs.run import Run
 
 
 class Model(NamedTuple):
-    """One model, made when it is asked for."""
+    """One model of a run; `state` loads it."""
 
     run: Run
     state: Callable[[], State]
 
 
-def reader(say: Say) -> Read:
-    """Reads a run's images once, however often they are asked for."""
+def data_reader(say: Say) -> ReadData:
+    """Return a function that reads a run's images, once for each run."""
     return cache(partial(Run.data, say=say))
 
 
-class OfModels(Analysis):
-    """An analysis of models: those of the newest checkpoint, or what clients would make of them."""
+class ModelAnalysis(Analysis):
+    """An analysis of models: those of the newest checkpoint, or of one more local training."""
 
-    local: bool = False  # each client trains from the newest checkpoint as in its last round; these are the models
-    rate: float | None = Field(None, gt=0)  # the learning rate of that training; None: that of the round
-    models: tuple[str, ...] = ()  # only those of these names; none: all
+    local: bool = False  # compare models that clients train once more from the newest checkpoint
+    rate: float | None = Field(None, gt=0)  # learning rate of that training; None: the round's
+    models: tuple[str, ...] = ()  # names of models; none: all
 
-    def chosen(self, runs: Sequence[Run], read: Read, say: Say, fewest: int = 1) -> dict[str, Model]:
-        """By name; with several runs, the run's name is before the model's. Images are read for local models only."""
-        found: dict[str, Model] = {}
-        for name, run in zip(run_names(runs), runs, strict=True):
-            every = _models(run, self.local, self.rate, read, say)
-            before = f"{name}/" if len(runs) > 1 else ""
-            found |= {f"{before}{model}": Model(run, make) for model, make in every.items()}
-        if missing := [name for name in self.models if name not in found]:
-            raise ConfigError(f'there is no model "{missing[0]}"; there are: {", ".join(found)}')
-        found = {name: model for name, model in found.items() if not self.models or name in self.models}
-        if len(found) < fewest:
-            why = "--set local=true has each client train once more and compares those, or give several runs"
-            raise ConfigError(f"there is only one model, {', '.join(found)}, and nothing to compare it with: {why}")
-        return found
+    def select_models(
+        self, runs: Sequence[Run], read: ReadData, say: Say, *, min_models: int = 1
+    ) -> dict[str, Model]:
+        """Return the selected models by name; with several runs, as RUN/MODEL.
+
+        Images are read for local models only.
+        """
+        models: dict[str, Model] = {}
+        for run_name, run in zip(run_names(runs), runs, strict=True):
+            prefix = f"{run_name}/" if len(runs) > 1 else ""
+            for name, load in self._load_models(run, read, say).items():
+                models[f"{prefix}{name}"] = Model(run, load)
+        for name in self.models:
+            if name not in models:
+                raise ConfigError(f'there is no model "{name}"; there are: {", ".join(models)}')
+        if self.models:
+            models = {name: model for name, model in models.items() if name in self.models}
+        if len(models) < min_models:
+            raise ConfigError(
+                f"there is only one model, {', '.join(models)}, and nothing to compare it with: "
+                "give several runs, or compare local models that each client trains once more "
+                "with --set local=true"
+            )
+        return models
+
+    def _load_models(self, run: Run, read: ReadData, say: Say) -> dict[str, Callable[[], State]]:
+        models: Mapping[str, State]
+        if self.local:
+            models = local_models(run, read, say, self.rate)
+        else:
+            models = run.models()
+        if not models:
+            raise ConfigError(
+                f"{run.dir} has no model yet: clients have theirs when they have trained"
+            )
+        return {name: partial(models.__getitem__, name) for name in models}
 
 
-class OfFeatures(OfModels):
-    """An analysis of what models make of test images."""
+class FeatureAnalysis(ModelAnalysis):
+    """An analysis of the models' features of test images."""
 
-    images: int = Field(1000, gt=1)  # test images, the first so many
+    images: int = Field(1000, gt=1)  # number of test images, from the first on
     what: Literal["h", "z"] = "h"  # features of the backbone, or projections
 
-    def features(self, models: Mapping[str, Model], read: Read, say: Say) -> tuple[dict[str, Tensor], Images]:
-        """Unit features (n, d) of the same n test images under each model, and the images."""
-        data = {run: read(run) for run in dict.fromkeys(model.run for model in models.values())}
+    def features(
+        self, models: Mapping[str, Model], read: ReadData, say: Say
+    ) -> tuple[dict[str, Tensor], Images]:
+        """Return unit features (n, d) of the same n test images by model, and the images."""
+        runs = dict.fromkeys(model.run for model in models.values())
+        data = {run: read(run) for run in runs}
         test = same_images(data, self.images)
-        found = {}
+        features = {}
         with meter("computing features", len(models), say) as advance:
             for name, (run, state) in models.items():
                 evaluation = Evaluation(run.experiment, data[run], run.device)
-                made = evaluation.features(state(), test.held) if self.what == "h" else projections(run, state(), test)
-                found[name] = F.normalize(made.double().cpu(), dim=1)
+                if self.what == "h":
+                    rows = evaluation.features(state(), test.held)
+                else:
+                    rows = projections(run, state(), test)
+                features[name] = F.normalize(rows.double().cpu(), dim=1)
                 advance(1)
-        return found, test
+        return features, test
 
 
-def _models(run: Run, local: bool, rate: float | None, read: Read, say: Say) -> dict[str, Callable[[], State]]:
-    models = local_models(run, read, say, rate) if local else run.models()
-    if not models:
-        raise ConfigError(f"{run.dir} has no model yet: clients have theirs when they have trained")
-    return {name: partial(models.__getitem__, name) for name in models}
-
-
-def same_images(data: Mapping[Run, Dataset], most: int) -> Images:
-    """The first test images, which must be the same in all runs."""
-    found: Images | None = None
-    for run, each in data.items():
-        if each.test is None:
-            raise ConfigError(f"{run.dir} has no test images to look at models with")
-        some = each.test.select(torch.arange(min(most, len(each.test))))
-        if found is not None and not torch.equal(found.pixels, some.pixels):
-            raise ConfigError(f"{run.dir} has other test images than the run before it: they cannot be compared")
-        found = found or some
-    assert found is not None
-    return found
+def same_images(data: Mapping[Run, Dataset], count: int) -> Images:
+    """Return the first test images; raise if they are not the same in all runs."""
+    first: Images | None = None
+    for run, dataset in data.items():
+        if dataset.test is None:
+            raise ConfigError(f"{run.dir} has no test images, which this analysis needs")
+        images = dataset.test.select(torch.arange(min(count, len(dataset.test))))
+        if first is None:
+            first = images
+        elif not torch.equal(first.pixels, images.pixels):
+            raise ConfigError(
+                f"{run.dir} has other test images than the run before it: they cannot be compared"
+            )
+    assert first is not None
+    return first
 
 
 @float32()
 def projections(run: Run, state: State, test: Images) -> Tensor:
-    """Projections (n, k) in eval mode."""
-    method = assemble.build_method(run.experiment, test.image, run.device)
+    """Return projections (n, k) of the test images in eval mode."""
+    method = federation.build_method(run.experiment, test.image, run.device)
     if "projector" not in method._modules:
-        raise ConfigError("this method has no projector: --set what=h compares features of the backbone")
+        raise ConfigError(
+            "this method has no projector: --set what=h compares features of the backbone"
+        )
     if "projector" not in state.layout.parts:
-        raise ConfigError("this run's models have no projector: --set what=h compares features of the backbone")
+        raise ConfigError(
+            "this run's models have no projector: --set what=h compares features of the backbone"
+        )
     method.state.load(state.to(method.state.floats.device))
     method.eval()
+    rows = []
     with torch.no_grad():
-        return torch.cat([method.encode(method.clean(x.to(run.device))).z for x in test.held.chunks(500)])
+        for images in test.held.chunks(500):
+            output = method.encode(method.clean(images.to(run.device)))
+            rows.append(output.z)
+        return torch.cat(rows)

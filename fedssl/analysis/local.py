@@ -1,85 +1,158 @@
-"""Clients' local models: what each makes of the newest checkpoint in one more local training, before anybody merges.
+"""Local models of clients: the result of one more local training from the newest checkpoint.
 
-The papers compare local models within a round (FedCA, Figure 4; Dec-SSL, B.3). A run does not keep them: with a server
-they are uploads, gone once they are averaged. So they are made again, from the newest checkpoint. Nothing is merged,
-nothing is written into the run directory, and the run can go on as if nobody had looked.
+The papers compare local models within a round (FedCA, Figure 4; Dec-SSL, B.3). A run does not keep
+them: with a server they are uploads, discarded once they are averaged. They are therefore trained
+again from the newest checkpoint. Nothing is merged or written to the run directory, so the run can
+be resumed as if it had not been analysed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
-from fedssl import assemble
+import torch
+from torch import Tensor
+
+from fedssl import federation
+from fedssl.core.console import Say, meter
+from fedssl.core.devices.precision import numerics, threads
+from fedssl.core.devices.select import training_devices
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
 from fedssl.data import Dataset
-from fedssl.data.progress import Say, meter
-from fedssl.errors import ConfigError
+from fedssl.engine.checkpoints.store import Snapshot, Store
+from fedssl.engine.runtimes.client_round import ClientRound, Pace, Shard, Work, run_client
+from fedssl.engine.uploads.records import Reply
+from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method
-from fedssl.numerics import numerics, threads
-from fedssl.run import Run
-from fedssl.runtimes.attend import NOTHING, Pace, Work, attend
-from fedssl.store import Snapshot, Store
-from fedssl.train import resolve_precision
-from fedssl.tree import State, Tree, model
+from fedssl.runs.run import Run
+from fedssl.training.trainer import Trainer, resolve_precision
 
-Read = Callable[[Run], Dataset]  # a run's images
+ReadData = Callable[[Run], Dataset]
 
-TRAVELS = ("model", "target")  # an upload's networks; what else is in it is about them
+NETWORKS = ("model", "target")  # the networks in an upload; other entries are about them
 
 
-def local_models(run: Run, read: Read, say: Say, rate: float | None = None) -> dict[str, State]:
-    """Each client's model by its id, on the CPU, after training from what the newest checkpoint would send it.
+def local_models(run: Run, read: ReadData, say: Say, rate: float | None = None) -> dict[str, State]:
+    """Return each client's model by its id, on the CPU, after one more local training.
 
-    Of a run that is not finished this is exactly what its next round begins with. After the last round clients go on
-    with its learning rate: if that is near 0, they hardly move, as they did in that round. `rate` is another one. A
-    client that cannot train, as one with a single image, has none. `read` gives the run's images.
+    Clients start from what the newest checkpoint would send them. For an unfinished run this is
+    exactly how its next round begins. After the last round clients train with its learning rate: if
+    that is near 0, their models hardly change, as in that round; `rate` sets another one. A client
+    that cannot train, such as one with a single image, has no model. `read` returns the images.
     """
+    snapshot = _load_checkpoint(run, say)
+    experiment = run.experiment
+    device = training_devices(run.device)[0]
+    data = read(run)
+    public_images = _public_images(run, data, device, say=say)
+    seen, owners = run.deal(data, say)
+    owners = {client: index for client, index in owners.items() if len(index)}
+    trainer = federation.build_trainers(experiment, data.train.image, device, 1)[0]
+    clients = _Clients(
+        snapshot,
+        _work(experiment, snapshot.rounds, rate, public_images),
+        trainer,
+        federation.shards(seen, owners, [device]),
+        device,
+    )
+    home = experiment.topology.plan(list(owners), snapshot.rounds, experiment.seed).home
+    exact = resolve_precision(experiment.train.precision, device) == "fp32"
+    models = {}
+    with (
+        meter("training clients", len(home), say) as advance,
+        numerics(device, experiment.train.deterministic, exact),
+        threads(experiment.train.threads),
+    ):
+        for client, site in home.items():
+            reply = clients.train(client, site)
+            if reply.upload is None:
+                say(f"client {client} has no local model: {reply.error}")
+            else:
+                models[client] = _complete_model(reply.upload, trainer.method)
+            advance(1)
+    return models
+
+
+def _load_checkpoint(run: Run, say: Say) -> Snapshot:
     snapshot = Store(run.dir).load(say, check_rows=False)
     if snapshot is None:
         raise ConfigError(f"{run.dir} has no checkpoint yet")
-    e, device = run.experiment, assemble.training_devices(run.device)[0]
-    data = read(run)
+    return snapshot
+
+
+class _Clients(NamedTuple):
+    """The clients of a checkpoint, trained one at a time on one device."""
+
+    snapshot: Snapshot
+    work: Work
+    trainer: Trainer
+    shards: Mapping[str, Shard]
+    device: torch.device
+
+    def train(self, client: str, site: str) -> Reply:
+        """Train one client from what its site in the checkpoint would send it."""
+        part = ClientRound(
+            client=client,
+            round=self.snapshot.rounds,
+            shard=self.shards[client],
+            message=self.work.algorithm.broadcast(self.snapshot.sites[site], client),
+            load_memory=partial(_memory, self.snapshot, client),
+            store_memory=_discard,
+        )
+        return run_client(self.work, part, self.trainer, self.device)
+
+
+def _public_images(
+    run: Run, data: Dataset, device: torch.device, *, say: Say
+) -> Mapping[torch.device, Tensor]:
     public = run.public(data, say)
-    seen, owners = run.deal(data, say)
-    owners = {client: index for client, index in owners.items() if len(index)}
-    trainer = assemble.build_trainers(e, data.train.image, device, 1)[0]
-    shards = assemble.shards(seen, owners, [device])
-    last = min(snapshot.rounds, e.rounds - 1)
-    pace = Pace(e.train.rate(last, e.rounds) if rate is None else rate, last / e.rounds, e.rounds)
-    everybodys = NOTHING if public is None else {device: public.to(device)}
-    work = Work(e.algorithm, e.seed, lambda round: pace, everybodys, threading.Event())
-    place = e.topology.plan(list(owners), snapshot.rounds, e.seed).home
-    found: dict[str, State] = {}
-    exact = resolve_precision(e.train.precision, device) == "fp32"
-    with (
-        meter("training clients", len(place), say) as advance,
-        numerics(device, e.train.deterministic, exact),
-        threads(e.train.threads),
-    ):
-        for name, site in place.items():
-            message, recall = e.algorithm.broadcast(snapshot.sites[site], name), partial(_memory, snapshot, name)
-            reply = attend(work, name, snapshot.rounds, shards[name], trainer, message, recall, _forget, device)
-            if reply.upload is None:
-                say(f"client {name} has no local model: {reply.error}")
-            else:
-                found[name] = _whole(reply.upload, trainer.method)
-            advance(1)
-    return found
+    if public is None:
+        return {}
+    return {device: public.to(device)}
+
+
+def _work(
+    experiment: Experiment,
+    rounds: int,
+    rate: float | None,
+    public_images: Mapping[torch.device, Tensor],
+) -> Work:
+    """Return the work of the round after `rounds`, or of the last round again."""
+    last = min(rounds, experiment.rounds - 1)
+    if rate is None:
+        rate = experiment.train.rate(last, experiment.rounds)
+    pace = Pace(rate, last / experiment.rounds, experiment.rounds)
+    return Work(
+        experiment.algorithm, experiment.seed, lambda round: pace, public_images, threading.Event()
+    )
 
 
 def _memory(snapshot: Snapshot, client: str) -> Tree:
-    return snapshot.memory[client].tree if client in snapshot.memory else {}
+    if client in snapshot.memory:
+        return snapshot.memory[client].tree
+    return {}
 
 
-def _forget(memory: Tree) -> None: ...
+def _discard(memory: Tree) -> None:
+    """Ignore the memory that a client would keep for its next round."""
 
 
-def _whole(upload: Tree, method: Method) -> State:
-    """What was uploaded; what of the model stays with the client (FedBN's norm layers, a predictor of its own) is as
-    its training left it. A client may have trained another model since: Per-SSFL's does."""
-    sent = [model(upload, key) for key in TRAVELS if key in upload]
-    state = method.state.pick({*method.online, *(part for each in sent for part in each.layout.parts)})
-    for each in sent:
-        state.load(each)
+def _complete_model(upload: Tree, method: Method) -> State:
+    """Return the uploaded networks, completed by the parts that a client keeps.
+
+    Parts that are not uploaded (FedBN's norm layers, a client's own predictor) are as its training
+    left them. A client may have trained another model after the one it uploads, as in Per-SSFL.
+    """
+    uploaded = [model(upload, key) for key in NETWORKS if key in upload]
+    parts = set(method.online)
+    for network in uploaded:
+        parts.update(network.layout.parts)
+    state = method.state.pick(parts)
+    for network in uploaded:
+        state.load(network)
     return state.to("cpu")

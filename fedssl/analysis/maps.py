@@ -1,9 +1,10 @@
-"""Maps of test images: features under each model laid out in two dimensions, by t-SNE or UMAP, coloured by class.
+"""Maps of test images: features under each model in two dimensions, by t-SNE or UMAP.
 
-Neighbours on a map are neighbours in the feature space; distances between far groups, and their sizes, mean nothing.
-With `together`, the features of all models lie on one map, coloured by model, as in Dec-SSL's Figure 9: 20 principal
-components of all of them, then UMAP (or t-SNE). The paper shows features of the models' own training images; these are
-the same test images under every model, so that what differs is the model alone.
+Neighbours on a map are neighbours in the feature space; distances between far groups, and their
+sizes, mean nothing. With `together`, the features of all models are on one map, coloured by model,
+as in Dec-SSL's Figure 9: 20 principal components of all of them, then UMAP (or t-SNE). The paper
+shows features of the models' own training images; here all models see the same test images, so that
+only the model differs.
 """
 
 from __future__ import annotations
@@ -14,44 +15,49 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.analysis.analysis import ANALYSES, Found, Summary, listed
-from fedssl.analysis.features import OfFeatures, reader
-from fedssl.analysis.look import COLOURS, MARKERS, figure, titled
-from fedssl.data.progress import Say
-from fedssl.errors import ConfigError
-from fedssl.report.picture import FEWEST, scatter, tsne
-from fedssl.run import Run
+from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_digits
+from fedssl.analysis.features import FeatureAnalysis, data_reader
+from fedssl.core.console import Say
+from fedssl.core.errors import ConfigError
+from fedssl.plots.run_picture import MIN_MAPPED, scatter, tsne
+from fedssl.plots.style import COLOURS, MARKERS, model_title, new_figure
+from fedssl.runs.run import Run
 
 COMPONENTS = 20  # of all models' features, before they are put on one map
-PANELS = 12  # maps in one picture
-ACROSS = 4
-WORDS = {"tsne": "t-SNE", "umap": "UMAP"}
-NEAREST = 10  # images whose class is compared with one's own
+MAX_MAPS = 12
+MAX_COLUMNS = 4
+MAP_NAMES = {"tsne": "t-SNE", "umap": "UMAP"}
+NEIGHBOURS = 10  # of each image, whose classes are compared with its own
 
 Rows = NDArray[np.floating[Any]]
 
 
 def umap(features: Rows, seed: int = 0) -> Rows:
-    """Places (n, 2) by UMAP, as its defaults have it."""
+    """Return positions (n, 2) on a UMAP map with UMAP's default settings."""
     try:
         from umap import UMAP
     except ImportError:
         raise ConfigError(
-            'this map needs umap-learn: in a clone of fedssl, pip install ".[maps]", or --set how=tsne'
+            'this map needs umap-learn: in a clone of fedssl, pip install ".[maps]", '
+            "or --set how=tsne"
         ) from None
-    near = min(15, len(features) - 1)
-    return np.asarray(UMAP(n_neighbors=near, random_state=seed, n_jobs=1).fit_transform(features))
+    neighbours = min(15, len(features) - 1)
+    embedding = UMAP(n_neighbors=neighbours, random_state=seed, n_jobs=1)
+    return np.asarray(embedding.fit_transform(features))
 
 
 def principal(features: Rows, components: int) -> Rows:
-    """The first principal components (n, components) of features (n, d), as many as there are."""
+    """Return the first principal components (n, components) of features (n, d), if so many."""
     centred = features - features.mean(0)
     u, s, _ = np.linalg.svd(centred, full_matrices=False)
     return np.asarray((u * s)[:, :components])
 
 
-def same_class_nearby(xy: Rows, labels: NDArray[np.int64], nearest: int = NEAREST) -> float:
-    """The share of the nearest points on a map, itself not counted, that are of a point's own class; mean over all."""
+def same_class_nearby(xy: Rows, labels: NDArray[np.int64], nearest: int = NEIGHBOURS) -> float:
+    """Return the share of the nearest points on a map that have a point's class, over all points.
+
+    The point itself does not count.
+    """
     squares = (xy * xy).sum(1)
     distance = squares[:, None] + squares[None] - 2 * xy @ xy.T
     np.fill_diagonal(distance, np.inf)
@@ -60,67 +66,112 @@ def same_class_nearby(xy: Rows, labels: NDArray[np.int64], nearest: int = NEARES
 
 
 @ANALYSES.register("map")
-class Map(OfFeatures):
-    how: Literal["tsne", "umap"] = "tsne"  # which map; umap needs umap-learn
+class Map(FeatureAnalysis):
+    """Map the features of test images under each model to two dimensions."""
+
+    how: Literal["tsne", "umap"] = "tsne"  # kind of map; umap needs umap-learn
     together: bool = False  # all models on one map, coloured by model
     seed: int = 0  # of the map: another one turns it and moves its groups
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Found:
-        read = reader(say)
-        models = self.chosen(runs, read, say)
-        if not self.together and len(models) > PANELS:
-            names = ", ".join(list(models)[:3])
-            raise ConfigError(f"{len(models)} maps are too many: choose some with --set models='[\"…\"]' ({names}, …)")
+    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+        """Return the positions of the images, and how many neighbours have the same class."""
+        read = data_reader(say)
+        models = self.select_models(runs, read, say)
+        self._check_map_count(models)
         features, test = self.features(models, read, say)
-        if len(test) < FEWEST:
-            raise ConfigError(f"a map needs {FEWEST} test images, there are {len(test)}")
-        rows = {name: each.numpy() for name, each in features.items()}
-        labels = test.labels.numpy() if test.labelled else np.zeros(len(test), np.int64)
-        maps = self._together(rows) if self.together else {name: self._lay(each) for name, each in rows.items()}
-        near = {name: same_class_nearby(xy, labels) for name, xy in maps.items()} if test.labelled else {}
+        if len(test) < MIN_MAPPED:
+            raise ConfigError(f"a map needs {MIN_MAPPED} test images, there are {len(test)}")
+        maps = self._maps({name: rows.numpy() for name, rows in features.items()})
+        labels = None
+        nearby = {}
+        if test.labelled:
+            labels = test.labels.tolist()
+            for name, xy in maps.items():
+                nearby[name] = same_class_nearby(xy, test.labels.numpy())
+        positions = {}
+        for name, xy in maps.items():
+            positions[name] = [round_digits(point, 5) for point in xy.tolist()]
         return {
             "classes": list(test.classes),
-            "labels": labels.tolist() if test.labelled else None,
-            "maps": {name: [listed(place, 5) for place in xy.tolist()] for name, xy in maps.items()},
-            "same_class_nearby": near,
+            "labels": labels,
+            "maps": positions,
+            "same_class_nearby": nearby,
         }
 
-    def _lay(self, features: Rows) -> Rows:
-        return umap(features, self.seed) if self.how == "umap" else tsne(features, self.seed)
+    def _check_map_count(self, models: Mapping[str, Any]) -> None:
+        if not self.together and len(models) > MAX_MAPS:
+            names = ", ".join(list(models)[:3])
+            raise ConfigError(
+                f"{len(models)} maps are too many: choose at most {MAX_MAPS} models with "
+                f"--set models='[\"…\"]' ({names}, …)"
+            )
 
-    def _together(self, rows: Mapping[str, Rows]) -> dict[str, Rows]:
-        if len({each.shape[1] for each in rows.values()}) > 1:
+    def _maps(self, features: Mapping[str, Rows]) -> dict[str, Rows]:
+        """Return positions (n, 2) by model: on one map for each, or on one map for all."""
+        if not self.together:
+            return {name: self._map(rows) for name, rows in features.items()}
+        if len({rows.shape[1] for rows in features.values()}) > 1:
             raise ConfigError("models whose features differ in number cannot be on one map")
-        xy = self._lay(principal(np.concatenate(list(rows.values())), COMPONENTS))
-        return dict(zip(rows, np.split(xy, len(rows)), strict=True))
+        xy = self._map(principal(np.concatenate(list(features.values())), COMPONENTS))
+        return dict(zip(features, np.split(xy, len(features)), strict=True))
 
-    def draw(self, found: Found) -> Any:
-        maps = {name: np.array(xy) for name, xy in found["maps"].items()}
-        labels = np.array(found["labels"] or [0] * len(next(iter(maps.values()))))
+    def _map(self, features: Rows) -> Rows:
+        if self.how == "umap":
+            return umap(features, self.seed)
+        return tsne(features, self.seed)
+
+    def draw(self, results: Results) -> Any:
+        """Return a figure with a map for each model, or with one map of all models."""
         if self.together:
-            drawn, axes = figure(1, 1, width=6.5, height=5)
-            for number, (name, xy) in enumerate(maps.items()):
-                style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-                axes[0, 0].scatter(*xy.T, s=7, alpha=0.7, label=titled(name), **style)
-            axes[0, 0].set(title=f"test images, {WORDS[self.how]}", xticks=[], yticks=[])
-            axes[0, 0].set_frame_on(False)
+            figure, axes = self._draw_together(results)
         else:
-            down = -(-len(maps) // ACROSS)
-            across = -(-len(maps) // down)  # rows as even as they go
-            drawn, axes = figure(down, across, width=4.2, height=4.2)
-            for each in axes.flat[len(maps) :]:
-                each.set_axis_off()
-            classes = found["classes"] if found["labels"] else ["without a label"]
-            for each, (name, xy) in zip(axes.flat, maps.items(), strict=False):
-                scatter(each, xy, labels, classes, titled(name), MARKERS)
+            figure, axes = _draw_apart(results)
         handles, names = axes[0, 0].get_legend_handles_labels()
-        drawn.legend(handles, names, loc="outside right center", frameon=False, markerscale=2)
-        return drawn
+        figure.legend(handles, names, loc="outside right center", frameon=False, markerscale=2)
+        return figure
 
-    def summary(self, found: Found) -> Summary:
-        near = found["same_class_nearby"]
-        rows = [[name, f"{100 * near[name]:.1f}%" if near else "–"] for name in found["maps"]]
-        columns = ["model", f"same class among the {NEAREST} nearest on the map"]
-        note = "a map is for looking at: it is no measure of a model, which fedssl evaluate is"
-        count = len(next(iter(found["maps"].values())))
-        return Summary(f"{WORDS[self.how]} of {count} test images", columns, rows, [note])
+    def _draw_together(self, results: Results) -> tuple[Any, Any]:
+        figure, axes = new_figure(1, 1, width=6.5, height=5)
+        for number, (name, positions) in enumerate(results["maps"].items()):
+            axes[0, 0].scatter(
+                *np.array(positions).T,
+                s=7,
+                alpha=0.7,
+                label=model_title(name),
+                color=COLOURS[number % len(COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
+            )
+        axes[0, 0].set(title=f"test images, {MAP_NAMES[self.how]}", xticks=[], yticks=[])
+        axes[0, 0].set_frame_on(False)
+        return figure, axes
+
+    def summary(self, results: Results) -> Summary:
+        """Return a table of how many neighbours on each map have the same class."""
+        rows = [[name, "–"] for name in results["maps"]]  # images without labels
+        if results["same_class_nearby"]:
+            shares = results["same_class_nearby"]
+            rows = [[name, f"{100 * shares[name]:.1f}%"] for name in results["maps"]]
+        columns = ["model", f"same class among the {NEIGHBOURS} nearest on the map"]
+        note = "a map is an illustration, not a measure of a model: for that, use fedssl evaluate"
+        count = len(next(iter(results["maps"].values())))
+        return Summary(f"{MAP_NAMES[self.how]} of {count} test images", columns, rows, [note])
+
+
+def _draw_apart(results: Results) -> tuple[Any, Any]:
+    """Draw a panel for each model, coloured by class."""
+    maps = {name: np.array(positions) for name, positions in results["maps"].items()}
+    if results["labels"]:
+        labels = np.array(results["labels"])
+        classes = results["classes"]
+    else:
+        labels = np.array([0] * len(next(iter(maps.values()))))
+        classes = ["without a label"]
+    rows = -(-len(maps) // MAX_COLUMNS)
+    columns = -(-len(maps) // rows)  # rows of about equal length
+    figure, axes = new_figure(rows, columns, width=4.2, height=4.2)
+    for panel in axes.flat[len(maps) :]:
+        panel.set_axis_off()
+    for panel, (name, xy) in zip(axes.flat, maps.items(), strict=False):
+        title = model_title(name)
+        scatter(panel, xy, labels, classes=classes, title=title, markers=MARKERS)
+    return figure, axes

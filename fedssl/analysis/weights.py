@@ -1,13 +1,15 @@
-"""Distances between models' weights: d_w, Dec-SSL's measure of drift (Wang et al., Appendix B.3).
+"""Distances between the weights of models: d_w, Dec-SSL's measure of drift.
 
-d_w(a, b) = Σ_l ‖a_l − b_l‖₂, the sum over layers of the L2 norm of the difference, not squared.
+Wang et al., Appendix B.3: d_w(a, b) = Σ_l ‖a_l − b_l‖₂, the sum over layers of the L2 norm of the
+difference, not squared.
 
-What the paper leaves open is what a layer is, and which parts of the model count. Here every parameter tensor is a
-layer by itself: a convolution's weights, a bias, a norm layer's scale, its shift. Running statistics and counters are
-not weights and do not count. Each part (backbone, projector, predictor) is given by itself; `total` is over the parts
-that all models have. The sum over layers grows with their number: compare models of one architecture only.
+The paper does not define a layer, nor which parts of the model count. Here every parameter tensor
+is a layer: a convolution's weights, a bias, a norm layer's scale, its shift. Running statistics and
+counters are not weights and do not count. Each part (backbone, projector, predictor) has its own
+distance; `total` is over the parts that all models have. The sum over layers grows with their
+number: compare models of one architecture only.
 
-Beside it, `l2` is the plain L2 distance over the same parameters, as `divergence` in the rounds log.
+`l2` is the plain L2 distance over the same parameters, as `divergence` in the rounds log.
 """
 
 from __future__ import annotations
@@ -17,86 +19,121 @@ from typing import Any
 
 import torch
 
-from fedssl.analysis.analysis import ANALYSES, Found, Summary, listed
-from fedssl.analysis.features import OfModels, reader
-from fedssl.analysis.look import COLOURS, figure, matrix
-from fedssl.data.progress import Say, meter
-from fedssl.errors import ConfigError
-from fedssl.layout import PARAMETERS, Entry
-from fedssl.run import Run
-from fedssl.tree import State
+from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_digits
+from fedssl.analysis.features import ModelAnalysis, data_reader
+from fedssl.core.console import Say, meter
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.layout import PARAMETERS, Entry
+from fedssl.core.state.state import State
+from fedssl.plots.style import COLOURS, draw_matrix, new_figure
+from fedssl.runs.run import Run
 
-NAMED = 40  # layers that have room for a name
+MAX_LAYER_NAMES = 40  # of more layers only some are named in the figure
 
 
 def layer_distances(one: State, other: State) -> dict[str, float]:
-    """‖a_l − b_l‖₂ of each parameter tensor that both models have, by its name."""
-    return {e.name: float((one.view(e) - other.view(e)).double().norm()) for e in common([one, other])}
+    """Return ‖a_l − b_l‖₂ of each parameter tensor that both models have, by its name."""
+    layers = {}
+    for entry in common_parameters([one, other]):
+        difference = one.view(entry) - other.view(entry)
+        layers[entry.name] = float(difference.double().norm())
+    return layers
 
 
-def common(states: Sequence[State]) -> list[Entry]:
-    """The parameters of the parts that all models have; those parts must be alike."""
-    first = states[0].layout
-    parts = [part for part in first.parts if all(part in state.layout.parts for state in states)]
+def common_parameters(states: Sequence[State]) -> list[Entry]:
+    """Return the parameters of the parts that all models have; raise if these parts differ."""
+    parts = set(states[0].layout.parts)
+    for state in states:
+        parts &= set(state.layout.parts)
     layouts = [state.layout.pick(parts, PARAMETERS) for state in states]
     for layout in layouts:
         if layout != layouts[0]:
-            raise ConfigError(f"the models are not alike: {layouts[0].first_difference(layout)}")
+            difference = layouts[0].first_difference(layout)
+            raise ConfigError(f"the models have different architectures: {difference}")
     return [entry for entry in layouts[0].entries if entry.part != "target"]
 
 
 def distances(one: State, other: State) -> dict[str, Any]:
-    """d_w in all and by part, the L2 distance, and each layer's share of it."""
+    """Return d_w in total, by part and by layer, and the L2 distance."""
     layers = layer_distances(one, other)
     parts: dict[str, float] = {}
     for name, value in layers.items():
-        parts[name.partition(".")[0]] = parts.get(name.partition(".")[0], 0.0) + value
+        part = name.partition(".")[0]
+        parts[part] = parts.get(part, 0.0) + value
     squares = sum(value * value for value in layers.values())
     return {"total": sum(layers.values()), "l2": squares**0.5, "parts": parts, "layers": layers}
 
 
 @ANALYSES.register("weights")
-class Weights(OfModels):
-    def measure(self, runs: Sequence[Run], say: Say) -> Found:
-        models = self.chosen(runs, reader(say), say, fewest=2)
+class Weights(ModelAnalysis):
+    """Measure the distances between the weights of pairs of models."""
+
+    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+        """Return the distances of every pair of models."""
+        models = self.select_models(runs, data_reader(say), say, min_models=2)
         names = list(models)
         total = torch.zeros(len(names), len(names), dtype=torch.float64)
         pairs = []
         with meter("comparing weights", len(names) * (len(names) - 1) // 2, say) as advance:
             for i in range(len(names)):
-                one = models[names[i]].state()
-                for j in range(i):  # a client's own model is made anew each time: there may be many
-                    found = distances(models[names[j]].state(), one)
-                    total[i, j] = total[j, i] = found["total"]
-                    pairs.append({"pair": [names[j], names[i]], **found})
+                state = models[names[i]].state()
+                # Other states are made anew each time: there may be too many to keep.
+                for j in range(i):
+                    pair = distances(models[names[j]].state(), state)
+                    total[i, j] = total[j, i] = pair["total"]
+                    pairs.append({"pair": [names[j], names[i]], **pair})
                     advance(1)
-        return {"models": names, "total": [listed(row) for row in total.tolist()], "pairs": pairs}
+        return {
+            "models": names,
+            "total": [round_digits(row) for row in total.tolist()],
+            "pairs": pairs,
+        }
 
-    def draw(self, found: Found) -> Any:
-        drawn, axes = figure(1, 2, width=6.2, height=5)
-        matrix(drawn, axes[0, 0], found["total"], found["models"], r"$d_w$: sum over layers of the L2 norm")
+    def draw(self, results: Results) -> Any:
+        """Return a figure with the matrix of distances and the distances by layer."""
+        figure, axes = new_figure(1, 2, width=6.2, height=5)
+        draw_matrix(
+            figure,
+            axes[0, 0],
+            results["total"],
+            names=results["models"],
+            label=r"$d_w$: sum over layers of the L2 norm",
+        )
         axes[0, 0].set_title("between models")
-        _layers(axes[0, 1], found["pairs"])
-        return drawn
+        _draw_layers(axes[0, 1], results["pairs"])
+        return figure
 
-    def summary(self, found: Found) -> Summary:
-        parts = list(found["pairs"][0]["parts"])
-        rows = [
-            [" – ".join(p["pair"]), *(f"{v:.4g}" for v in (p["total"], *(p["parts"][k] for k in parts), p["l2"]))]
-            for p in sorted(found["pairs"], key=lambda pair: pair["total"])
-        ]
-        return Summary("distance between weights", ["models", "d_w", *(f"d_w, {part}" for part in parts), "L2"], rows)
+    def summary(self, results: Results) -> Summary:
+        """Return a table of the pairs, ordered by their distance."""
+        parts = list(results["pairs"][0]["parts"])
+        rows = []
+        for pair in sorted(results["pairs"], key=lambda pair: pair["total"]):
+            by_part = [pair["parts"][part] for part in parts]
+            cells = [f"{value:.4g}" for value in (pair["total"], *by_part, pair["l2"])]
+            rows.append([" – ".join(pair["pair"]), *cells])
+        columns = ["models", "d_w", *(f"d_w, {part}" for part in parts), "L2"]
+        return Summary("distance between weights", columns, rows)
 
 
-def _layers(axes: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
-    """Each layer's distance: the mean over pairs, and from the nearest pair to the farthest."""
+def _draw_layers(axes: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the distance of each layer: mean, minimum and maximum over the pairs."""
     names = list(pairs[0]["layers"])
     table = torch.tensor([list(pair["layers"].values()) for pair in pairs], dtype=torch.float64)
-    places, mean = list(range(len(names))), table.mean(0)
+    mean = table.mean(0)
     spread = torch.stack([mean - table.min(0).values, table.max(0).values - mean])
-    axes.errorbar(mean, places, xerr=spread, fmt="o", color=COLOURS[0], ecolor=COLOURS[1], capsize=2, markersize=4)
-    every = -(-len(names) // NAMED)
-    axes.set_yticks(places[::every], names[::every], fontsize=7)
+    positions = list(range(len(names)))
+    axes.errorbar(
+        mean,
+        positions,
+        xerr=spread,
+        fmt="o",
+        color=COLOURS[0],
+        ecolor=COLOURS[1],
+        capsize=2,
+        markersize=4,
+    )
+    step = -(-len(names) // MAX_LAYER_NAMES)
+    axes.set_yticks(positions[::step], names[::step], fontsize=7)
     axes.invert_yaxis()
     title = "by layer" if len(pairs) == 1 else f"by layer: mean and range of {len(pairs)} pairs"
     axes.set(xlabel="L2 norm of the difference", xlim=(0, None), title=title)

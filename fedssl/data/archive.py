@@ -1,4 +1,4 @@
-"""Files inside an archive, or in the folder it was extracted to, read the same way and never extracted."""
+"""Read files from an archive, or from the folder it was extracted to; nothing is extracted."""
 
 from __future__ import annotations
 
@@ -10,83 +10,108 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from fedssl.errors import DataError
+from fedssl.core.errors import DataError
 
-_MOST_BYTES = 100_000_000  # of a file that is read whole: an image, or a list of names
+_MAX_FILE_BYTES = 100_000_000  # of a file that is read whole: an image, or a list of names
+
+ReadFile = Callable[[str], bytes]
 
 
 class Member(NamedTuple):
+    """One file of an archive or a folder."""
+
     name: str  # without folders
     size: int  # bytes
-    stream: IO[bytes]  # open until the next member is asked for
+    stream: IO[bytes]  # open until the next member is requested
 
 
 @contextmanager
-def intact(where: Path) -> Iterator[None]:
-    """Turn what damaged archives raise, wherever their reading got to, into one sentence."""
+def damage_as_data_error(archive: Path) -> Iterator[None]:
+    """Convert any error that a damaged archive causes into a DataError of one sentence."""
     try:
         yield
     except (DataError, MemoryError):
         raise
-    except Exception as failure:  # damaged archives make tarfile, zipfile and zlib raise errors of many types
-        raise DataError(f"{where} is damaged or cannot be read ({failure})") from None
+    except Exception as error:  # tarfile, zipfile and zlib raise errors of many types
+        raise DataError(f"{archive} is damaged or cannot be read ({error})") from None
 
 
-def members(where: Path, wanted: Collection[str]) -> Iterator[Member]:
-    """The wanted members of a tar archive (in its own order) or the wanted files of a folder."""
-    missing = set(wanted)
-    walk = _from_folder if where.is_dir() else _from_tar
+def iter_members(where: Path, names: Collection[str]) -> Iterator[Member]:
+    """Yield the named members of a tar archive, in its order, or the named files of a folder.
+
+    Raise DataError if some of them are missing.
+    """
+    missing = set(names)
+    walk = _walk_folder if where.is_dir() else _walk_tar
     for member in walk(where, missing):
         missing.remove(member.name)
         yield member
-        if not missing:  # spares reading the rest of a compressed archive
+        if not missing:  # avoids reading the rest of a compressed archive
             return
     raise DataError(f"{where} lacks {', '.join(sorted(missing))}")
 
 
-def _from_folder(where: Path, missing: set[str]) -> Iterator[Member]:
+def _walk_folder(folder: Path, missing: set[str]) -> Iterator[Member]:
     for name in sorted(missing):
-        path = where / name
+        path = folder / name
         if path.is_file():
             with path.open("rb") as stream:
                 yield Member(name, path.stat().st_size, stream)
 
 
-def _from_tar(where: Path, missing: set[str]) -> Iterator[Member]:
-    with tarfile.open(where, "r|*") as archive:  # a stream: nothing is read twice
+def _walk_tar(path: Path, missing: set[str]) -> Iterator[Member]:
+    with tarfile.open(path, "r|*") as archive:  # a stream: nothing is read twice
         for entry in archive:
             name = PurePosixPath(entry.name).name
-            stream = archive.extractfile(entry) if name in missing and entry.isfile() else None
+            if name not in missing or not entry.isfile():
+                continue
+            stream = archive.extractfile(entry)
             if stream is not None:
                 yield Member(name, entry.size, stream)
 
 
-def _read_file(path: Path) -> bytes:
-    if path.stat().st_size > _MOST_BYTES:
-        raise DataError(f"{path} has more than {_MOST_BYTES:,} bytes")
-    return path.read_bytes()
+def list_files(where: Path, top: str) -> tuple[list[str], ReadFile]:
+    """Return the sorted names of all files and a function that reads one of them.
 
-
-def listing(where: Path, top: str) -> tuple[list[str], Callable[[str], bytes]]:
-    """Sorted names below `top` in a zip archive, or below the folder itself, and how to read one of them.
-
-    Reading is safe from several threads.
+    The names are those below `top` in a zip archive, or below the folder itself. The function may
+    be called from several threads.
     """
     if where.is_dir():
-        names = [
-            (Path(folder) / name).relative_to(where).as_posix() for folder, _, files in os.walk(where) for name in files
-        ]
-        return sorted(names), lambda name: _read_file(where / name)
-    with intact(where):
-        archive = zipfile.ZipFile(where)
-    prefix = f"{top}/"
-    names = [name.removeprefix(prefix) for name in archive.namelist() if name.startswith(prefix)]
+        return _list_folder(where)
+    return _list_zip(where, f"{top}/")
+
+
+def _list_folder(top: Path) -> tuple[list[str], ReadFile]:
+    names: list[str] = []
+    for folder, _, file_names in os.walk(top):
+        relative = Path(folder).relative_to(top)
+        names.extend((relative / name).as_posix() for name in file_names)
 
     def read(name: str) -> bytes:
-        with intact(where):
+        path = top / name
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise DataError(f"{path} has more than {_MAX_FILE_BYTES:,} bytes")
+        return path.read_bytes()
+
+    return sorted(names), read
+
+
+def _list_zip(path: Path, prefix: str) -> tuple[list[str], ReadFile]:
+    with damage_as_data_error(path):
+        archive = zipfile.ZipFile(path)
+    names = []
+    for entry in archive.namelist():
+        is_folder = entry.endswith("/")
+        if entry.startswith(prefix) and not is_folder:
+            names.append(entry.removeprefix(prefix))
+
+    def read(name: str) -> bytes:
+        with damage_as_data_error(path):
             size = archive.getinfo(prefix + name).file_size
-            if size > _MOST_BYTES:
-                raise DataError(f"{name} in {where} claims {size:,} bytes, more than {_MOST_BYTES:,}")
+            if size > _MAX_FILE_BYTES:
+                raise DataError(
+                    f"{name} in {path} claims {size:,} bytes, more than {_MAX_FILE_BYTES:,}"
+                )
             return archive.read(prefix + name)
 
-    return sorted(name for name in names if name and not name.endswith("/")), read
+    return sorted(names), read

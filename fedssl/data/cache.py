@@ -1,9 +1,10 @@
-"""Decoded images kept on disk, so that a folder's files are decoded once and need not fit into memory.
+"""Cache decoded images on disk: files are decoded once, and may exceed the memory.
 
-A cache is a directory: `pixels-N.u8`, uint8 (rows, C, size, size) that are mapped into memory, and `ledger`, which says
-which file each row is of. Rows that the ledger names are never written to again: whoever has mapped them goes on
-unharmed. New files get rows that it does not name. Once a file has changed or gone, the rows that stay are copied to
-the next `pixels-N.u8`, so that nothing is left of images their owner deleted.
+A cache is a directory with two files. `pixels-N.u8` holds uint8 (rows, C, size, size) and is mapped
+into memory. `ledger` maps each image file to its row (see cache_index.py). Rows in the ledger are
+never overwritten, so a process that has mapped them is not affected by later changes: new files get
+unused rows. Once a file has been changed or deleted, the remaining rows are copied to the next
+`pixels-N.u8`, so that no pixels of deleted images are left on disk.
 """
 
 from __future__ import annotations
@@ -14,188 +15,263 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
+from math import prod
 from pathlib import Path
 
 import PIL
 import torch
 from torch import Tensor
 
-from fedssl.data import ledger
-from fedssl.data.decode import RULES, Outcome, wire_path
-from fedssl.data.decoders import chunked, filling
-from fedssl.data.ledger import Bad, Entry, Kept, Stamp
-from fedssl.data.mapped import lengthened, mapped
-from fedssl.data.progress import Say, meter
-from fedssl.errors import ConfigError, DataError
-from fedssl.lock import locked
-from fedssl.pixels import Rows
+from fedssl.core.console import Say, meter
+from fedssl.core.errors import ConfigError, DataError
+from fedssl.core.files.lock import locked
+from fedssl.data import cache_index
+from fedssl.data.cache_index import BadFile, DecodedFile, Entry, Stamp
+from fedssl.data.decode import RULES
+from fedssl.data.decode_parallel import chunked, decode_into_file
+from fedssl.data.decode_worker import Outcome, encode_path
+from fedssl.data.image_pool import Rows
+from fedssl.data.mapped_file import extended_file, map_images
 
-SECONDS = 1.0  # of work that a kill may cost
-_BLOCK = 1024  # rows copied at a time
+SAVE_INTERVAL = 1.0  # seconds; the work that a kill may lose
+_COPY_ROWS = 1024  # rows copied at a time
 
 
-def default_place() -> Path:
-    """Where caches belong to on this system, for this user."""
+def default_cache_dir() -> Path:
+    """Return the directory for caches on this system, for this user."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "fedssl"
+    if not base.is_absolute():
+        base = Path.home() / ".cache"
+    return base / "fedssl"
 
 
-def cached(
-    folder: Path, names: Sequence[str], size: int, channels: int, place: Path, say: Say
+def decode_cached(
+    folder: Path, names: Sequence[str], size: int, channels: int, *, cache_dir: Path, say: Say
 ) -> tuple[Rows, dict[int, str]]:
-    """Pixels of the files that can be read, in order, and the places in `names` of the others with their reasons."""
-    source, place = folder.resolve(), place.expanduser().resolve()
-    if place.is_relative_to(source) and not any(p.startswith(".") for p in place.relative_to(source).parts):
-        raise ConfigError(f"data.cache: {place} lies among the images in {folder}; choose a folder outside")
-    key = hashlib.sha256(json.dumps([str(source), size, channels, RULES]).encode()).hexdigest()[:16]
+    """Return the pixels of the readable files, in order, decoding those that are not cached yet.
+
+    Also return the reason for each unreadable file, by its position in `names`.
+    """
+    source = folder.resolve()
+    cache_dir = cache_dir.expanduser().resolve()
+    if _contains_visibly(source, cache_dir):
+        raise ConfigError(
+            f"data.cache: {cache_dir} is inside the image folder {folder}; choose a folder outside"
+        )
+    home = cache_dir / _cache_key(source, size, channels)
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (place / key).mkdir(mode=0o700, exist_ok=True)
-        return _Cache(source, place / key, (channels, size, size), say).read(names)
-    except OSError as failure:
+        cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, exist_ok=True)
+        return _Cache(source, home, (channels, size, size), say).read(names)
+    except OSError as error:
         raise DataError(
-            f"decoded images cannot be kept in {place / key} ({failure.strerror}); make room, set data.cache to "
-            'another folder, or to "off" to decode into memory at every start'
-        ) from failure
+            f"decoded images cannot be kept in {home} ({error.strerror}); free some space, "
+            'set data.cache to another folder, or to "off" to decode into memory at every start'
+        ) from error
+
+
+def _contains_visibly(folder: Path, path: Path) -> bool:
+    """True if `path` is in `folder`, unless it is hidden there: hidden files are not images."""
+    if not path.is_relative_to(folder):
+        return False
+    return not any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def _cache_key(source: Path, size: int, channels: int) -> str:
+    text = json.dumps([str(source), size, channels, RULES])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _Cache:
-    def __init__(self, source: Path, home: Path, image: tuple[int, int, int], say: Say) -> None:
-        self._source, self._home, self._image, self._say = source, home, image, say
-        self._bytes = image[0] * image[1] * image[2]
-        self._ledger = home / "ledger"
-        self._pixels = home / "none"
+    """The cached images of one folder, at one size and number of channels."""
+
+    def __init__(
+        self, source: Path, home: Path, image_shape: tuple[int, int, int], say: Say
+    ) -> None:
+        self._source = source
+        self._home = home
+        self._image_shape = image_shape
+        self._say = say
+        self._ledger_path = home / "ledger"
+        self._pixels_path = home / "none"  # set by `_read_ledger` or `_rewrite`
 
     def read(self, names: Sequence[str]) -> tuple[Rows, dict[int, str]]:
-        wanted = {name: _stamp(self._source / name) for name in names}
+        """Return the pixels of the readable files, and the reasons for the others by position."""
+        stamps = {name: _stamp(self._source / name) for name in names}
         with locked(self._home, self._say) as lock:
-            entries = self._still_true(wanted)
-            missing = {name: stamp for name, stamp in wanted.items() if name not in entries}
+            entries = self._read_ledger(stamps)
+            missing = {name: stamp for name, stamp in stamps.items() if name not in entries}
             if missing:
-                entries |= self._add(missing, entries, lock)
-            found = [entries[name] for name in names]
-            rows = torch.tensor([entry.row for entry in found if isinstance(entry, Kept)], dtype=torch.int64)
-            count = int(rows.max()) + 1 if len(rows) else 0
-            pool = self._mapped(count)
-        bad = {place: entry.reason for place, entry in enumerate(found) if isinstance(entry, Bad)}
-        everything = torch.equal(rows, torch.arange(count))
-        return Rows(pool, None if everything else rows), bad
+                entries |= self._decode_missing(missing, entries, lock)
+            row_list: list[int] = []
+            bad: dict[int, str] = {}
+            for position, name in enumerate(names):
+                entry = entries[name]
+                if isinstance(entry, DecodedFile):
+                    row_list.append(entry.row)
+                else:
+                    bad[position] = entry.reason
+            pool_size = max(row_list, default=-1) + 1
+            pool = self._map_rows(pool_size)
+        if row_list == list(range(pool_size)):
+            return Rows(pool), bad
+        return Rows(pool, torch.tensor(row_list, dtype=torch.int64)), bad
 
-    def _still_true(self, wanted: Mapping[str, Stamp]) -> dict[str, Entry]:
-        """What is known of these files as they are now; all else is forgotten, on the disk too."""
-        book = ledger.read(self._ledger)
-        if book is None:
-            if self._ledger.is_file():
-                self._say(f"{self._ledger} is damaged: all images are decoded again")
-            return self._start_anew({}, self._mapped(0))
-        self._pixels = self._home / book.pixels
-        rows = self._pixels.stat().st_size // self._bytes if self._pixels.is_file() else 0
-        pool = self._mapped(rows)
+    def _read_ledger(self, stamps: Mapping[str, Stamp]) -> dict[str, Entry]:
+        """Return the entries of unchanged files; remove all others, from the disk too."""
+        ledger = cache_index.read(self._ledger_path)
+        if ledger is None:
+            if self._ledger_path.is_file():
+                self._say(f"{self._ledger_path} is damaged: all images are decoded again")
+            return self._rewrite({}, self._map_rows(0))
+        self._pixels_path = self._home / ledger.pixels_file
+        stored_rows = self._stored_rows()
+        pool = self._map_rows(stored_rows)
+        current = {
+            name: entry
+            for name, entry in ledger.entries.items()
+            if entry.stamp == stamps.get(name) and _is_usable(entry, stored_rows)
+        }
+        current = self._drop_damaged(current, pool)
+        if ledger.damaged:
+            self._say(
+                f"{self._ledger_path} is damaged or was cut short: "
+                "the images it lacks are decoded again"
+            )
+        if ledger.damaged or _decoded(ledger.entries).keys() - current.keys():
+            return self._rewrite(current, pool)
+        self._remove_other_pixels()
+        if ledger.unconfirmed:
+            cache_index.append(self._ledger_path, {}, complete=True)
+        return current
 
-        def current(name: str, entry: Entry) -> bool:
-            if wanted.get(name) != entry.stamp:
-                return False
-            # A newer Pillow may read the file.
-            return entry.row < rows if isinstance(entry, Kept) else entry.pillow == PIL.__version__
+    def _stored_rows(self) -> int:
+        if not self._pixels_path.is_file():
+            return 0
+        return self._pixels_path.stat().st_size // prod(self._image_shape)
 
-        true = {name: entry for name, entry in book.entries.items() if current(name, entry)}
-        kept = {name: entry for name, entry in true.items() if isinstance(entry, Kept)}
-        damaged = _damaged(pool, kept)
+    def _drop_damaged(self, entries: Mapping[str, Entry], pool: Tensor) -> dict[str, Entry]:
+        decoded = _decoded(entries)
+        damaged = _damaged_names(pool, decoded)
         if damaged:
-            self._say(f"{self._home}: {len(damaged):,} of {len(kept):,} decoded images are damaged and decoded again")
-            true = {name: entry for name, entry in true.items() if name not in damaged}
-        lost = any(isinstance(entry, Kept) and name not in true for name, entry in book.entries.items())
-        if book.torn:
-            self._say(f"{self._ledger} is damaged or was cut short: what it lacks is decoded again")
-        if lost or book.torn:
-            return self._start_anew(true, pool)
-        self._sweep()
-        if book.unsure:
-            ledger.append(self._ledger, {}, whole=True)
-        return true
+            self._say(
+                f"{self._home}: {len(damaged):,} of {len(decoded):,} decoded images are damaged "
+                "and decoded again"
+            )
+        return {name: entry for name, entry in entries.items() if name not in damaged}
 
-    def _start_anew(self, entries: Mapping[str, Entry], pool: Tensor) -> dict[str, Entry]:
-        """Copy the rows of these entries, and nothing else, to a new file, and let the ledger speak of that one."""
+    def _rewrite(self, entries: Mapping[str, Entry], pool: Tensor) -> dict[str, Entry]:
+        """Copy the rows of these entries to a new pixels file, and replace the ledger."""
         numbers = [int(path.stem.partition("-")[2]) for path in self._home.glob("pixels-*.u8")]
-        self._pixels = self._home / f"pixels-{1 + max(numbers, default=-1)}.u8"
-        kept = {name: entry for name, entry in entries.items() if isinstance(entry, Kept)}
-        rows = torch.tensor(sorted(entry.row for entry in kept.values()), dtype=torch.int64)
+        self._pixels_path = self._home / f"pixels-{1 + max(numbers, default=-1)}.u8"
+        decoded = _decoded(entries)
+        rows = sorted(entry.row for entry in decoded.values())
+        new_rows = {row: position for position, row in enumerate(rows)}
+        new_entries = dict(entries)
+        for name, entry in decoded.items():
+            new_entries[name] = entry._replace(row=new_rows[entry.row])
         try:
-            with os.fdopen(os.open(self._pixels, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                for block in Rows(pool, rows).chunks(_BLOCK):
+            with cache_index.create_private(self._pixels_path) as file:
+                kept = Rows(pool, torch.tensor(rows, dtype=torch.int64))
+                for block in kept.chunks(_COPY_ROWS):
                     file.write(block.numpy().data)
                 file.flush()
                 os.fsync(file.fileno())
-            place = {row: k for k, row in enumerate(rows.tolist())}
-            moved = {name: entry._replace(row=place[entry.row]) for name, entry in kept.items()}
-            true: dict[str, Entry] = {**entries, **moved}
-            ledger.replace(self._ledger, self._pixels.name, self._source, true)
+            cache_index.replace(
+                self._ledger_path, self._pixels_path.name, self._source, entries=new_entries
+            )
         except OSError:
-            self._pixels.unlink(missing_ok=True)
+            self._pixels_path.unlink(missing_ok=True)
             raise
-        self._sweep()
-        return true
+        self._remove_other_pixels()
+        return new_entries
 
-    def _sweep(self) -> None:
-        """Remove all pixels but those the ledger speaks of: an old file, or what a kill left of a new one."""
+    def _remove_other_pixels(self) -> None:
+        """Remove pixels files that the ledger does not name: old ones, or those of a kill."""
         for path in self._home.glob("pixels-*.u8"):
-            if path != self._pixels:
+            if path != self._pixels_path:
                 path.unlink()
 
-    def _add(self, new: Mapping[str, Stamp], known: Mapping[str, Entry], lock: int) -> dict[str, Entry]:
-        """Decode files into rows that no entry names; about once a second the ledger learns of what is done."""
-        used = {entry.row for entry in known.values() if isinstance(entry, Kept)}
-        rows = list(islice((row for row in count() if row not in used), len(new)))
-        jobs = [(row, wire_path(str(self._source / name))) for row, name in zip(rows, new, strict=True)]
-        what = f"decoding {len(new):,} images" + (f", {len(known):,} are decoded already" if known else "")
-        added: dict[str, Entry] = {}
-        fresh: dict[str, Entry] = {}
+    def _decode_missing(
+        self, missing: Mapping[str, Stamp], known: Mapping[str, Entry], lock: int
+    ) -> dict[str, Entry]:
+        """Decode files into unused rows; save their entries once per SAVE_INTERVAL."""
+        rows = _unused_rows(known, len(missing))
+        paths = [encode_path(str(self._source / name)) for name in missing]
+        jobs = chunked(list(zip(rows, paths, strict=True)))
+        description = f"decoding {len(missing):,} images"
+        if known:
+            description += f", {len(known):,} are decoded already"
+        channels, size, _ = self._image_shape
+        saved: dict[str, Entry] = {}
+        unsaved: dict[str, Entry] = {}
         with (
-            lengthened(self._pixels, self._bytes * (rows[-1] + 1)) as target,
-            meter(what, len(new), self._say) as advance,
-            filling(target, self._image[1], self._image[0], chunked(jobs), lock) as answers,
+            extended_file(self._pixels_path, prod(self._image_shape) * (rows[-1] + 1)) as target,
+            meter(description, len(missing), self._say) as advance,
+            decode_into_file(target, size, channels, jobs, lock=lock) as chunk_outcomes,
         ):
-            outcomes, saved = (outcome for answer in answers for outcome in answer), time.monotonic()
-            for (name, stamp), row, outcome in zip(new.items(), rows, outcomes, strict=True):
-                fresh[name] = _entry(stamp, row, outcome)
+            outcomes = chain.from_iterable(chunk_outcomes)
+            saved_at = time.monotonic()
+            for (name, stamp), row, outcome in zip(missing.items(), rows, outcomes, strict=True):
+                unsaved[name] = _entry(stamp, row, outcome)
                 advance(1)
-                if time.monotonic() - saved >= SECONDS:
-                    self._save(target, fresh)
-                    added |= fresh
-                    fresh, saved = {}, time.monotonic()
-            self._save(target, fresh, whole=True)
-        return added | fresh
+                if time.monotonic() - saved_at >= SAVE_INTERVAL:
+                    self._save(target, unsaved)
+                    saved |= unsaved
+                    unsaved = {}
+                    saved_at = time.monotonic()
+            self._save(target, unsaved, complete=True)
+        return saved | unsaved
 
-    def _save(self, target: int, entries: Mapping[str, Entry], whole: bool = False) -> None:
-        os.fsync(target)  # first the pixels, then the lines that speak of them
-        ledger.append(self._ledger, entries, whole=whole)
+    def _save(self, target: int, entries: Mapping[str, Entry], complete: bool = False) -> None:
+        os.fsync(target)  # the pixels reach the disk before the lines that refer to them
+        cache_index.append(self._ledger_path, entries, complete=complete)
 
-    def _mapped(self, rows: int) -> Tensor:
-        return mapped(self._pixels, rows, self._image)
+    def _map_rows(self, rows: int) -> Tensor:
+        return map_images(self._pixels_path, rows, self._image_shape)
 
 
 def _stamp(path: Path) -> Stamp:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
-        return Stamp(-1, 0)  # it has just gone: decoding will say so
-    return Stamp(found.st_size, found.st_mtime_ns)
+        return Stamp(-1, 0)  # just deleted: decoding will report it
+    return Stamp(status.st_size, status.st_mtime_ns)
 
 
-def _damaged(pool: Tensor, kept: Mapping[str, Kept]) -> set[str]:
+def _decoded(entries: Mapping[str, Entry]) -> dict[str, DecodedFile]:
+    return {name: entry for name, entry in entries.items() if isinstance(entry, DecodedFile)}
+
+
+def _is_usable(entry: Entry, stored_rows: int) -> bool:
+    """True if the pixels exist, or, for an unreadable file, if Pillow is the same version."""
+    if isinstance(entry, DecodedFile):
+        return entry.row < stored_rows
+    return entry.pillow == PIL.__version__
+
+
+def _unused_rows(known: Mapping[str, Entry], number: int) -> list[int]:
+    """Return the lowest row numbers that no entry uses."""
+    used = {entry.row for entry in _decoded(known).values()}
+    unused = (row for row in count() if row not in used)
+    return list(islice(unused, number))
+
+
+def _damaged_names(pool: Tensor, decoded: Mapping[str, DecodedFile]) -> set[str]:
     """Return the names of images whose pixels do not match their checksum.
 
-    Every image is read, at 1 to 2 GiB/s. The start of a run also computes SHA-256 of them all, at half that speed.
-    CRC-32 detects any change of up to 32 adjacent bits.
+    Every image is read, at 1 to 2 GiB/s. The start of a run also computes SHA-256 of them all, at
+    half that speed. CRC-32 detects any change of up to 32 adjacent bits.
     """
     pixels = pool.numpy()
-    in_order = sorted(kept.items(), key=lambda item: item[1].row)  # as they are on the disk
-    return {name for name, entry in in_order if zlib.crc32(pixels[entry.row]) != entry.checksum}
+    disk_order = sorted(decoded.items(), key=lambda item: item[1].row)
+    return {name for name, entry in disk_order if zlib.crc32(pixels[entry.row]) != entry.checksum}
 
 
 def _entry(stamp: Stamp, row: int, outcome: Outcome) -> Entry:
     if isinstance(outcome, int):
-        return Kept(stamp, row, outcome)
+        return DecodedFile(stamp, row, outcome)
     reason, lasting = outcome
-    return Bad(stamp, reason, PIL.__version__ if lasting else "")  # no Pillow is called that: tried again next time
+    # An empty version matches no Pillow, so the file is tried again at the next start.
+    return BadFile(stamp, reason, PIL.__version__ if lasting else "")

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), from the binary archive, its extracted files, or an .npz.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): the binary archive, its extracted files, or an .npz.
 
-A record is one label byte (CIFAR-100: coarse, then fine) and 3 × 32 × 32 pixels. The archive for Python is
-not read: it is a pickle.
+A record is one label byte (CIFAR-100: coarse, then fine) and 3 × 32 × 32 pixels. The archive for
+Python is not supported: it is a pickle.
 """
 
 from __future__ import annotations
@@ -15,30 +15,33 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedssl.data.archive import intact, members
-from fedssl.data.fetch import Official, download, find
+from fedssl.core.console import Say
+from fedssl.core.errors import DataError
+from fedssl.data.archive import damage_as_data_error, iter_members
+from fedssl.data.download import OfficialFile, download, find
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.npz import read_npz
-from fedssl.data.progress import Say
-from fedssl.errors import DataError
 
-_PIXELS = 3 * 32 * 32
-_MOST_RECORDS = 1_000_000  # of one file; the largest official one has 50,000
+_PIXEL_BYTES = 3 * 32 * 32
+_MAX_RECORDS = 1_000_000  # of one file; the largest official one has 50,000
 _NAMES_10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _NAMES_100 = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
-castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
-elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
-man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
-pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
-skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
-tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
 
 class _Files(NamedTuple):
+    """The official files of one of the two data sets."""
+
     folder: str
-    archive: Official
+    archive: OfficialFile
     extracted: str
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -48,7 +51,7 @@ class _Files(NamedTuple):
 
 _CIFAR10 = _Files(
     folder="cifar10",
-    archive=Official(
+    archive=OfficialFile(
         "cifar-10-binary.tar.gz",
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         "md5:c32a1d4ab5d03f1284b67883e8d87530",
@@ -61,7 +64,7 @@ _CIFAR10 = _Files(
 )
 _CIFAR100 = _Files(
     folder="cifar100",
-    archive=Official(
+    archive=OfficialFile(
         "cifar-100-binary.tar.gz",
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         "md5:03b5dce01913d631647c71ecec9e9cb8",
@@ -76,13 +79,15 @@ _CIFAR100 = _Files(
 
 @SOURCES.register("cifar10")
 class Cifar10(Source):
+    """CIFAR-10 (Krizhevsky 2009), from the binary archive, its extracted files, or an .npz."""
+
     def read(self, root: Path, say: Say) -> Dataset:
         return _read(_CIFAR10, root, say)
 
 
 @SOURCES.register("cifar100")
 class Cifar100(Source):
-    """The labels are the 100 fine ones."""
+    """CIFAR-100 (Krizhevsky 2009), likewise; the labels are the 100 fine ones."""
 
     def read(self, root: Path, say: Say) -> Dataset:
         return _read(_CIFAR100, root, say)
@@ -97,28 +102,36 @@ def _read(files: _Files, root: Path, say: Say) -> Dataset:
         return read_npz(where, files.classes)
     if where.name == files.train[0]:
         where = where.parent
-    train, test = _columns(files, where, slice(files.label_bytes, None))
+    train, test = _read_columns(files, where, slice(files.label_bytes, None))
 
-    # Labels lie between the pixels: they are passed over above, and read anew when somebody asks.
-    labels = cache(lambda: _columns(files, where, slice(files.label_bytes - 1, files.label_bytes)))
+    # Labels are stored between the pixels: they are skipped above, and read again on demand.
+    label_column = slice(files.label_bytes - 1, files.label_bytes)
+    labels = cache(lambda: _read_columns(files, where, label_column))
     return Dataset(
         Images(train.view(-1, 3, 32, 32), lambda: labels()[0].view(-1).long(), files.classes),
         Images(test.view(-1, 3, 32, 32), lambda: labels()[1].view(-1).long(), files.classes),
     )
 
 
-def _columns(files: _Files, where: Path, columns: slice) -> tuple[Tensor, Tensor]:
-    """Some columns of the records (N, label bytes + pixels) of the training and the test images."""
-    width = files.label_bytes + _PIXELS
-    found: dict[str, npt.NDArray[Any]] = {}
-    with intact(where):
-        for name, size, stream in members(where, files.train + files.test):
-            if size > _MOST_RECORDS * width:
-                raise DataError(f"{name} in {where} has {size:,} bytes, too many for a file of this data set")
+def _read_columns(files: _Files, where: Path, columns: slice) -> tuple[Tensor, Tensor]:
+    """Return some columns of the training and test records (N, label bytes + pixel bytes)."""
+    width = files.label_bytes + _PIXEL_BYTES
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    with damage_as_data_error(where):
+        for name, size, stream in iter_members(where, files.train + files.test):
+            if size > _MAX_RECORDS * width:
+                raise DataError(
+                    f"{name} in {where} has {size:,} bytes, too many for a file of this data set"
+                )
             data = stream.read()
             if size % width or len(data) != size:
-                raise DataError(f"{name} in {where} is not a whole number of records of {width} bytes")
-            # Contiguous means copied here, so the file's bytes can go.
-            found[name] = np.frombuffer(data, np.uint8).reshape(-1, width)[:, columns].copy()
-    train, test = ([torch.from_numpy(found[name]) for name in names] for names in (files.train, files.test))
-    return torch.cat(train), torch.cat(test)
+                raise DataError(
+                    f"{name} in {where} is not a whole number of records of {width} bytes"
+                )
+            # Copied, so that the file's bytes can be freed.
+            arrays[name] = np.frombuffer(data, np.uint8).reshape(-1, width)[:, columns].copy()
+    return _concatenate(arrays, files.train), _concatenate(arrays, files.test)
+
+
+def _concatenate(arrays: dict[str, npt.NDArray[Any]], names: tuple[str, ...]) -> Tensor:
+    return torch.cat([torch.from_numpy(arrays[name]) for name in names])

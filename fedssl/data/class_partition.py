@@ -1,4 +1,4 @@
-"""Partitions that make clients differ in their classes. They look at labels, once, before any training."""
+"""Partitions in which clients differ in their classes; they use labels once, before training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
+from fedssl.core.errors import ConfigError, DataError
 from fedssl.data.images import Dataset, Images
-from fedssl.data.partition import PARTITIONS, Partition, deal, equal_sizes, numpy_from, some
-from fedssl.errors import ConfigError, DataError
+from fedssl.data.partition import (
+    PARTITIONS,
+    Partition,
+    by_client_id,
+    check_client_count,
+    equal_sizes,
+    first_share,
+    numpy_generator,
+)
 
-_TRIES = 1000
+_MAX_DRAWS = 1000
 
 Table = npt.NDArray[np.float64]
 
@@ -24,37 +32,46 @@ Table = npt.NDArray[np.float64]
 class Classes(Partition):
     """`per_client` = l of C classes for each of K clients (FedU, FedEMA, FedCA).
 
-    Each class is cut into K·l/C equal sets. Client k holds classes k·l … k·l + l - 1, counted modulo C; with
-    `shuffled` the classes are put in a random order first. `per_client` = 1: one class each.
+    Each class is cut into K·l/C equal sets. Client k holds classes k·l … k·l + l - 1, counted
+    modulo C; with `shuffled` the classes are put in a random order first. `per_client` = 1: one
+    class each.
     """
 
     needs_labels: ClassVar[bool] = True
     per_client: int = Field(ge=1)
     shuffled: bool = False
-    share: float = Field(1.0, gt=0, le=1)  # of its images of each class, that a client really has
+    share: float = Field(1.0, gt=0, le=1)  # of its images of each class that a client keeps
 
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
-        piles = _piles(data.train, generator)
-        classes, held = len(piles), self.per_client
-        equal_sizes(len(data.train), clients)  # for its refusals
+        groups = _group_by_class(data.train, generator)
+        classes = len(groups)
+        held = self.per_client
+        check_client_count(len(data.train), clients)
         if held > classes or (clients * held) % classes:
             raise ConfigError(
-                f"{clients} clients × {held} classes each cannot be dealt evenly from {classes} classes: "
-                f"per_client must be at most {classes} and {clients} × per_client a multiple of it"
+                f"{clients} clients × {held} classes each cannot be dealt evenly from {classes} "
+                f"classes: per_client must be at most {classes} and {clients} × per_client a "
+                "multiple of it"
             )
-        order = torch.randperm(classes, generator=generator) if self.shuffled else torch.arange(classes)
-        sets = {c: iter(piles[c].tensor_split(clients * held // classes)) for c in range(classes)}
-        dealt = order.repeat(clients * held // classes).view(clients, held).tolist()
-        return deal([torch.cat([some(next(sets[c]), self.share) for c in row]) for row in dealt])
+        order = torch.arange(classes)
+        if self.shuffled:
+            order = torch.randperm(classes, generator=generator)
+        sets_per_class = clients * held // classes
+        sets = [iter(group.tensor_split(sets_per_class)) for group in groups]
+        parts = []
+        for held_classes in order.repeat(sets_per_class).view(clients, held).tolist():
+            pieces = [first_share(next(sets[c]), self.share) for c in held_classes]
+            parts.append(torch.cat(pieces))
+        return by_client_id(parts)
 
 
 @PARTITIONS.register("dirichlet")
 class Dirichlet(Partition):
     """Each class is shared among the clients in proportions drawn from Dirichlet(`alpha`).
 
-    Drawn again until every client holds 0.5 to 1.5 times N/K images (Dec-SSL). With `balanced`, clients hold
-    equally many images instead: each draws its own proportions of classes from Dirichlet(`alpha`), which are
-    then filled without replacement.
+    The draw is repeated until every client holds 0.5 to 1.5 times N/K images (Dec-SSL). With
+    `balanced`, all clients hold equally many images instead: each draws its proportions of classes
+    from Dirichlet(`alpha`), which are then filled without replacement.
     """
 
     needs_labels: ClassVar[bool] = True
@@ -62,66 +79,79 @@ class Dirichlet(Partition):
     balanced: bool = False
 
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
-        return by_dirichlet(_piles(data.train, generator), clients, self.alpha, self.balanced, generator)
+        groups = _group_by_class(data.train, generator)
+        return split_by_dirichlet(
+            groups, clients, self.alpha, balanced=self.balanced, generator=generator
+        )
 
 
-def by_dirichlet(
-    piles: Sequence[Tensor], clients: int, alpha: float, balanced: bool, generator: Generator
+def split_by_dirichlet(
+    groups: Sequence[Tensor], clients: int, alpha: float, *, balanced: bool, generator: Generator
 ) -> dict[str, Tensor]:
-    """Piles of indices, one for each kind of image, shared as `Dirichlet` says."""
-    total = sum(map(len, piles))
+    """Share groups of indices, one for each kind of image, among clients as `Dirichlet` does."""
+    total = sum(map(len, groups))
     sizes = equal_sizes(total, clients)
-    random = numpy_from(generator)
+    random = numpy_generator(generator)
     if balanced:
-        return deal(_fill(piles, random.dirichlet([alpha] * len(piles), clients), sizes, random))
-    counts = np.array([len(pile) for pile in piles])
-    for _ in range(_TRIES):
-        shares = random.dirichlet([alpha] * clients, len(piles))  # (C, K)
+        proportions = random.dirichlet([alpha] * len(groups), clients)  # (K, C)
+        return by_client_id(_fill_clients(groups, proportions, sizes, random))
+    counts = np.array([len(group) for group in groups])
+    for _ in range(_MAX_DRAWS):
+        shares = random.dirichlet([alpha] * clients, len(groups))  # (C, K)
         ends = np.rint(shares.cumsum(1) * counts[:, None]).astype(np.int64)
         ends[:, -1] = counts
-        held = np.diff(ends, prepend=0).sum(0) / (total / clients)
-        if held.min() >= 0.5 and held.max() <= 1.5:
-            pieces = [pile.tensor_split(row[:-1].tolist()) for pile, row in zip(piles, ends, strict=True)]
-            return deal([torch.cat(column) for column in zip(*pieces, strict=True)])
+        relative_sizes = np.diff(ends, prepend=0).sum(0) / (total / clients)
+        if relative_sizes.min() >= 0.5 and relative_sizes.max() <= 1.5:
+            pieces = [
+                group.tensor_split(row[:-1].tolist())
+                for group, row in zip(groups, ends, strict=True)
+            ]
+            return by_client_id([torch.cat(column) for column in zip(*pieces, strict=True)])
     raise ConfigError(
-        f"none of {_TRIES:,} draws from Dirichlet({alpha:g}) gave each of {clients} clients "
+        f"none of {_MAX_DRAWS:,} draws from Dirichlet({alpha:g}) gave each of {clients} clients "
         f"0.5 to 1.5 times its equal share of {total} images: "
-        "set balanced = true or take a larger alpha"
+        "set balanced = true or choose a larger alpha"
     )
 
 
-def _fill(piles: Sequence[Tensor], wish: Table, sizes: list[int], random: np.random.Generator) -> list[Tensor]:
-    """Fill the clients' places in random order, each from a class drawn from the client's `wish` (K, C).
+def _fill_clients(
+    groups: Sequence[Tensor], proportions: Table, sizes: list[int], random: np.random.Generator
+) -> list[Tensor]:
+    """Fill the clients' places in random order, by classes drawn from their proportions (K, C).
 
-    A class that runs out is struck from all wishes; a client without any wish left takes what there is, in
-    proportion.
+    An exhausted class is removed from all proportions. A client with no proportions left draws from
+    the remaining images, in proportion to their number.
     """
-    tops = [pile.tolist() for pile in piles]
+    stacks = [group.tolist() for group in groups]
     held: list[list[int]] = [[] for _ in sizes]
-    left = np.array([len(top) for top in tops], dtype=np.float64)
-    wish = wish * (left > 0)
-    ladder = _ladder(wish, left)
+    remaining = np.array([len(stack) for stack in stacks], dtype=np.float64)
+    proportions = proportions * (remaining > 0)
+    cumulative = _cumulative_probabilities(proportions, remaining)
     places = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    for client, height in zip(places.tolist(), random.random(len(places)).tolist(), strict=True):
-        chosen = int(np.searchsorted(ladder[client], height, side="right"))
-        held[client].append(tops[chosen].pop())
-        left[chosen] -= 1
-        if not tops[chosen]:
-            wish[:, chosen] = 0
-            ladder = _ladder(wish, left)
+    draws = random.random(len(places))
+    for client, draw in zip(places.tolist(), draws.tolist(), strict=True):
+        chosen = int(np.searchsorted(cumulative[client], draw, side="right"))
+        held[client].append(stacks[chosen].pop())
+        remaining[chosen] -= 1
+        if not stacks[chosen]:
+            proportions[:, chosen] = 0
+            cumulative = _cumulative_probabilities(proportions, remaining)
     return [torch.tensor(index) for index in held]
 
 
-def _ladder(wish: Table, left: Table) -> Table:
-    """Cumulative probabilities (K, C) of the classes; rows without a wish follow what is left."""
-    wish = np.where(wish.sum(1, keepdims=True) > 1e-12, wish, left)
-    steps = wish.cumsum(1)
-    return np.asarray(steps / np.maximum(steps[:, -1:], np.finfo(np.float64).tiny))
+def _cumulative_probabilities(proportions: Table, remaining: Table) -> Table:
+    """Return the cumulative probabilities (K, C) of the classes.
+
+    Rows without proportions follow the numbers of remaining images.
+    """
+    has_proportions = proportions.sum(1, keepdims=True) > 1e-12
+    sums = np.where(has_proportions, proportions, remaining).cumsum(1)
+    return np.asarray(sums / np.maximum(sums[:, -1:], np.finfo(np.float64).tiny))
 
 
 @PARTITIONS.register("skew")
 class Skew(Partition):
-    """A share `beta` of the images is dealt uniformly, the rest sorted by class and dealt in blocks."""
+    """A share `beta` of the images is dealt uniformly, the rest in blocks, sorted by class."""
 
     needs_labels: ClassVar[bool] = True
     beta: float = Field(ge=0, le=1)
@@ -132,24 +162,26 @@ class Skew(Partition):
         sizes = equal_sizes(count, clients)
         uniform, rest = order.tensor_split([round(self.beta * count)])
         rest = rest[_labels(data.train)[rest].argsort(stable=True)]
-        spread = uniform.tensor_split(clients)
-        blocks = torch.split(rest, [size - len(part) for size, part in zip(sizes, spread, strict=True)])
-        return deal([torch.cat(both) for both in zip(spread, blocks, strict=True)])
+        uniform_parts = uniform.tensor_split(clients)
+        block_sizes = [size - len(part) for size, part in zip(sizes, uniform_parts, strict=True)]
+        blocks = torch.split(rest, block_sizes)
+        return by_client_id([torch.cat(pair) for pair in zip(uniform_parts, blocks, strict=True)])
 
 
 def _labels(images: Images) -> Tensor:
     if not images.labelled:
-        raise DataError("this partition goes by class, but the training images have no labels")
+        raise DataError("this partition is by class, but the training images have no labels")
     return images.labels
 
 
-def _piles(images: Images, generator: Generator) -> list[Tensor]:
-    """The indices of each class, shuffled."""
+def _group_by_class(images: Images, generator: Generator) -> list[Tensor]:
+    """Return the indices of each class, shuffled."""
     labels = _labels(images)
-    return piled(labels, len(images.classes) or int(labels.max()) + 1, generator)
+    classes = len(images.classes) or int(labels.max()) + 1
+    return shuffled_groups(labels, classes, generator)
 
 
-def piled(kinds: Tensor, count: int, generator: Generator) -> list[Tensor]:
-    """The indices of each of `count` kinds, shuffled, given int64 kinds (N,)."""
+def shuffled_groups(kinds: Tensor, count: int, generator: Generator) -> list[Tensor]:
+    """Return the indices of each of `count` kinds, shuffled, given int64 kinds (N,)."""
     order = torch.randperm(len(kinds), generator=generator)
     return [order[kinds[order] == kind] for kind in range(count)]

@@ -1,4 +1,4 @@
-"""Images, their labels apart from them, and what a source of images is."""
+"""Images with labels that load on demand, and the contract of a source of images."""
 
 from __future__ import annotations
 
@@ -14,54 +14,62 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedssl.data.progress import Say, on_a_terminal, say_on_stderr, unnamed
-from fedssl.errors import DataError
-from fedssl.pixels import Rows
-from fedssl.settings import Registry, Settings
+from fedssl.core.console import Say, hidden_names_note, say_on_stderr, stderr_is_terminal
+from fedssl.core.errors import DataError
+from fedssl.core.settings import Registry, Settings
+from fedssl.data.image_pool import Rows
 
-LISTED = 20  # files left out that are named
+LISTED = 20  # files left out that are listed by name
 
 LabelLoader = Callable[[], Tensor]
 
 
 class Images:
-    """uint8 pixels (N, C, H, W) and, apart from them, int64 labels (N,), loaded only when asked for.
+    """uint8 pixels (N, C, H, W) and, separate from them, int64 labels (N,) that load on first use.
 
     The pixels are `held` as rows of a pool, which may be a mapped file larger than memory.
     """
 
     def __init__(
-        self, pixels: Tensor | Rows, labels: Tensor | LabelLoader | None = None, classes: tuple[str, ...] = ()
+        self,
+        pixels: Tensor | Rows,
+        labels: Tensor | LabelLoader | None = None,
+        classes: tuple[str, ...] = (),
     ) -> None:
         self.held = Rows(pixels) if isinstance(pixels, Tensor) else pixels
         pool = self.held.pool
         if pool.dtype != torch.uint8 or pool.ndim != 4:
-            raise DataError(f"images must be uint8 of shape (N, C, H, W), not {pool.dtype} of {tuple(pool.shape)}")
+            raise DataError(
+                "images must be uint8 of shape (N, C, H, W), "
+                f"not {pool.dtype} of {tuple(pool.shape)}"
+            )
         self.classes = classes
-        self._load: LabelLoader | None
+        self._load_labels: LabelLoader | None
         if isinstance(labels, Tensor):
-            known = labels
-            self._load = lambda: known
+            tensor = labels
+            self._load_labels = lambda: tensor
+        elif labels is None:
+            self._load_labels = None
         else:
-            self._load = labels if labels is None else cache(labels)
+            self._load_labels = cache(labels)
 
     def __len__(self) -> int:
         return len(self.held)
 
     @property
     def pixels(self) -> Tensor:
-        """All of them as one tensor; of a selection, a copy in memory."""
+        """All pixels as one tensor; for a selection, a copy in memory."""
         return self.held.tensor()
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """(C, H, W) of each."""
+        """(C, H, W) of each image."""
         return self.held.image
 
     @property
     def labelled(self) -> bool:
-        """Whether labels could be had; asking does not load them."""
-        return self._load is not None
+        """True if labels exist; does not load them."""
+        return self._load_labels is not None
 
     @property
     def labels(self) -> Tensor:
@@ -73,48 +81,55 @@ class Images:
 
     @property
     def label_loader(self) -> LabelLoader | None:
-        """How to get the labels, should anybody ask; it does not hold on to the pixels."""
-        return None if self._load is None else partial(_checked, self._load, len(self), self.classes)
+        """A function that returns the labels, or None; it holds no reference to the pixels."""
+        if self._load_labels is None:
+            return None
+        return partial(_load_checked, self._load_labels, len(self), self.classes)
 
     def select(self, index: Tensor) -> Images:
-        """The images at `index` (n,): no pixel is copied, and their labels are as lazy as before."""
-        load = self._load  # not `self`: labels must not keep pixels alive
-        picked = None if load is None else lambda: load()[index]
-        return Images(self.held.select(index), picked, self.classes)
+        """Return the images at `index` (n,) without copying pixels or loading labels."""
+        load = self._load_labels  # not `self`: the loader must not keep the pixels alive
+        pixels = self.held.select(index)
+        if load is None:
+            return Images(pixels, None, self.classes)
+        return Images(pixels, lambda: load()[index], self.classes)
 
 
-def _checked(load: LabelLoader, count: int, classes: tuple[str, ...]) -> Tensor:
+def _load_checked(load: LabelLoader, count: int, classes: tuple[str, ...]) -> Tensor:
     labels = load()
     if labels.shape != (count,) or labels.is_floating_point():
-        raise DataError(f"{count} images need as many whole labels, not {labels.dtype} of {tuple(labels.shape)}")
+        raise DataError(
+            f"{count} images need as many integer labels, "
+            f"not {labels.dtype} of {tuple(labels.shape)}"
+        )
     if count and labels.min() < 0:
         raise DataError("labels must not be negative")
     if count and classes and labels.max() >= len(classes):
-        raise DataError(f"label {int(labels.max())} is beyond the {len(classes)} classes there are")
+        raise DataError(f"label {int(labels.max())} is out of range for {len(classes)} classes")
     return labels.long()
 
 
 class Dataset(NamedTuple):
-    """What a source gives."""
+    """The images that a source returns."""
 
     train: Images
     test: Images | None = None
-    owners: Mapping[str, Tensor] | None = None  # client id -> indices into train, where the data has owners
-    skipped: tuple[str, ...] = ()  # one line per file left out: the reason, then its name relative to the root
+    owners: Mapping[str, Tensor] | None = None  # client id -> indices into train
+    skipped: tuple[str, ...] = ()  # "reason: name" of each file left out
 
 
 class Source(Settings, ABC):
-    """Where images come from."""
+    """A data set that can be read from files."""
 
-    mean: tuple[float, ...] | None = None  # per channel, of pixels / 255; None: pixels are not normalised
+    mean: tuple[float, ...] | None = None  # per channel, of pixels / 255; None: not normalised
     std: tuple[float, ...] | None = None
-    holdout: int = Field(default=0, ge=0)  # this many training images take the place of the test images
-    leave_out: float = Field(default=0.0, ge=0, lt=1)  # share of the training images that no client gets
+    holdout: int = Field(default=0, ge=0)  # training images that replace the test images
+    leave_out: float = Field(default=0.0, ge=0, lt=1)  # share of the training images without client
 
     @model_validator(mode="after")
-    def _mean_with_std(self) -> Self:
+    def _check_mean_and_std(self) -> Self:
         if (self.mean is None) != (self.std is None):
-            raise ValueError("mean and std come together or not at all")
+            raise ValueError("mean and std must be given together")
         if self.mean is not None and self.std is not None:
             if len(self.mean) != len(self.std) or not self.mean:
                 raise ValueError("mean and std need one number per channel each")
@@ -124,53 +139,74 @@ class Source(Settings, ABC):
 
     @abstractmethod
     def read(self, root: Path, say: Say) -> Dataset:
-        """All images found under `root`; `say` gets one-line messages on the way."""
+        """Read all images under `root`; pass one-line progress messages to `say`."""
 
     def load(self, root: Path, say: Say = say_on_stderr) -> Dataset:
-        """`read`, then `set_aside`; files that were left out are named on a terminal, and counted elsewhere."""
+        """Read the images, report the files left out and apply `holdout`.
+
+        These files are named on a terminal; elsewhere they are only counted.
+        """
         data = self.read(root, say)
         if data.skipped:
             files = "1 file" if len(data.skipped) == 1 else f"{len(data.skipped)} files"
-            say(f"left out {files}{unnamed()}:\n  " + "\n  ".join(_listed(data.skipped)))
+            say(f"left out {files}{hidden_names_note()}:\n  " + "\n  ".join(_summary(data.skipped)))
         return self.set_aside(data)
 
     def set_aside(self, data: Dataset) -> Dataset:
-        """Put `holdout` training images in place of the test images, which are then never seen.
+        """Replace the test images by `holdout` training images, to choose settings on.
 
-        Settings are chosen on these. The draw is blind to classes and depends on nothing but the two counts,
-        so every run with the same data holds out the same images, whatever its seed.
+        The draw ignores classes and depends only on the two counts, so every run with the same data
+        holds out the same images, for any seed.
         """
         if self.holdout == 0:
             return data
         if data.test is not None and data.test.labelled and not data.train.labelled:
             raise DataError(
-                "data.holdout would put training images, which have no labels, in the place of the labelled test "
-                "images: leave it out"
+                "data.holdout would replace the labelled test images by training images, "
+                "which have no labels: remove it"
             )
         count = len(data.train)
         if self.holdout >= count:
-            raise DataError(f"holdout = {self.holdout} would leave nothing of {count} training images")
-        seed = hashlib.sha256(f"holdout {self.holdout} of {count}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
-        order = torch.randperm(count, generator=generator)
-        held, kept = order[: self.holdout].sort().values, order[self.holdout :].sort().values
-        owners = None if data.owners is None else _renumber(data.owners, kept, count)
-        return data._replace(train=data.train.select(kept), test=data.train.select(held), owners=owners)
+            raise DataError(
+                f"holdout = {self.holdout} would leave nothing of {count} training images"
+            )
+        order = torch.randperm(count, generator=_holdout_generator(self.holdout, count))
+        held_out = order[: self.holdout].sort().values
+        kept = order[self.holdout :].sort().values
+        owners = None
+        if data.owners is not None:
+            owners = _renumber(data.owners, kept, count)
+        return data._replace(
+            train=data.train.select(kept), test=data.train.select(held_out), owners=owners
+        )
 
 
-def _listed(skipped: tuple[str, ...]) -> list[str]:
-    """Up to so many files by name, where names may be shown; else how many there are for each reason."""
-    if not on_a_terminal():
+def _holdout_generator(holdout: int, count: int) -> torch.Generator:
+    seed = hashlib.sha256(f"holdout {holdout} of {count}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
+
+
+def _summary(skipped: tuple[str, ...]) -> list[str]:
+    """Return up to LISTED files by name on a terminal, otherwise the count for each reason."""
+    if not stderr_is_terminal():
         reasons = Counter(line.partition(": ")[0] for line in skipped)
         return [f"{reason}: {count}" for reason, count in sorted(reasons.items())]
+    lines = list(skipped[:LISTED])
     more = len(skipped) - LISTED
-    return [*skipped[:LISTED], *([f"and {more} more"] if more > 0 else [])]
+    if more > 0:
+        lines.append(f"and {more} more")
+    return lines
 
 
 def _renumber(owners: Mapping[str, Tensor], kept: Tensor, count: int) -> dict[str, Tensor]:
-    place = torch.full((count,), -1)
-    place[kept] = torch.arange(len(kept))
-    return {client: place[index][place[index] >= 0] for client, index in owners.items()}
+    """Convert indices into all `count` images to indices into the kept ones."""
+    new_index = torch.full((count,), -1)
+    new_index[kept] = torch.arange(len(kept))
+    renumbered = {}
+    for client, index in owners.items():
+        moved = new_index[index]
+        renumbered[client] = moved[moved >= 0]
+    return renumbered
 
 
 SOURCES: Registry[Source] = Registry("data set", "fedssl.data")

@@ -1,7 +1,7 @@
-"""Public images: those that everybody may see, for algorithms that need some beside the clients' own.
+"""Public images, which all clients and the server may see, for algorithms that need some.
 
-`[public]` names any data set that `[data]` could name, or `held-out`: then some training images are public, and no
-client holds them. Test images never are.
+`[public]` names any data set that `[data]` could name, or `held-out`: then some training images are
+public, and no client holds them. Test images are never public.
 """
 
 from __future__ import annotations
@@ -15,88 +15,97 @@ from PIL import Image
 from pydantic import PositiveInt, create_model, model_validator
 from torch import Tensor
 
+from fedssl.core.console import Say
+from fedssl.core.errors import ConfigError, DataError
+from fedssl.core.settings import Registry
 from fedssl.data.decode import fit
 from fedssl.data.images import SOURCES, Dataset, Images, Source
-from fedssl.data.progress import Say
-from fedssl.errors import ConfigError, DataError
-from fedssl.settings import Registry
 
-MOST_HELD_OUT = 10  # one of so many training images
-NEVER = ("given",)  # they come as an argument, and as the clients' images
+HELD_OUT_DIVISOR = 10  # at most one in this many training images is held out
+NEVER_PUBLIC = ("given",)  # these are passed as an argument, as the clients' images
 
 
 class Public(Source):
-    """A data set as `[public]` has it: its training images, or some of them, are public."""
+    """A data set named in `[public]`: its training images, or some of them, are public."""
 
-    images: PositiveInt = 3200  # how many are taken, drawn at random; held out, at most a tenth of the training images
+    images: PositiveInt = 3200  # number drawn; held out, at most a tenth of the training images
 
     @model_validator(mode="after")
-    def _seen_as_the_others(self) -> Self:
+    def _reject_data_keys(self) -> Self:
         if self.mean is not None or self.holdout or self.leave_out:
             raise ValueError(
-                "mean, std, holdout and leave_out have their place under [data], and hold for public images too"
+                "mean, std, holdout and leave_out must be set under [data], "
+                "and apply to public images too"
             )
         return self
 
     def rows(self, count: int, generator: torch.Generator) -> Tensor:
-        """Which of `count` training images are public (n,), in order, so that no client may hold them: none here."""
+        """Return which of `count` training images are public (n,), ascending.
+
+        No client holds these. The default is none: the public images are from elsewhere.
+        """
         return torch.empty(0, dtype=torch.int64)
 
     def take(self, train: Images, root: Path, generator: torch.Generator, say: Say) -> Tensor:
-        """uint8 (n, C, H, W), of the size and with the channels of the training images `train`."""
-        found = self.load(root, say).train
-        if len(found) < 2:
-            raise DataError(f"[public] names {len(found)} images, which is too few")
-        some = torch.randperm(len(found), generator=generator)[: self.images].sort().values
-        if len(some) < self.images:
-            say(f"public images: all {len(some):,} there are, not {self.images:,}")
-        return fitted(found.held[some], train.image)
+        """Return uint8 (n, C, H, W) with the size and channels of the training images `train`."""
+        source = self.load(root, say).train
+        if len(source) < 2:
+            raise DataError(f"[public] names {len(source)} images, which is too few")
+        index = torch.randperm(len(source), generator=generator)[: self.images].sort().values
+        if len(index) < self.images:
+            say(f"public images: all {len(index):,} that exist, not {self.images:,}")
+        return fitted(source.held[index], train.image)
 
 
 class HeldOut(Public):
-    """Training images, drawn at random by the run's seed, that are taken out of pre-training."""
+    """Training images, drawn at random by the run's seed, that are excluded from pre-training."""
 
     def read(self, root: Path, say: Say) -> Dataset:
-        raise ConfigError("public images that are held out are not read from anywhere")
+        raise ConfigError("public images that are held out are not read from files")
 
     def rows(self, count: int, generator: torch.Generator) -> Tensor:
-        number = min(self.images, count // MOST_HELD_OUT)
+        number = min(self.images, count // HELD_OUT_DIVISOR)
         if number < 2:
-            raise DataError(f"{count} training images are too few to hold some out as public ones: name others")
+            raise DataError(
+                f"{count} training images are too few to hold some out as public ones: name others"
+            )
         return torch.randperm(count, generator=generator)[:number].sort().values
 
     def take(self, train: Images, root: Path, generator: torch.Generator, say: Say) -> Tensor:
         rows = self.rows(len(train), generator)
         say(
-            f"public images: {len(rows):,} of {len(train):,} training images, held out of pre-training; "
-            "they are in-domain, of the kind that clients train on"
+            f"public images: {len(rows):,} of {len(train):,} training images, held out of "
+            "pre-training; they are in-domain, of the kind that clients train on"
         )
         return train.held[rows]
 
 
 def fitted(pixels: Tensor, image: tuple[int, int, int]) -> Tensor:
-    """uint8 (n, c, h, w) as images of (C, H, W), by the rules that files are decoded by: see decode.py."""
-    shape, (channels, height, width) = tuple(pixels.shape[1:]), image
+    """Convert uint8 (n, c, h, w) to images of (C, H, W), by the rules of decode.py."""
+    shape = tuple(pixels.shape[1:])
+    channels, height, width = image
     if shape == image:
         return pixels
     if {shape[0], channels} - {1, 3} or height != width:
-        raise DataError(f"images of {shape} (channels, height, width) cannot be made to be of {image}")
-    made = [fit(_pillow(each), height, channels) for each in pixels.numpy()]
-    return torch.from_numpy(np.stack(made))
+        raise DataError(
+            f"images of {shape} (channels, height, width) cannot be converted to {image}"
+        )
+    arrays = [fit(_to_pillow(array), height, channels) for array in pixels.numpy()]
+    return torch.from_numpy(np.stack(arrays))
 
 
-def _pillow(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Image.Image:
+def _to_pillow(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Image.Image:
     return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
 class PublicSources(Registry[Public]):
-    """Every data set's settings with those of `Public` beside them; they are made when they are asked for."""
+    """Every data set's settings combined with those of `Public`; classes are created on use."""
 
     def names(self) -> list[str]:
-        return sorted({*super().names(), *SOURCES.names()} - {*NEVER})
+        return sorted({*super().names(), *SOURCES.names()} - {*NEVER_PUBLIC})
 
     def __getitem__(self, name: str) -> type[Public]:
-        if name in SOURCES.names() and name not in (*self._classes, *NEVER):
+        if name in SOURCES.names() and name not in (*self._classes, *NEVER_PUBLIC):
             bases: Any = (SOURCES[name], Public)
             self._classes[name] = create_model(f"Public{bases[0].__name__}", __base__=bases)
         return super().__getitem__(name)

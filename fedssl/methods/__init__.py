@@ -1,4 +1,5 @@
-"""Methods, all but one self-supervised, one file each; importing this registers them all."""
+"""Methods, one file each, all self-supervised except `supervised`; importing this package registers
+them."""
 
 from fedssl.methods.autoencoder import Autoencoder
 from fedssl.methods.barlow import Barlow

@@ -1,9 +1,9 @@
-"""Autoencoder: make the image again from its features. FedAE is this under FedAvg. Images go in as they are, so that
-`augment` and `view_size` change nothing.
+"""Autoencoder: reconstruct the image from its features. FedAE is this under FedAvg. Images are not
+augmented, so that `augment` and `view_size` have no effect.
 
 Hinton and Salakhutdinov, "Reducing the Dimensionality of Data with Neural Networks", Science 2006.
-Departures: convolutions, BatchNorm and plain gradient descent instead of layers of restricted Boltzmann machines
-trained one by one; the code is the backbone's features, whatever their number.
+Departures: convolutions, BatchNorm and plain gradient descent instead of layers of restricted
+Boltzmann machines trained one by one; the code is the backbone's features, of any dimension.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fedssl.views import ViewGroup
 
 
 class Decoder(nn.Module):
-    """Features (n, d) to pixels (n, C·size·size).
+    """Decode features (n, d) to pixels (n, C·size·size).
 
-    A linear layer makes a map of at most four pixels a side; transposed convolutions double it until it is as large as
-    the image, and what is beyond the image is cut off.
+    A linear layer produces a map of at most four pixels a side; transposed convolutions double it
+    until it is at least as large as the image, and pixels beyond the image are cut off.
     """
 
     def __init__(self, features: int, width: int, channels: int, size: int) -> None:
@@ -35,38 +35,50 @@ class Decoder(nn.Module):
             BatchNorm2d(width, relu=True),
         )
         for _ in range(doublings - 1):
-            self.layers.append(nn.ConvTranspose2d(width, width, 4, stride=2, padding=1, bias=False))
+            self.layers.append(
+                nn.ConvTranspose2d(width, width, kernel_size=4, stride=2, padding=1, bias=False)
+            )
             self.layers.append(BatchNorm2d(width, relu=True))
-        self.layers.append(nn.ConvTranspose2d(width, channels, 4, stride=2, padding=1))
+        self.layers.append(nn.ConvTranspose2d(width, channels, kernel_size=4, stride=2, padding=1))
 
     def forward(self, h: Tensor) -> Tensor:
+        """Return the pixels of images with these features."""
         image: Tensor = self.layers(h)
         return image[:, :, : self.size, : self.size].flatten(1)
 
 
 class AutoencoderSettings(MethodSettings):
+    """Settings of the autoencoder."""
+
     width: int = Field(64, gt=0)  # channels of the decoder's layers
 
 
 @METHODS.register("autoencoder")
 class Autoencoder(Method):
+    """Reconstruct the image from its features. FedAE is this under FedAvg. Images are not
+    augmented, so that `augment` and `view_size` have no effect."""
+
     Settings = AutoencoderSettings
     settings: AutoencoderSettings
 
     def __init__(self, settings: AutoencoderSettings, backbone: nn.Module, size: int) -> None:
         super().__init__(settings, backbone, size)
         channels: int = backbone.channels  # type: ignore[assignment]
-        self.projector = Decoder(self.features, settings.width, channels, size)  # projections are pixels in 0…1
+        # Projections are pixels in 0…1.
+        self.projector = Decoder(self.features, settings.width, channels, size=size)
 
     @property
     def views(self) -> tuple[ViewGroup, ...]:
+        """No views: the images are encoded without augmentation."""
         return ()
 
     def forward(self, batch: Batch) -> Output:
+        """Return the reconstructed pixels as z, and those of the images as `expected`."""
         out = self.encode_views(self.clean(batch.images)[None])
-        return out._replace(wanted=batch.images.flatten(1)[None].float() / 255)
+        pixels = batch.images.flatten(1)[None].float() / 255
+        return out._replace(expected=pixels)
 
     def loss(self, out: Output, given: Given) -> Tensor:
-        """Mean squared error over images and pixels."""
-        assert out.wanted is not None
-        return F.mse_loss(out.z, out.wanted)
+        """Return the mean squared error over images and pixels."""
+        assert out.expected is not None
+        return F.mse_loss(out.z, out.expected)

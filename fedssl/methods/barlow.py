@@ -1,8 +1,10 @@
-"""Barlow Twins: the projections' entries agree between two views, and no two of them say the same.
+"""Barlow Twins: each entry of the projections agrees between two views, and different entries are
+uncorrelated.
 
 Zbontar et al., "Barlow Twins: Self-Supervised Learning via Redundancy Reduction", ICML 2021.
-Departures: a projector 2048 wide instead of 8192, which would be twelve times a ResNet-18 to send; SGD or Adam instead
-of LARS, and for their sake the loss times 1/32; views without blur and solarisation.
+Departures: a projector 2048 wide instead of 8192, which would be twelve times a ResNet-18 to send;
+SGD or Adam instead of LARS, and for their sake the loss times 1/32; views without blur and
+solarisation.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import expander
 
 
-def redundancy(z: Tensor, lam: float) -> Tensor:
-    """Projections z (2, B, k) of two views to a 0-d loss, the sum over the entries of C (k, k).
+def redundancy_loss(z: Tensor, lam: float) -> Tensor:
+    """Return a 0-d loss of projections z (2, B, k) of two views, a sum over the entries of C.
 
-    L = Σᵢ (1 − Cᵢᵢ)² + λ Σᵢ Σⱼ≠ᵢ Cᵢⱼ², "C the cross-correlation matrix computed between the outputs of the two
-    identical networks along the batch dimension".
+    L = Σᵢ (1 − Cᵢᵢ)² + λ Σᵢ Σⱼ≠ᵢ Cᵢⱼ², "C the cross-correlation matrix computed between the outputs
+    of the two identical networks along the batch dimension", (k, k).
     """
     centred = z - z.mean(1, keepdim=True)
     unit = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()  # variance 1
@@ -28,6 +30,8 @@ def redundancy(z: Tensor, lam: float) -> Tensor:
 
 
 class BarlowSettings(MethodSettings):
+    """Settings of Barlow Twins."""
+
     hidden: int = Field(2048, gt=0)
     dim: int = Field(2048, gt=0)
     lam: float = Field(0.005, ge=0)  # weight of the entries off the diagonal, the paper's λ
@@ -36,6 +40,9 @@ class BarlowSettings(MethodSettings):
 
 @METHODS.register("barlow")
 class Barlow(Method):
+    """Barlow Twins: each entry of the projections agrees between two views, and different entries
+    are uncorrelated."""
+
     Settings = BarlowSettings
     settings: BarlowSettings
 
@@ -44,7 +51,9 @@ class Barlow(Method):
         self.projector = expander(self.features, settings.hidden, settings.dim)
 
     def forward(self, batch: Batch) -> Output:
+        """Encode both views."""
         return self.encode_views(batch.views[0])
 
     def loss(self, out: Output, given: Given) -> Tensor:
-        return self.settings.scale * redundancy(out.z, self.settings.lam)
+        """Return the paper's loss times `scale`."""
+        return self.settings.scale * redundancy_loss(out.z, self.settings.lam)

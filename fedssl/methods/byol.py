@@ -1,8 +1,9 @@
 """BYOL: predict a momentum copy's projection of the other view.
 
 Grill et al., "Bootstrap your own latent", NeurIPS 2020.
-Departures: constant momentum, as the federated papers train it. Without EMA or stop-gradient it is FedEMA's ablation
-(Table 9): the target remains a network of its own, moved by gradients, by the algorithm, or not at all.
+Departures: constant momentum, as the federated papers train it. Without EMA or stop-gradient it is
+FedEMA's ablation (Table 9): the target remains a separate network, moved by gradients, by the
+algorithm, or not at all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from fedssl.nets import mlp
 
 
 class BYOLSettings(MethodSettings):
+    """Settings of BYOL."""
+
     hidden: int = Field(4096, gt=0)
     dim: int = Field(2048, gt=0)
     momentum: float = Field(0.99, ge=0, le=1)
@@ -26,6 +29,8 @@ class BYOLSettings(MethodSettings):
 
 @METHODS.register("byol")
 class BYOL(Method):
+    """BYOL: predict a momentum copy's projection of the other view."""
+
     Settings = BYOLSettings
     settings: BYOLSettings
 
@@ -38,17 +43,22 @@ class BYOL(Method):
 
     @property
     def trained(self) -> tuple[str, ...]:
+        """The online parts and, without stop-gradient, the target."""
         return self.online if self.settings.stop_gradient else (*self.online, "target")
 
     @property
     def target_momentum(self) -> float | None:
+        """The momentum of the target; None without EMA."""
         return self.settings.momentum if self.settings.ema else None
 
     def forward(self, batch: Batch) -> Output:
-        return self.encode_views(batch.views[0])._replace(keys=self.encode_views_target(batch.views[0]))
+        """Encode both views; the target's projections are the keys."""
+        out = self.encode_views(batch.views[0])
+        return out._replace(keys=self.encode_views_target(batch.views[0]))
 
     def loss(self, out: Output, given: Given) -> Tensor:
-        """(2 − 2 cos(p₁, t₂)) + (2 − 2 cos(p₂, t₁)), mean over the batch."""
+        """Return (2 − 2 cos(p₁, t₂)) + (2 − 2 cos(p₂, t₁)), averaged over the batch."""
         assert out.keys is not None
-        cosine = F.cosine_similarity(out.p, out.keys.flip(0), dim=-1)  # (2, B): p₁ with t₂, p₂ with t₁
+        # (2, B): p₁ with t₂, p₂ with t₁
+        cosine = F.cosine_similarity(out.p, out.keys.flip(0), dim=-1)
         return (2 - 2 * cosine).mean(1).sum()

@@ -1,10 +1,12 @@
-"""DeepCluster-v2: cluster the images' projections once an epoch, then tell each view's cluster.
+"""DeepCluster-v2: cluster the images' projections once an epoch, then predict the cluster of each
+view.
 
-Caron et al., "Unsupervised Learning of Visual Features by Contrasting Cluster Assignments", NeurIPS 2020 (appendix D),
-after "Deep Clustering for Unsupervised Learning of Visual Features", ECCV 2018.
-Departures: a client clusters its own images, under the clean images' projections of the model as the epoch begins, not
-a memory of projections from the epoch before; one clustering, not three; k-means starts from evenly spaced images, so
-that nothing is drawn; fewer clusters, since a client holds thousands of images and not a million.
+Caron et al., "Unsupervised Learning of Visual Features by Contrasting Cluster Assignments", NeurIPS
+2020 (appendix D), after "Deep Clustering for Unsupervised Learning of Visual Features", ECCV 2018.
+Departures: a client clusters its own images, by the projections of the clean images at the
+beginning of the epoch, not by stored projections from the epoch before; one clustering, not three;
+k-means starts from evenly spaced images, without random draws; fewer clusters, since a client holds
+thousands of images and not a million.
 """
 
 from __future__ import annotations
@@ -22,28 +24,35 @@ from fedssl.nets import mlp
 
 @torch.no_grad()
 def spherical_k_means(rows: Tensor, k: int, iterations: int) -> tuple[Tensor, Tensor]:
-    """Unit rows (n, d) to unit centroids (k, d) and each row's nearest (n,), by cosine.
+    """Cluster unit rows (n, d); return unit centroids (k, d) and the nearest one of each row (n,),
+    by cosine.
 
-    It begins with k evenly spaced rows; a centroid that no row is nearest to stays where it is.
+    The first centroids are k evenly spaced rows; a centroid that is nearest to no row does not
+    move.
     """
     centroids = rows[torch.arange(k, device=rows.device) * len(rows) // k]
     for _ in range(iterations):
-        mine = F.one_hot((rows @ centroids.T).argmax(1), k).to(rows.dtype)  # (n, k)
-        sums = mine.T @ rows  # not index_add: on CUDA its sums are not the same from run to run
-        centroids = torch.where(mine.sum(0)[:, None] > 0, F.normalize(sums, dim=1), centroids)
+        assigned = F.one_hot((rows @ centroids.T).argmax(1), k).to(rows.dtype)  # (n, k)
+        sums = assigned.T @ rows  # not index_add, whose sums on CUDA differ from run to run
+        has_rows = assigned.sum(0)[:, None] > 0
+        centroids = torch.where(has_rows, F.normalize(sums, dim=1), centroids)
     return centroids, (rows @ centroids.T).argmax(1)
 
 
 def cluster_loss(z: Tensor, centroids: Tensor, clusters: Tensor, temperature: float) -> Tensor:
-    """Projections z (V, B, d), unit centroids (k, d) and the images' clusters (B,) to a 0-d loss.
+    """Return a 0-d loss of projections z (V, B, d), unit centroids (k, d) and the images' clusters
+    (B,).
 
-    The paper's Eq. 7: cross-entropy of softmax(cosines with the centroids / t) with the cluster, averaged.
+    The paper's Eq. 7: cross-entropy of softmax(cosines with the centroids / t) with the cluster,
+    averaged.
     """
     logits = F.normalize(z, dim=-1) @ centroids.T / temperature
     return F.cross_entropy(logits.flatten(0, 1), clusters.repeat(len(z)))
 
 
 class DeepClusterSettings(MethodSettings):
+    """Settings of DeepCluster-v2."""
+
     hidden: int = Field(2048, gt=0)
     dim: int = Field(128, gt=0)
     clusters: int = Field(100, gt=1)  # how many, the paper's K
@@ -53,6 +62,9 @@ class DeepClusterSettings(MethodSettings):
 
 @METHODS.register("deepcluster")
 class DeepCluster(Method):
+    """DeepCluster-v2: cluster the images' projections once an epoch, then predict the cluster of
+    each view."""
+
     Settings = DeepClusterSettings
     settings: DeepClusterSettings
 
@@ -62,18 +74,26 @@ class DeepCluster(Method):
 
     @torch.no_grad()
     def before_epoch(self, embed: Callable[[], Tensor]) -> Mapping[str, Tensor]:
-        h, training = embed(), self.projector.training
+        """Cluster the client's images; return the centroids and the cluster of each image."""
+        h = embed()
+        training = self.projector.training
         self.projector.eval()
         z = F.normalize(self.projector(h), dim=-1)
         self.projector.train(training)
         centroids, clusters = spherical_k_means(z, self.settings.clusters, self.settings.iterations)
-        # Up to a power of two, never looked up: clients of about one size then share a compiled and recorded step.
-        spare = (1 << (len(clusters) - 1).bit_length()) - len(clusters)
-        return {"centroids": centroids, "clusters": F.pad(clusters, (0, spare))}
+        # Padded to a power of two, so that clients of similar size share a compiled and recorded
+        # step. The padding is never read.
+        padding = (1 << (len(clusters) - 1).bit_length()) - len(clusters)
+        return {"centroids": centroids, "clusters": F.pad(clusters, (0, padding))}
 
     def forward(self, batch: Batch) -> Output:
+        """Encode both views; the loss finds the clusters by `index`."""
         return self.encode_views(batch.views[0])._replace(index=batch.index)
 
     def loss(self, out: Output, given: Given) -> Tensor:
+        """Return the cross-entropy with the clusters of this epoch."""
         assert out.index is not None
-        return cluster_loss(out.z, given["centroids"], given["clusters"][out.index], self.settings.temperature)
+        clusters = given["clusters"][out.index]
+        return cluster_loss(
+            out.z, given["centroids"], clusters, temperature=self.settings.temperature
+        )

@@ -1,9 +1,9 @@
-"""MAE: draw the three quarters of an image that the encoder did not see.
+"""MAE: reconstruct the three quarters of an image that the encoder did not see.
 
 He et al., "Masked Autoencoders Are Scalable Vision Learners", CVPR 2022.
-Departures: a decoder of four blocks as wide as the encoder, as Dec-SSL trains it with ViT-tiny; no augmentation, as
-there; pixels are not normalised patch by patch unless `norm_pix` says so; the encoder's positions begin as the paper's
-sines and cosines and are trained, the decoder's stay so.
+Departures: a decoder of four blocks as wide as the encoder, as Dec-SSL trains it with ViT-tiny; no
+augmentation, as there; pixels are not normalised patch by patch unless `norm_pix` is set; the
+encoder's positions begin as the paper's sines and cosines and are trained, the decoder's are fixed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import ViT
 from fedssl.nets.vit import Block, initialise, sines
@@ -22,25 +22,28 @@ from fedssl.views import ViewGroup
 
 
 def patchify(images: Tensor, patch: int) -> Tensor:
-    """(n, C, H, W) to its patches (n, t, C·patch²), line by line."""
+    """Return the patches (n, t, C·patch²) of images (n, C, H, W), line by line."""
     n, channels, height, width = images.shape
     x = images.view(n, channels, height // patch, patch, width // patch, patch)
     return x.permute(0, 2, 4, 1, 3, 5).reshape(n, -1, channels * patch**2)
 
 
-def masked_error(drawn: Tensor, patches: Tensor, norm_pix: bool) -> Tensor:
-    """Masked patches as drawn and as they are, (…, m, k), to a 0-d loss.
+def masked_mse(reconstructed: Tensor, patches: Tensor, norm_pix: bool) -> Tensor:
+    """Return a 0-d loss of the masked patches (…, m, k) as reconstructed and in the image.
 
-    "Our loss function computes the mean squared error (MSE) between the reconstructed and original images in the pixel
-    space. We compute the loss only on masked patches". With `norm_pix` a patch's own mean and variance are taken out.
+    "Our loss function computes the mean squared error (MSE) between the reconstructed and original
+    images in the pixel space. We compute the loss only on masked patches". With `norm_pix` each
+    patch is normalised by its mean and variance.
     """
     if norm_pix:
-        patches = (patches - patches.mean(-1, keepdim=True)) / (patches.var(-1, keepdim=True) + 1e-6).sqrt()
-    return (drawn - patches).square().mean()
+        centred = patches - patches.mean(-1, keepdim=True)
+        patches = centred / (patches.var(-1, keepdim=True) + 1e-6).sqrt()
+    return (reconstructed - patches).square().mean()
 
 
 class Decoder(nn.Module):
-    """Tokens (n, 1 + k, dim) of the class and of patches `keep` (n, k) to drawings (n, t, pixels) of all t patches."""
+    """Reconstruct all t patches (n, t, pixels) from the tokens (n, 1 + k, dim) of the class and of
+    the patches `keep` (n, k)."""
 
     positions: Tensor
 
@@ -50,70 +53,91 @@ class Decoder(nn.Module):
         self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
         self.blocks = nn.Sequential(*(Block(dim, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
-        self.draw = nn.Linear(dim, pixels)
+        self.draw = nn.Linear(dim, pixels)  # the name is part of checkpoints
         self.register_buffer("positions", sines(grid, dim), persistent=False)
         nn.init.normal_(self.mask_token, std=0.02)
         initialise(self)
 
     def forward(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """Return the reconstructed patches."""
         tokens = self.embed(tokens)
         n, _, dim = tokens.shape
-        tokens, mask = tokens.float(), self.mask_token.to(tokens.dtype).float()
+        dtype = tokens.dtype
+        tokens = tokens.float()
+        mask = self.mask_token.to(dtype).float()
         every = mask.expand(n, len(self.positions), -1)
-        every = every.scatter(1, keep[..., None].expand(-1, -1, dim), tokens[:, 1:]) + self.positions
-        drawn: Tensor = self.draw(self.norm(self.blocks(torch.cat([tokens[:, :1], every], 1)))[:, 1:])
-        return drawn
+        every = every.scatter(1, keep[..., None].expand(-1, -1, dim), tokens[:, 1:])
+        every = every + self.positions
+        x = self.norm(self.blocks(torch.cat([tokens[:, :1], every], 1)))
+        patches: Tensor = self.draw(x[:, 1:])
+        return patches
 
 
 class MAESettings(MethodSettings):
+    """Settings of MAE."""
+
     backbone: str = "vit_tiny"
     mask: float = Field(0.75, gt=0, lt=1)  # share of the patches that the encoder does not see
     depth: int = Field(4, gt=0, le=100)  # blocks of the decoder
-    norm_pix: bool = False  # on: what is drawn is each patch less its mean, over its standard deviation
+    norm_pix: bool = False  # on: reconstruct each patch less its mean, over its standard deviation
 
 
 @METHODS.register("mae")
 class MAE(Method):
+    """MAE: reconstruct the three quarters of an image that the encoder did not see."""
+
     Settings = MAESettings
     settings: MAESettings
     backbone: ViT
 
     def __init__(self, settings: MAESettings, backbone: nn.Module, size: int) -> None:
         if not isinstance(backbone, ViT):
-            raise ConfigError('method "mae" masks patches, so its backbone must be a vision transformer: vit_tiny, say')
+            raise ConfigError(
+                'method "mae" masks patches, so its backbone must be a vision transformer '
+                "such as vit_tiny"
+            )
         super().__init__(settings, backbone, size)
         grid, _ = backbone.cut(size, size)
         self.patches = grid**2
-        self.seen = max(1, min(self.patches - 1, round(self.patches * (1 - settings.mask))))
+        seen = round(self.patches * (1 - settings.mask))
+        self.seen = max(1, min(self.patches - 1, seen))
         if self.patches < 2:
-            raise ConfigError(f"an image of {size} pixels is one patch: nothing would be left of it behind a mask")
+            raise ConfigError(
+                f"an image of {size} pixels is one patch, of which a mask leaves nothing; "
+                "use larger images"
+            )
         pixels = backbone.channels * backbone.patch**2
-        self.decoder = Decoder(self.features, settings.depth, backbone.heads, grid, pixels)
+        self.decoder = Decoder(
+            self.features, settings.depth, backbone.heads, grid=grid, pixels=pixels
+        )
 
     @property
     def views(self) -> tuple[ViewGroup, ...]:
+        """No views: the images are encoded without augmentation."""
         return ()
 
     def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """One number for each patch: the encoder sees those with the smallest."""
+        """Draw a number for each patch: the encoder sees those with the smallest."""
         return {"mask": torch.rand(n, self.patches, generator=generator, device=generator.device)}
 
     def forward(self, batch: Batch) -> Output:
-        """h and z: the class token of what was seen (1, B, d); p and wanted: m masked patches, as drawn and as they
-        are, (1, B, m, pixels)."""
+        """Return as h and z the class token of the visible patches (1, B, d), as p and `expected`
+        the m masked patches, reconstructed and in the image, (1, B, m, pixels)."""
         images = self.clean(batch.images)
         order = batch.draws["mask"].argsort(1)
-        keep, masked = order[:, : self.seen], order[:, self.seen :]
+        keep = order[:, : self.seen]
+        masked = order[:, self.seen :]
         with self._autocast(images):
             tokens = self.backbone.tokens(images, keep)
-            drawn = self.decoder(tokens, keep).float()
+            reconstructed = self.decoder(tokens, keep).float()
         h = tokens[:, 0].float()[None]
-        drawn, patches = (
-            x.gather(1, masked[..., None].expand(-1, -1, x.shape[2]))
-            for x in (drawn, patchify(images, self.backbone.patch))
-        )
-        return Output(h, h, drawn[None], wanted=patches[None])
+        patches = patchify(images, self.backbone.patch)
+        index = masked[..., None].expand(-1, -1, patches.shape[2])
+        p = reconstructed.gather(1, index)
+        expected = patches.gather(1, index)
+        return Output(h, h, p[None], expected=expected[None])
 
     def loss(self, out: Output, given: Given) -> Tensor:
-        assert out.wanted is not None
-        return masked_error(out.p, out.wanted, self.settings.norm_pix)
+        """Return the mean squared error over the masked patches."""
+        assert out.expected is not None
+        return masked_mse(out.p, out.expected, self.settings.norm_pix)

@@ -1,10 +1,11 @@
-"""MoCo, versions 1 and 2: find an image's other view, seen by a momentum copy, among a queue of earlier keys.
+"""MoCo, versions 1 and 2: identify an image's other view, encoded by a momentum copy, among a queue
+of earlier keys.
 
 He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", CVPR 2020 (V1).
 Chen et al., "Improved Baselines with Momentum Contrastive Learning", 2020 (V2).
-Departures: symmetric (each view is query once and key once); queue, momentum, widths and the BatchNorm in
-V2's head as FedEMA trains it; V2's views without blur; no shuffled BatchNorm, since statistics are taken per
-view and a client trains on one device.
+Departures: symmetric (each view is query once and key once); queue, momentum, widths and the
+BatchNorm in V2's head as FedEMA trains it; V2's views without blur; no shuffled BatchNorm, since
+statistics are computed per view and a client trains on one device.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import linear, mlp
 from fedssl.views import Augment
 
-LATE = 5  # rounds after which a queue should be full
+MAX_ROUNDS_TO_FILL = 5  # a queue that takes more rounds to fill is too long
 
 
 def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, temperature: float) -> Tensor:
-    """Queries and keys (V, B, k), negatives (K, k), all of unit length, to a 0-d loss.
+    """Return a 0-d loss of queries and keys (V, B, k) and negatives (K, k), all of unit length.
 
-    V1, Eq. 1: "the log loss of a (K+1)-way softmax-based classifier that tries to classify q as k₊", where
-    queries[v, b] belongs to keys[v, b]. Mean over the batch, sum over the views.
+    V1, Eq. 1: "the log loss of a (K+1)-way softmax-based classifier that tries to classify q as
+    k₊", where queries[v, b] belongs to keys[v, b]. Mean over the batch, sum over the views.
     """
     positive = (queries * keys).sum(-1, keepdim=True)  # (V, B, 1)
     logits = torch.cat([positive, queries @ negatives.T], -1) / temperature
@@ -36,7 +37,8 @@ def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, temperature: floa
 
 
 class Queue(nn.Module):
-    """The newest `size` keys, unit rows of `keys` (size, dim); `pointer` is where the next one goes."""
+    """The newest `size` keys, unit rows of `keys` (size, dim); `pointer` is the next row to
+    overwrite."""
 
     keys: Tensor
     pointer: Tensor
@@ -50,30 +52,37 @@ class Queue(nn.Module):
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator) -> None:
-        """Random unit vectors: negatives for a client's first steps."""
+        """Fill the queue with random unit vectors: negatives for a client's first steps."""
         noise = torch.randn(self.keys.shape, generator=generator, device=generator.device)
         self.keys.copy_(F.normalize(noise, dim=-1))
         self.pointer.zero_()
 
     @torch.no_grad()
     def push(self, keys: Tensor) -> None:
-        """Keys (n, dim) take the oldest places, from the pointer on and round the end; no waiting."""
+        """Overwrite the oldest keys with `keys` (n, dim), from the pointer on and past the end.
+
+        The pointer is not read on the host, so that no step waits for the device.
+        """
         size = len(self.places)
-        keys = keys[-size:]  # of a batch larger than the queue, the newest: a place must not be written twice
-        self.keys.index_copy_(0, (self.places[: len(keys)] + self.pointer) % size, keys)
+        # Of a batch larger than the queue, the newest: no row may be written twice.
+        keys = keys[-size:]
+        rows = (self.places[: len(keys)] + self.pointer) % size
+        self.keys.index_copy_(0, rows, keys)
         self.pointer.add_(len(keys)).remainder_(size)
 
 
 class MoCoSettings(MethodSettings):
+    """Settings of both versions."""
+
     dim: int = Field(128, gt=0)
     queue: int = Field(4096, gt=0)  # keys in the queue, the paper's K
     momentum: float = Field(0.99, ge=0, le=1)
     temperature: float = Field(0.07, gt=0)
-    key: Literal["local", "reset"] = "local"  # between rounds: kept, or restarted from the online network
+    key: Literal["local", "reset"] = "local"  # between rounds: kept, or reset to the online one
 
 
 class MoCo(Method):
-    """What both versions share; they differ in head, temperature and views."""
+    """The base of both versions, which differ in head, temperature and views."""
 
     settings: MoCoSettings
     private = ("queue",)
@@ -89,43 +98,61 @@ class MoCo(Method):
     def _head(self) -> nn.Module: ...
 
     def caution(self, images: int) -> str | None:
-        """A queue that takes many rounds to fill holds random numbers at first and then keys that are long stale."""
-        keys, size = self.views[0].count * images, self.settings.queue
-        if size <= LATE * keys:
+        """Return a warning if the queue takes many rounds to fill: it holds random numbers at
+        first, and later keys that are out of date."""
+        keys = self.views[0].count * images
+        size = self.settings.queue
+        if size <= MAX_ROUNDS_TO_FILL * keys:
             return None
+        rounds = -(-size // keys)
         return (
-            f"makes {keys:,} keys in a round and fills method.queue = {size} after {-(-size // keys):,}: until then "
-            f"its other negatives are random numbers, and later most are long out of date; try method.queue = {keys}"
+            f"makes {keys:,} keys in a round and fills method.queue = {size} after {rounds:,}: "
+            "until then its other negatives are random numbers, and later most are long out of "
+            f"date; try method.queue = {keys}"
         )
 
     @property
     def kept(self) -> tuple[str, ...]:
+        """The queue and, unless it is reset, the momentum copy."""
         return super().kept if self.settings.key == "local" else self.private
 
     @property
     def target_momentum(self) -> float:
+        """The momentum of the key encoder."""
         return self.settings.momentum
 
     def forward(self, batch: Batch) -> Output:
+        """Encode both views; the momentum copy's unit projections are the keys."""
         out = self.encode_views(batch.views[0])
-        return out._replace(keys=F.normalize(self.encode_views_target(batch.views[0]), dim=-1))
+        keys = F.normalize(self.encode_views_target(batch.views[0]), dim=-1)
+        return out._replace(keys=keys)
 
     def loss(self, out: Output, given: Given) -> Tensor:
+        """Return InfoNCE of each view with the key of the other one."""
         assert out.keys is not None
         queries = F.normalize(out.z, dim=-1)
-        return info_nce(queries, out.keys.flip(0), self.queue.keys, self.settings.temperature)
+        return info_nce(
+            queries,
+            out.keys.flip(0),
+            negatives=self.queue.keys,
+            temperature=self.settings.temperature,
+        )
 
     def after_step(self, out: Output) -> None:
+        """Append the keys of this batch to the queue."""
         assert out.keys is not None
         self.queue.push(out.keys.flatten(0, 1))
 
     @torch.no_grad()
     def fresh(self, generator: torch.Generator) -> None:
+        """Start the momentum copy from the online network, and the queue at random."""
         super().fresh(generator)
         self.queue.fill(generator)
 
 
 class MoCoV1Settings(MoCoSettings):
+    """Settings of version 1."""
+
     augment: Augment = Augment(jitter=(0.4, 0.4, 0.4, 0.1))
 
 
@@ -141,6 +168,8 @@ class MoCoV1(MoCo):
 
 
 class MoCoV2Settings(MoCoSettings):
+    """Settings of version 2."""
+
     temperature: float = Field(0.2, gt=0)
     hidden: int | None = Field(None, gt=0)  # None: as wide as the backbone's features
 

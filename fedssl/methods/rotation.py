@@ -1,8 +1,10 @@
-"""Rotation: say by how many quarter turns an image was rotated. FedPR and FedRot are this under FedAvg.
+"""Rotation: predict by how many quarter turns an image was rotated. FedPR and FedRot are this under
+FedAvg.
 
-Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotations" (RotNet), ICLR 2018.
-Departures: a linear classifier on the backbone's features instead of one inside a Network in Network; crops of half of
-the image or more instead of shifts by a few pixels.
+Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotations" (RotNet), ICLR
+2018.
+Departures: a linear classifier on the backbone's features instead of one inside a Network in
+Network; crops of half of the image or more instead of shifts by a few pixels.
 """
 
 from __future__ import annotations
@@ -18,24 +20,31 @@ TURNS = 4
 
 
 def quarter_turns(images: Tensor) -> Tensor:
-    """Square images (B, C, h, h) to (4, B, C, h, h): rotated by 0, 90, 180 and 270 degrees."""
+    """Return square images (B, C, h, h) rotated by 0, 90, 180 and 270 degrees, (4, B, C, h, h)."""
     return torch.stack([images.rot90(turns, (-2, -1)) for turns in range(TURNS)])
 
 
-def which_turn(logits: Tensor) -> Tensor:
-    """Logits (4, B, 4), first axis the true number of turns, to a 0-d loss, the mean over all 4B images.
+def rotation_loss(logits: Tensor) -> Tensor:
+    """Return a 0-d loss of logits (4, B, 4), first axis the true number of turns, averaged over all
+    4B images.
 
-    Eq. 3: −1/K Σ_y log F^y(g(X|y)|θ), the cross-entropy of "all the four rotated copies of an image".
+    Eq. 3: −1/K Σ_y log F^y(g(X|y)|θ), the cross-entropy of "all the four rotated copies of an
+    image".
     """
     return -logits.log_softmax(-1).diagonal(dim1=0, dim2=2).mean()
 
 
 class RotationSettings(MethodSettings):
+    """Settings of rotation prediction."""
+
     augment: Augment = Augment(crop=(0.5, 1.0), jitter=(0, 0, 0, 0), gray=0)  # crops and flips only
 
 
 @METHODS.register("rotation")
 class Rotation(Method):
+    """Predict by how many quarter turns an image was rotated. FedPR and FedRot are this under
+    FedAvg."""
+
     Settings = RotationSettings
     settings: RotationSettings
 
@@ -45,11 +54,14 @@ class Rotation(Method):
 
     @property
     def views(self) -> tuple[ViewGroup, ...]:
+        """One view, which `forward` rotates."""
         return (ViewGroup(1, self.settings.view_size or self.size, self.settings.augment),)
 
     def forward(self, batch: Batch) -> Output:
-        # One batch of all four: with statistics for each rotation, BatchNorm could tell it.
+        """Encode the four rotations of each image."""
+        # In one batch: with statistics for each rotation, BatchNorm could reveal it.
         return self.encode_views(quarter_turns(batch.views[0][0]), shared=True)
 
     def loss(self, out: Output, given: Given) -> Tensor:
-        return which_turn(out.z)
+        """Return the cross-entropy with the true number of turns."""
+        return rotation_loss(out.z)

@@ -1,7 +1,8 @@
-"""SimCLR: find an image's other view among all views of the batch.
+"""SimCLR: identify an image's other view among all views of the batch.
 
 Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020.
-Departures: temperature, projector width and plain SGD as FedEMA trains it, not LARS on batches of thousands.
+Departures: temperature, projector width and plain SGD as FedEMA trains it, not LARS on batches of
+thousands.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ from fedssl.nets import mlp
 
 
 def nt_xent(z: Tensor, temperature: float) -> Tensor:
-    """Projections z (2, B, k) of two views to a 0-d loss, the mean over all 2B views.
+    """Return a 0-d loss of projections z (2, B, k) of two views, the mean over all 2B views.
 
-    "Given a positive pair, […] we treat the other 2(N − 1) augmented examples within a minibatch as negative
-    examples": ℓ(i, j) = −log exp(sim(zᵢ, zⱼ)/t) / Σ_{k≠i} exp(sim(zᵢ, z_k)/t), sim the cosine.
+    "Given a positive pair, […] we treat the other 2(N − 1) augmented examples within a minibatch as
+    negative examples": ℓ(i, j) = −log exp(sim(zᵢ, zⱼ)/t) / Σ_{k≠i} exp(sim(zᵢ, z_k)/t), sim the
+    cosine.
     """
     z = F.normalize(z, dim=-1)
     positive = (z[0] * z[1]).sum(-1) / temperature  # (B,): the same for both views of an image
-    everyone = z.flatten(0, 1)  # (2B, k)
-    itself = torch.eye(len(everyone), dtype=torch.bool, device=z.device)
-    similarity = (everyone @ everyone.T / temperature).masked_fill(itself, -torch.inf)
+    rows = z.flatten(0, 1)  # (2B, k)
+    diagonal = torch.eye(len(rows), dtype=torch.bool, device=z.device)
+    similarity = (rows @ rows.T / temperature).masked_fill(diagonal, -torch.inf)
     return similarity.logsumexp(1).mean() - positive.mean()
 
 
 class SimCLRSettings(MethodSettings):
+    """Settings of SimCLR."""
+
     hidden: int = Field(4096, gt=0)
     dim: int = Field(2048, gt=0)
     temperature: float = Field(0.07, gt=0)
@@ -37,6 +41,8 @@ class SimCLRSettings(MethodSettings):
 
 @METHODS.register("simclr")
 class SimCLR(Method):
+    """SimCLR: identify an image's other view among all views of the batch."""
+
     Settings = SimCLRSettings
     settings: SimCLRSettings
 
@@ -45,7 +51,9 @@ class SimCLR(Method):
         self.projector = mlp(self.features, settings.hidden, settings.dim)
 
     def forward(self, batch: Batch) -> Output:
-        return self.encode_views(batch.views[0], shared=True)  # one batch of 2B views, as in the paper
+        """Encode both views in one batch of 2B, as in the paper."""
+        return self.encode_views(batch.views[0], shared=True)
 
     def loss(self, out: Output, given: Given) -> Tensor:
+        """Return NT-Xent."""
         return nt_xent(out.z, self.settings.temperature)

@@ -1,7 +1,8 @@
 """SimSiam: predict the other view's projection, whose gradient is stopped.
 
 Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
-Departures: BYOL's two-layer heads, as FedEMA trains it, instead of a three-layer projector and a bottleneck.
+Departures: BYOL's two-layer heads, as FedEMA trains it, instead of a three-layer projector and a
+bottleneck.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from fedssl.nets import mlp
 
 
 def symmetric_cosine(p: Tensor, z: Tensor) -> Tensor:
-    """Predictions p and projections z, each (2, B, k), to a 0-d loss in −1…1, the mean over the batch.
+    """Return a 0-d loss in −1…1 of predictions p and projections z, each (2, B, k), averaged over
+    the batch.
 
-    "L = ½ D(p₁, stopgrad(z₂)) + ½ D(p₂, stopgrad(z₁))", D the negative cosine. The caller stops the gradient.
+    "L = ½ D(p₁, stopgrad(z₂)) + ½ D(p₂, stopgrad(z₁))", D the negative cosine. The caller stops the
+    gradient.
     """
-    return -F.cosine_similarity(p, z.flip(0), dim=-1).mean()  # mean over (2, B): half of each direction
+    cosine = F.cosine_similarity(p, z.flip(0), dim=-1)
+    return -cosine.mean()  # over (2, B): half of each direction
 
 
 class SimSiamSettings(MethodSettings):
+    """Settings of SimSiam."""
+
     hidden: int = Field(4096, gt=0)
     dim: int = Field(2048, gt=0)
     predictor: bool = True  # off: compare projections directly
@@ -31,6 +37,8 @@ class SimSiamSettings(MethodSettings):
 
 @METHODS.register("simsiam")
 class SimSiam(Method):
+    """SimSiam: predict the other view's projection, whose gradient is stopped."""
+
     Settings = SimSiamSettings
     settings: SimSiamSettings
 
@@ -41,9 +49,12 @@ class SimSiam(Method):
             self.predictor = mlp(settings.dim, settings.hidden, settings.dim)
 
     def forward(self, batch: Batch) -> Output:
+        """Encode both views; the projections, without gradient, are the keys."""
         out = self.encode_views(batch.views[0])
-        return out._replace(keys=out.z.detach() if self.settings.stop_gradient else out.z)
+        keys = out.z.detach() if self.settings.stop_gradient else out.z
+        return out._replace(keys=keys)
 
     def loss(self, out: Output, given: Given) -> Tensor:
+        """Return the negative cosine of predictions and keys."""
         assert out.keys is not None
         return symmetric_cosine(out.p, out.keys)

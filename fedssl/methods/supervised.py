@@ -1,9 +1,11 @@
-"""Supervised learning: say an image's class. What the others are compared with; the only method that sees labels.
+"""Supervised learning: predict an image's class. The baseline of the other methods, and the only
+one that uses labels.
 
-As in McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, and
-the supervised side of Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self
-Supervision?", ICLR 2023, whose Dec-SLRep is the backbone trained like this.
-Departures: random crops and flips, since the papers differ in their views; a crop is half of the image or more.
+As in McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+AISTATS 2017, and the supervised side of Wang et al., "Does Learning from Decentralized Non-IID
+Unlabeled Data Benefit from Self Supervision?", ICLR 2023, whose Dec-SLRep is the backbone trained
+like this. Departures: random crops and flips, since the papers differ in their views; a crop is
+half of the image or more.
 """
 
 from __future__ import annotations
@@ -14,24 +16,30 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import linear
 from fedssl.views import Augment, ViewGroup
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits (V, B, classes) and labels (V, B) to a 0-d loss, the mean of −log softmax(logits)[label]."""
+    """Return the mean of −log softmax(logits)[label] for logits (V, B, classes) and labels (V,
+    B)."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 class SupervisedSettings(MethodSettings):
+    """Settings of supervised learning."""
+
     augment: Augment = Augment(crop=(0.5, 1.0), jitter=(0, 0, 0, 0), gray=0)  # crops and flips only
-    classes: int = Field(ge=2)  # how many there are at all clients together; labels count from 0
+    classes: int = Field(ge=2)  # number of classes at all clients together; labels count from 0
 
 
 @METHODS.register("supervised")
 class Supervised(Method):
+    """Supervised learning: predict an image's class. The baseline of the other methods, and the
+    only one that uses labels."""
+
     Settings = SupervisedSettings
     settings: SupervisedSettings
     learns_from_labels: ClassVar[bool] = True
@@ -39,23 +47,32 @@ class Supervised(Method):
 
     def __init__(self, settings: SupervisedSettings, backbone: nn.Module, size: int) -> None:
         super().__init__(settings, backbone, size)
-        self.projector = linear(self.features, settings.classes)  # the classifier: projections are logits
+        # The classifier: projections are logits.
+        self.projector = linear(self.features, settings.classes)
 
     @property
     def views(self) -> tuple[ViewGroup, ...]:
+        """One view."""
         return (ViewGroup(1, self.settings.view_size or self.size, self.settings.augment),)
 
     def check_labels(self, labels: Tensor) -> None:
-        if len(labels) and (most := int(labels.max())) >= self.settings.classes:
+        """Raise ConfigError if a label is not smaller than the number of classes."""
+        if not len(labels):
+            return
+        largest = int(labels.max())
+        if largest >= self.settings.classes:
             raise ConfigError(
-                f"method.classes = {self.settings.classes}, but a training image has label {most}; labels count from 0"
+                f"method.classes = {self.settings.classes}, "
+                f"but a training image has label {largest}; labels count from 0"
             )
 
     def forward(self, batch: Batch) -> Output:
+        """Encode the view; the labels are `expected`."""
         assert batch.labels is not None
         out = self.encode_views(batch.views[0])
-        return out._replace(wanted=batch.labels.expand(out.z.shape[:2]))
+        return out._replace(expected=batch.labels.expand(out.z.shape[:2]))
 
     def loss(self, out: Output, given: Given) -> Tensor:
-        assert out.wanted is not None
-        return cross_entropy(out.z, out.wanted)
+        """Return the cross-entropy with the labels."""
+        assert out.expected is not None
+        return cross_entropy(out.z, out.expected)

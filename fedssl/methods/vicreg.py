@@ -1,9 +1,12 @@
-"""VICReg: two views' projections are near, every entry varies over the batch, and no two entries vary together.
+"""VICReg: the projections of two views are close, every entry varies over the batch, and different
+entries are uncorrelated.
 
-Bardes et al., "VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised Learning", ICLR 2022.
-Departures: the invariance term is a mean over entries and the variance term a mean over views, as in the authors' code,
-to which the coefficients belong (Eq. 5 and 6 have sums); an expander 2048 wide instead of 8192, which would be twelve
-times a ResNet-18 to send; SGD or Adam instead of LARS; views without blur and solarisation.
+Bardes et al., "VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised Learning",
+ICLR 2022.
+Departures: the invariance term is a mean over entries and the variance term a mean over views, as
+in the authors' code, to which the coefficients belong (Eq. 5 and 6 have sums); an expander 2048
+wide instead of 8192, which would be twelve times a ResNet-18 to send; SGD or Adam instead of LARS;
+views without blur and solarisation.
 """
 
 from __future__ import annotations
@@ -15,16 +18,18 @@ from torch import Tensor, nn
 from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import expander
 
-GAMMA, EPSILON = 1.0, 1e-4  # the standard deviation aimed at, and what keeps its root away from 0
+GAMMA = 1.0  # the minimum standard deviation that the variance term asks for
+EPSILON = 1e-4  # keeps the square root away from 0
 
 
 def variance(z: Tensor) -> Tensor:
-    """z (V, B, k) to a 0-d hinge on standard deviations over the batch: mean of max(0, γ − √(Var + ε))."""
+    """Return a 0-d hinge on the standard deviations of z (V, B, k) over the batch: the mean of
+    max(0, γ − √(Var + ε))."""
     return F.relu(GAMMA - (z.var(1) + EPSILON).sqrt()).mean()
 
 
 def covariance(z: Tensor) -> Tensor:
-    """z (V, B, k) to 0-d: Σ_{i≠j} Cov(z)ᵢⱼ² / k, summed over the views."""
+    """Return Σ_{i≠j} Cov(z)ᵢⱼ² / k of z (V, B, k), summed over the views."""
     _, n, k = z.shape
     centred = z - z.mean(1, keepdim=True)
     c = centred.mT @ centred / (n - 1)  # (V, k, k)
@@ -32,6 +37,8 @@ def covariance(z: Tensor) -> Tensor:
 
 
 class VICRegSettings(MethodSettings):
+    """Settings of VICReg."""
+
     hidden: int = Field(2048, gt=0)
     dim: int = Field(2048, gt=0)
     lam: float = Field(25.0, ge=0)  # weight of the invariance term, the paper's λ
@@ -41,6 +48,9 @@ class VICRegSettings(MethodSettings):
 
 @METHODS.register("vicreg")
 class VICReg(Method):
+    """VICReg: the projections of two views are close, every entry varies over the batch, and
+    different entries are uncorrelated."""
+
     Settings = VICRegSettings
     settings: VICRegSettings
 
@@ -49,9 +59,11 @@ class VICReg(Method):
         self.projector = expander(self.features, settings.hidden, settings.dim)
 
     def forward(self, batch: Batch) -> Output:
+        """Encode both views."""
         return self.encode_views(batch.views[0])
 
     def loss(self, out: Output, given: Given) -> Tensor:
-        """λ s(Z, Z′) + μ [v(Z) + v(Z′)]/2 + ν [c(Z) + c(Z′)]."""
-        s, z = self.settings, out.z
+        """Return λ s(Z, Z′) + μ [v(Z) + v(Z′)]/2 + ν [c(Z) + c(Z′)]."""
+        s = self.settings
+        z = out.z
         return s.lam * F.mse_loss(z[0], z[1]) + s.mu * variance(z) + s.nu * covariance(z)

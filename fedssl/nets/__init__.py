@@ -1,4 +1,4 @@
-"""Backbones with torchvision's and timm's key names, heads, and weights to start from."""
+"""Backbones with torchvision's and timm's key names, heads, and files of weights."""
 
 from fedssl.nets.backbone import BACKBONES, Backbone, Stem, build
 from fedssl.nets.cnn import CNN, CNN5

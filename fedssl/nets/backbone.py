@@ -1,4 +1,4 @@
-"""What a backbone is, and the registry that finds one by name."""
+"""The contract of a backbone, and the registry of backbones by name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from fedssl.errors import ConfigError
-from fedssl.settings import Registry, suggest
+from fedssl.core.errors import ConfigError
+from fedssl.core.settings import Registry
+from fedssl.core.suggestions import suggest
 
 Stem = Literal["cifar", "imagenet"]
 
 
 class Backbone(nn.Module, ABC):
-    """Images (n, channels, h, w) to features (n, dim).
+    """Maps images (n, channels, h, w) to features (n, dim).
 
-    `stem` says how images are met: "cifar" keeps their resolution, "imagenet" quarters it. A backbone that
-    knows one way only takes either word.
+    `stem` selects the first layers: "cifar" keeps the resolution of images, "imagenet" quarters it.
+    A backbone with only one stem accepts either value.
     """
 
     dim: int
@@ -27,21 +28,25 @@ class Backbone(nn.Module, ABC):
 
     @property
     def channels(self) -> int:
-        """Of the images it reads, as its first convolution has them."""
-        return next(module.in_channels for module in self.modules() if isinstance(module, nn.Conv2d))
+        """Return the number of channels of its images, from its first convolution."""
+        return next(
+            module.in_channels for module in self.modules() if isinstance(module, nn.Conv2d)
+        )
 
     @abstractmethod
-    def forward(self, images: Tensor) -> Tensor: ...
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features (n, dim) of images (n, channels, h, w)."""
 
 
 BACKBONES: Registry[Backbone] = Registry("backbone", "fedssl.backbones")
 
 
 def build(name: str, channels: int = 3, stem: str = "cifar") -> Backbone:
-    """A backbone by name, its weights drawn from torch's default generator."""
+    """Return a backbone by name, its weights drawn from torch's default generator."""
     stems = get_args(Stem)
     if stem not in stems:
-        raise ConfigError(f'unknown stem "{stem}"{suggest(stem, stems) or "; known: " + ", ".join(stems)}')
+        hint = suggest(stem, stems) or f"; known: {', '.join(stems)}"
+        raise ConfigError(f'unknown stem "{stem}"{hint}')
     if channels < 1:
         raise ConfigError(f"a backbone reads images of one channel or more (got {channels})")
-    return BACKBONES[name](channels, stem)  # type: ignore[arg-type]  # known to be a Stem
+    return BACKBONES[name](channels, stem)  # type: ignore[arg-type]  # checked above

@@ -1,4 +1,4 @@
-"""Two plain convolutional networks: FedCA's, and a small fast one for small images on a CPU."""
+"""Two plain convolutional networks: FedCA's, and a small one for small images on a CPU."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.nets.backbone import BACKBONES, Backbone, Stem
 from fedssl.nets.norm import BatchNorm2d
 
 
 def _layer(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    """3x3 convolution, BatchNorm, ReLU. No bias: BatchNorm would take it out again."""
-    conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+    """Return a 3x3 convolution, BatchNorm and ReLU. No bias: BatchNorm would remove it."""
+    conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return nn.Sequential(conv, BatchNorm2d(outputs, relu=True))
 
 
 def _layers(channels: int, widths: tuple[int, ...], stride: int = 1) -> nn.ModuleList:
-    inputs = (channels, *widths)
-    return nn.ModuleList(_layer(i, o, stride) for i, o in zip(inputs, widths, strict=False))
+    """Return layers of these widths, the first for images of `channels` channels."""
+    layers = nn.ModuleList()
+    inputs = channels
+    for outputs in widths:
+        layers.append(_layer(inputs, outputs, stride))
+        inputs = outputs
+    return layers
 
 
 def _quadrants(x: Tensor) -> Tensor:
-    """Means over 2x2 fields: (n, c, h, w) of 2 or more a side to (n, 4·c)."""
+    """Return the means over 2x2 fields: (n, c, h, w) of 2 or more pixels a side to (n, 4·c)."""
     # Not adaptive_avg_pool2d: its backward pass on CUDA has no deterministic version.
-    fields = (x.shape[2] + 1) // 2, (x.shape[3] + 1) // 2
+    fields = ((x.shape[2] + 1) // 2, (x.shape[3] + 1) // 2)
     return F.avg_pool2d(x, fields, ceil_mode=True).flatten(1)
 
 
@@ -36,13 +41,13 @@ class CNN5(Backbone):
     """FedCA's encoder: (n, channels, h, w) of 16 pixels a side or more to (n, 2048).
 
     Zhang et al., "Federated Unsupervised Representation Learning", 2020: "5-layer CNN (Krizhevsky,
-    Sutskever, and Hinton 2012)" that maps "input samples to representations with 2048-dimension", images of
-    32 and 84 pixels.
-    Departures: the paper leaves open widths, kernels, pooling, normalisation and what makes 2048 of it, so
-    these are ours. Five convolutions of AlexNet's widths but for the last, which has 512 channels instead of
-    256 and is averaged over 2x2 fields to make 2048 numbers; 3x3 kernels of stride 1, since AlexNet's 11x11
-    of stride 4 would leave nothing of a small image; max-pooling after layers 1, 2 and 5 as in AlexNet;
-    BatchNorm; no fully connected layers.
+    Sutskever, and Hinton 2012)" that maps "input samples to representations with 2048-dimension",
+    images of 32 and 84 pixels.
+    Departures: the paper does not give widths, kernels, pooling, normalisation and the origin of
+    the 2048 dimensions, so these are ours. Five convolutions of AlexNet's widths except the last,
+    which has 512 channels instead of 256 and is averaged over 2x2 fields to give 2048 numbers; 3x3
+    kernels of stride 1, since AlexNet's 11x11 of stride 4 are too coarse for a small image;
+    max-pooling after layers 1, 2 and 5 as in AlexNet; BatchNorm; no fully connected layers.
     """
 
     widths: ClassVar[tuple[int, ...]] = (96, 256, 384, 384, 512)
@@ -54,12 +59,16 @@ class CNN5(Backbone):
         self.dim = 4 * self.widths[-1]
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the features (n, 2048); a ConfigError if images are too small."""
         x = images
         for i, layer in enumerate(self.layers):
             x = layer(x)
-            x = F.max_pool2d(x, 2) if i in self.pooled else x
+            if i in self.pooled:
+                x = F.max_pool2d(x, 2)
         if min(x.shape[2:]) < 2:
-            raise ConfigError(f"cnn5 needs images of 16 pixels a side or more (got {tuple(images.shape[2:])})")
+            raise ConfigError(
+                f"cnn5 needs images of 16 pixels a side or more (got {tuple(images.shape[2:])})"
+            )
         return _quadrants(x)
 
 
@@ -67,8 +76,9 @@ class CNN5(Backbone):
 class CNN(Backbone):
     """Three convolutions of stride 2, averaged over 2x2 fields: (n, channels, h, w) to (n, 512).
 
-    About 1/200 of ResNet-18's work: to try an experiment on a CPU, not for its figures. Not averaged over the whole
-    image, because where in a small picture something lies says much about what it is.
+    It needs about 1/200 of ResNet-18's operations: it serves to try an experiment on a CPU, not to
+    report figures. Features are not averaged over the whole image, because positions in a small
+    image carry information about its content.
     """
 
     widths: ClassVar[tuple[int, ...]] = (32, 64, 128)
@@ -79,9 +89,12 @@ class CNN(Backbone):
         self.dim = 4 * self.widths[-1]
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the features (n, 512)."""
         x = images
         for layer in self.layers:
             x = layer(x)
-        if min(x.shape[2:]) < 2:  # of images under 9 pixels a side: all fields see the one pixel there is
-            x = F.pad(x, (0, int(x.shape[3] < 2), 0, int(x.shape[2] < 2)), mode="replicate")
+        if min(x.shape[2:]) < 2:
+            # Images under 9 pixels a side end as one pixel, which is repeated for all fields.
+            padding = (0, int(x.shape[3] < 2), 0, int(x.shape[2] < 2))
+            x = F.pad(x, padding, mode="replicate")
         return _quadrants(x)

@@ -8,19 +8,23 @@ from fedssl.nets.norm import BatchNorm1d
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """(n, inputs) to (n, outputs) by Linear, BatchNorm, ReLU, Linear: the head of BYOL, as FedEMA uses it."""
+    """Return Linear, BatchNorm, ReLU, Linear: the head of BYOL, as FedEMA uses it.
+
+    Shapes: (n, inputs) to (n, outputs).
+    """
     return nn.Sequential(
         nn.Linear(inputs, hidden),
         BatchNorm1d(hidden, relu=True),
-        nn.Identity(),  # in the ReLU's place: keys are those of the four modules named above
+        nn.Identity(),  # replaces the ReLU, so that keys are those of the four modules above
         nn.Linear(hidden, outputs),
     )
 
 
 def expander(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """(n, inputs) to (n, outputs) by three Linear with BatchNorm and ReLU between: the head of Barlow Twins and VICReg.
+    """Return three Linear with BatchNorm and ReLU between: the head of Barlow Twins and VICReg.
 
-    No biases: BatchNorm takes out the first two, and a loss that centres its input the last.
+    No biases: BatchNorm removes the first two, and a loss that centres its input the last. Shapes:
+    (n, inputs) to (n, outputs).
     """
     return nn.Sequential(
         nn.Linear(inputs, hidden, bias=False),
@@ -32,5 +36,8 @@ def expander(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def linear(inputs: int, outputs: int) -> nn.Sequential:
-    """(n, inputs) to (n, outputs); a Sequential of one, so that heads are named alike."""
+    """Return one Linear in a Sequential, so that its keys are like those of other heads.
+
+    Shapes: (n, inputs) to (n, outputs).
+    """
     return nn.Sequential(nn.Linear(inputs, outputs))

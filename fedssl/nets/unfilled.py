@@ -1,4 +1,4 @@
-"""Networks without memory, to ask what they are made of."""
+"""Build networks on the meta device, to inspect their shapes without allocating memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-# What first weights are made with that torch, for tensors without memory, would load its compiler for, a second's work.
-# Shapes stay as they are, so it need not be done at all.
+# Initialisers for which torch would load its compiler on the meta device, which takes a second.
+# They do not change shapes, so they are skipped.
 SKIPPED = (torch.Tensor.normal_, nn.init.normal_, F.normalize)
 
 
-class _Unfilled(TorchFunctionMode):
+class _SkipInitialisers(TorchFunctionMode):
+    """Replaces the functions of SKIPPED by the identity."""
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -24,14 +26,14 @@ class _Unfilled(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        named = kwargs or {}
+        kwargs = kwargs or {}
         if func in SKIPPED:
-            return args[0] if args else named["tensor"]
-        return func(*args, **named)
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 @contextmanager
 def unfilled() -> Iterator[None]:
-    """What is built here has shapes and no numbers."""
-    with _Unfilled(), torch.device("meta"):
+    """Build modules on the meta device: with shapes but without values."""
+    with _SkipInitialisers(), torch.device("meta"):
         yield

@@ -1,10 +1,9 @@
-"""A backbone's weights as a safetensors file: start from one, write one. No pickle."""
+"""Read and write a backbone's weights as a safetensors file. Pickle is not supported."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -13,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fedssl.errors import ConfigError
-from fedssl.extents import sync_folder
+from fedssl.core.errors import ConfigError
+from fedssl.core.files.atomic import write_atomic
 
 _PREFIXES = ("module.", "backbone.", "encoder.")
 _CLASSIFIERS = ("fc.", "head.")
@@ -25,31 +24,35 @@ _NO_DIGEST = "0" * 64
 
 
 def load_backbone(backbone: nn.Module, path: Path | str) -> None:
-    """Start from given weights, in place: a file with fedssl's, torchvision's or timm's names.
+    """Load the weights of a file with fedssl's, torchvision's or timm's names into a backbone.
 
-    Names may have `module.`, `backbone.` and `encoder.` before them. A classifier (`fc.*`, `head.*`) is left out; batch
-    counters, which old files lack, may be missing. A first convolution made for another number of channels is
-    adapted (`adapt_channels`). Anything else that is missing, surplus or of another shape is refused.
+    Names may have the prefixes `module.`, `backbone.` and `encoder.`. A classifier (`fc.*`,
+    `head.*`) is ignored; batch counters, which old files lack, may be missing. A first convolution
+    for another number of channels is adapted (`adapt_channels`). Any other tensor that is missing,
+    surplus or of another shape is a ConfigError.
     """
-    wanted = backbone.state_dict()
-    found = _strip(read_weights(path)[1], wanted)
-    first = next((name for name, tensor in wanted.items() if tensor.dim() == 4), "")
-    if first in found:
-        found[first] = adapt_channels(found[first], wanted[first].shape[1])
-    if problem := _misfit(found, wanted):
+    expected = backbone.state_dict()
+    _, tensors = read_weights(path)
+    loaded = _rename_tensors(tensors, expected)
+    first = next((name for name, tensor in expected.items() if tensor.dim() == 4), "")
+    if first in loaded:
+        loaded[first] = adapt_channels(loaded[first], expected[first].shape[1])
+    problem = _mismatch(loaded, expected)
+    if problem is not None:
         raise ConfigError(f"{path} does not fit this backbone: {problem}")
-    backbone.load_state_dict({**wanted, **found})
+    backbone.load_state_dict({**expected, **loaded})
 
 
 def adapt_channels(weight: Tensor, channels: int) -> Tensor:
-    """A first convolution's weight (out, in, h, w) for images of another number of channels, as timm does it.
+    """Adapt a first convolution's weight (out, in, h, w) to another number of channels.
 
-    To one channel the weights are summed: a grey image gives what it would as three equal channels. To more,
-    they are repeated in turn and scaled by in/channels, so that activations keep their size.
+    As timm does: for one channel the weights are summed, so that a grey image gives the same result
+    as three equal channels. For more channels they are repeated in turn and scaled by in/channels,
+    so that activations keep their scale.
     """
-    inputs = weight.shape[1] if weight.dim() == 4 else channels
-    if inputs == channels:
+    if weight.dim() != 4 or weight.shape[1] == channels:
         return weight
+    inputs = weight.shape[1]
     if channels == 1:
         return weight.float().sum(1, keepdim=True)
     repeats = -(-channels // inputs)
@@ -57,104 +60,129 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
 
 
 def backbone_file(model: str) -> str:
-    """What the file of one of several models is called: as the model is, as far as a file's name can be that long."""
+    """Return the file name of one of several models; a long model name is cut and hashed."""
     name = quote(model, safe="")
-    short = name if len(name) <= 200 else f"{name[:180]}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
-    return f"backbone-{short}.safetensors"
+    if len(name) > 200:
+        name = f"{name[:180]}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+    return f"backbone-{name}.safetensors"
 
 
-def save_backbone(state_dict: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
-    """Write a backbone's weights with a header of strings and a hash; the file appears whole or not at all."""
+def save_backbone(
+    state_dict: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]
+) -> None:
+    """Write a backbone's weights atomically, with a header of strings and a hash."""
     path = Path(path)
-    about = {**metadata, _ALGORITHM: "sha256", _DIGEST: _NO_DIGEST}
+    header = {**metadata, _ALGORITHM: "sha256", _DIGEST: _NO_DIGEST}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(_with_digest(_in_order(save(tensors, about))))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_folder(path.parent)
+    write_atomic(path, _with_digest(_sort_metadata(save(tensors, header))))
 
 
-def _in_order(data: bytes) -> bytes:
-    """The same safetensors file with its metadata sorted: safetensors writes them in an order drawn at random."""
+def _sort_metadata(data: bytes) -> bytes:
+    """Sort the metadata of a safetensors file, which safetensors writes in random order."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of eight bytes
+    text += b" " * (-len(text) % 8)  # the tensors start at a multiple of eight bytes
     return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the header and the tensors of a safetensors file, verified if fedssl wrote a hash into it."""
+    """Return the header and the tensors of a safetensors file.
+
+    The file is verified if fedssl wrote a hash into it.
+    """
     path = Path(path)
     try:
         data = path.read_bytes()
         header = _header(data)
         if header.keys() & {_ALGORITHM, _DIGEST} and not _is_intact(data, header):
             raise ConfigError(
-                f"{path} is damaged: it does not match the hash in its header. Export it again with `fedssl run` in "
-                "its run directory, or restore it from a backup"
+                f"{path} is damaged: it does not match the hash in its header. Export it again "
+                "with `fedssl run` in its run directory, or restore it from a backup"
             )
         tensors: dict[str, Tensor] = dict(sorted(load(data).items()))
     except FileNotFoundError:
         raise ConfigError(f"there is no weights file {path}") from None
     except (SafetensorError, OSError, ValueError, KeyError) as failure:
-        raise ConfigError(f"{path} is not a safetensors file ({failure}); pickled weights are not read") from None
+        raise ConfigError(
+            f"{path} is not a safetensors file ({failure}); pickled weights are not read"
+        ) from None
     return header, tensors
 
 
 def _header(data: bytes) -> dict[str, str]:
     """Return the metadata of a safetensors file; a ValueError if there is no readable header."""
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    about = header.get("__metadata__", {}) if isinstance(header, dict) else None
-    if not isinstance(about, dict):
+    metadata = None
+    if isinstance(header, dict):
+        metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict):
         raise ValueError("its header is not a table")
-    return about
+    return metadata
 
 
 def _with_digest(data: bytes) -> bytes:
-    """Write a file's SHA-256 into its header; it is computed with zeros in that place."""
+    """Write a file's SHA-256 into its header; the hash is computed with zeros in its place."""
     return data.replace(_NO_DIGEST.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
 
 
 def _is_intact(data: bytes, header: Mapping[str, str]) -> bool:
-    """True if a file has the SHA-256 of its header. Two keys announce it, so that no single damaged byte hides both."""
+    """True if a file has the SHA-256 of its header.
+
+    Two keys announce the hash, so that no single damaged byte hides both.
+    """
+    if header.get(_ALGORITHM) != "sha256":
+        return False
     digest = header.get(_DIGEST)
-    if header.get(_ALGORITHM) != "sha256" or not isinstance(digest, str) or len(digest) != len(_NO_DIGEST):
+    if not isinstance(digest, str) or len(digest) != len(_NO_DIGEST):
         return False
     return _with_digest(data.replace(digest.encode(), _NO_DIGEST.encode(), 1)) == data
 
 
-def _misfit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    missing = [name for name in wanted if name not in found and not name.endswith(_COUNTER)]
-    surplus = [name for name in found if name not in wanted]
-    if missing or surplus:
-        lists = (("lacks", missing), ("also has", surplus))
-        return "it " + " and ".join(f"{word} {_some(names)}" for word, names in lists if names)
-    for name, tensor in found.items():
-        if tensor.shape != wanted[name].shape:
-            return f"its {name} is {tuple(tensor.shape)}, not {tuple(wanted[name].shape)}"
+def _mismatch(loaded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """Return the first difference in names and shapes, or None."""
+    missing = [name for name in expected if name not in loaded and not name.endswith(_COUNTER)]
+    surplus = [name for name in loaded if name not in expected]
+    problems = []
+    if missing:
+        problems.append(f"lacks {_first_names(missing)}")
+    if surplus:
+        problems.append(f"also has {_first_names(surplus)}")
+    if problems:
+        return "it " + " and ".join(problems)
+    for name, tensor in loaded.items():
+        if tensor.shape != expected[name].shape:
+            return f"its {name} is {tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
     return None
 
 
-def _strip(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without prefixes and classifier. A prefix that belongs to the backbone's own name stays."""
-    stripped: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        own = name
-        while own not in wanted and (prefix := next((p for p in _PREFIXES if own.startswith(p)), None)):
-            own = own.removeprefix(prefix)
-        if own in stripped:
-            raise ConfigError(f"the weights file has {own} twice, under different prefixes")
-        if own in wanted or not own.startswith(_CLASSIFIERS):
-            stripped[own] = tensor
-    return stripped
+def _rename_tensors(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the tensors without prefixes in their names, and without a classifier's."""
+    renamed: dict[str, Tensor] = {}
+    for full_name, tensor in tensors.items():
+        name = _strip_prefixes(full_name, expected)
+        if name in renamed:
+            raise ConfigError(f"the weights file has {name} twice, under different prefixes")
+        if name in expected or not name.startswith(_CLASSIFIERS):
+            renamed[name] = tensor
+    return renamed
 
 
-def _some(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _strip_prefixes(name: str, expected: Mapping[str, Tensor]) -> str:
+    """Remove known prefixes until the backbone has the name: its own names may start with one."""
+    while name not in expected and name.startswith(_PREFIXES):
+        prefix = next(prefix for prefix in _PREFIXES if name.startswith(prefix))
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _first_names(names: list[str], limit: int = 3) -> str:
+    """Join the first names and the number of the others."""
+    text = ", ".join(names[:limit])
+    if len(names) > limit:
+        text += f" and {len(names) - limit} more"
+    return text

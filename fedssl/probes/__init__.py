@@ -1,4 +1,4 @@
-"""Probes measure what `export` names, with labelled images; they never touch training."""
+"""Probes: measure an exported backbone with labelled images, without influence on training."""
 
 from fedssl.probes.features import Labelled, balanced, embed, how_many
 from fedssl.probes.finetune import fine_tune

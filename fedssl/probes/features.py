@@ -1,4 +1,4 @@
-"""Features of clean images under a frozen backbone: what every probe starts from."""
+"""Features of clean images under a frozen backbone, which every probe starts from."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedssl.data.image_pool import Rows
 from fedssl.method import Normalisation
-from fedssl.pixels import Rows
 
 
 class Labelled(NamedTuple):
@@ -26,14 +26,18 @@ def embed(
     device: torch.device | str,
     batch: int = 1000,
 ) -> Tensor:
-    """uint8 images (n, C, H, W) → features (n, d) in eval mode, float32, on the device."""
+    """Return float32 features (n, d) of uint8 images (n, C, H, W), in eval mode, on the device."""
     backbone.eval()
-    held = Rows(pixels) if isinstance(pixels, Tensor) else pixels
-    return torch.cat([backbone(as_input(images.to(device), normalisation)).float() for images in held.chunks(batch)])
+    rows = Rows(pixels) if isinstance(pixels, Tensor) else pixels
+    features = []
+    for images in rows.chunks(batch):
+        x = as_input(images.to(device), normalisation)
+        features.append(backbone(x).float())
+    return torch.cat(features)
 
 
 def as_input(images: Tensor, normalisation: Normalisation | None) -> Tensor:
-    """uint8 (n, C, H, W) as a backbone takes them: float, in 0…1, normalised."""
+    """Return uint8 images (n, C, H, W) as input of a backbone: float, in 0…1, normalised."""
     x = images.float() / 255
     if normalisation is None:
         return x
@@ -42,16 +46,18 @@ def as_input(images: Tensor, normalisation: Normalisation | None) -> Tensor:
 
 
 def how_many(labels: float, images: int) -> int:
-    """A number of labelled images as settings have it: up to 1, a share of all; above, a count."""
-    return max(1, round(labels * images)) if labels <= 1 else int(labels)
+    """Return a number of labelled images; a setting up to 1 is a share of all, above a count."""
+    if labels <= 1:
+        return max(1, round(labels * images))
+    return int(labels)
 
 
 def balanced(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices (count,) of a random draw with the same number of each class, as nearly as the count allows."""
+    """Return sorted indices (count,) of a random draw, with equal numbers per class if possible."""
     order = torch.randperm(len(labels), generator=generator)
     shuffled = labels.cpu()[order]
-    rank = torch.zeros(len(labels), dtype=torch.int64)  # the how-manieth of its class each image is
+    rank = torch.zeros(len(labels), dtype=torch.int64)  # position of each image within its class
     for label in shuffled.unique():
-        mine = shuffled == label
-        rank[mine] = torch.arange(int(mine.sum()))
+        of_class = shuffled == label
+        rank[of_class] = torch.arange(int(of_class.sum()))
     return order[torch.argsort(rank, stable=True)[:count]].sort().values

@@ -1,24 +1,30 @@
-"""Fine-tuning: the whole model learns from few labelled images; the last epoch counts, never the best.
+"""Fine-tuning: the whole model learns from few labelled images.
 
-protocol.py has the papers' settings. Departures: the papers state no augmentation, so images are clean; the hidden
-layer of the two-layer head, whose size they do not state, is as wide as the features and has no normalisation.
+The model of the last epoch is measured, not the best one.
 
-With `frozen` the head alone is trained, on features computed once in evaluation mode. FedU and FedEMA
-describe another protocol: the whole model is fine-tuned. Their authors' code, EasyFL, has a third one: its
-optimizer holds the head only, but the head is Linear-4096-BatchNorm-ReLU-Linear, the backbone runs in training
-mode, so that features use batch statistics and running statistics are updated, and the best test epoch is printed.
+protocol.py has the papers' settings. Departures: the papers state no augmentation, so images are
+clean; the hidden layer of the two-layer head, whose size they do not state, is as wide as the
+features and has no normalisation.
+
+With `frozen` only the head is trained, on features computed once in evaluation mode. FedU and
+FedEMA describe another protocol: the whole model is fine-tuned. Their authors' code, EasyFL, has a
+third one: its optimizer holds the head only, but the head is Linear-4096-BatchNorm-ReLU-Linear, the
+backbone runs in training mode, so that features use batch statistics and running statistics are
+updated, and the best test epoch is printed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedssl.core.seeds import derive, generator
 from fedssl.method import Normalisation
 from fedssl.probes.features import as_input, embed
 from fedssl.probes.protocol import Protocol
-from fedssl.seeds import derive, generator
 
 
 def fine_tune(
@@ -26,45 +32,75 @@ def fine_tune(
     images: Tensor,
     labels: Tensor,
     classes: int,
+    *,
     normalisation: Normalisation | None,
-    how: Protocol,
+    protocol: Protocol,
     seed: int,
     frozen: bool = False,
 ) -> nn.Module:
-    """Images to logits (n, classes): the backbone itself under a new head, trained on uint8 images (n, C, H, W)."""
-    device, stream = images.device, generator(seed, "fine-tuning")
+    """Return a model from images to logits (n, classes): the given backbone under a new head.
+
+    Both are trained on uint8 images (n, C, H, W); with `frozen`, only the head is.
+    """
+    device = images.device
     width: int = backbone.dim  # type: ignore[assignment]
-    head = _head(width, classes, how, seed)
+    head = _head(width, classes, protocol, seed)
     model = nn.Sequential(backbone, head).to(device)
-    features = embed(backbone.eval(), images, normalisation, device) if frozen else None
-    learner = model if features is None else nn.Sequential(nn.Identity(), head)
-    optimizer = _optimizer(learner, how)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    learner.train()  # normalisation layers too: their statistics become those of the labelled images
-    for epoch in range(how.epochs):
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * how.drop(epoch)
-        order = torch.randperm(len(images), generator=stream).to(device)
-        for index in order.split(how.batch):
-            if len(index) == 1 < len(images):  # which BatchNorm has no statistics of; its turn comes in other epochs
-                continue
-            optimizer.zero_grad()
-            x = as_input(images[index], normalisation) if features is None else features[index]
-            F.cross_entropy(learner(x), labels[index]).backward()
-            optimizer.step()
+    if frozen:
+        features = embed(backbone.eval(), images, normalisation, device)
+        learner = nn.Sequential(nn.Identity(), head)
+        _train(learner, features.__getitem__, labels, protocol=protocol, seed=seed)
+    else:
+
+        def clean_batch(index: Tensor) -> Tensor:
+            return as_input(images[index], normalisation)
+
+        _train(model, clean_batch, labels, protocol=protocol, seed=seed)
     return model.eval()
 
 
-def _head(features: int, classes: int, how: Protocol, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):  # layers draw their weights from torch's default generator
+def _train(
+    model: nn.Sequential,
+    inputs: Callable[[Tensor], Tensor],
+    labels: Tensor,
+    *,
+    protocol: Protocol,
+    seed: int,
+) -> None:
+    """Train a backbone and a head in place; `inputs` maps the indices of a batch to its input."""
+    stream = generator(seed, "fine-tuning")
+    optimizer = _optimizer(model, protocol)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    # Normalisation layers too: their statistics become those of the labelled images.
+    model.train()
+    for epoch in range(protocol.epochs):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * protocol.drop(epoch)
+        order = torch.randperm(len(labels), generator=stream).to(labels.device)
+        for index in order.split(protocol.batch):
+            if len(index) == 1 < len(labels):
+                continue  # BatchNorm has no statistics of one image; it is used in other epochs
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs(index)), labels[index]).backward()
+            optimizer.step()
+
+
+def _head(features: int, classes: int, protocol: Protocol, seed: int) -> nn.Module:
+    # Layers draw their weights from torch's default generator.
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "fine-tuned head"))
-        if how.head == "linear":
+        if protocol.head == "linear":
             return nn.Linear(features, classes)
         return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, classes))
 
 
-def _optimizer(model: nn.Sequential, how: Protocol) -> torch.optim.Optimizer:
-    """Of two groups: the backbone, and the head at a rate of its own where the protocol has one."""
+def _optimizer(model: nn.Sequential, protocol: Protocol) -> torch.optim.Optimizer:
+    """Return an optimizer with two groups: the backbone, and the head with its learning rate."""
     backbone, head = (list(part.parameters()) for part in model)
-    groups = [{"params": backbone, "lr": how.lr}, {"params": head, "lr": how.head_lr or how.lr}]
-    return torch.optim.Adam(groups) if how.optimizer == "adam" else torch.optim.SGD(groups, momentum=0.9)
+    groups = [
+        {"params": backbone, "lr": protocol.lr},
+        {"params": head, "lr": protocol.head_lr or protocol.lr},
+    ]
+    if protocol.optimizer == "adam":
+        return torch.optim.Adam(groups)
+    return torch.optim.SGD(groups, momentum=0.9)

@@ -1,4 +1,4 @@
-"""What may happen to an image on its way to a view: the settings of one family of views."""
+"""Settings of the random operations that turn an image into a view."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from fedssl.errors import ConfigError
-from fedssl.settings import Settings
+from fedssl.core.errors import ConfigError
+from fedssl.core.settings import Settings
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0)]
@@ -24,7 +24,12 @@ class Augment(Settings):
     crop: Range = (0.08, 1.0)  # share of the image's area
     ratio: Range = (3 / 4, 4 / 3)  # width : height of the crop
     flip: Probability = 0.5
-    jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = (0.8, 0.8, 0.8, 0.2)
+    jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = (
+        0.8,
+        0.8,
+        0.8,
+        0.2,
+    )
     jitter_p: Probability = 0.8
     gray: Probability = 0.2
     blur: Probability = 0.0
@@ -33,27 +38,27 @@ class Augment(Settings):
 
     @field_validator("crop", "ratio", "blur_sigma")
     @classmethod
-    def _ascending(cls, value: Range) -> Range:
+    def _check_ascending(cls, value: Range) -> Range:
         if not 0 < value[0] <= value[1]:
             raise ValueError("must be two positive numbers, the smaller first")
         return value
 
     @field_validator("crop")
     @classmethod
-    def _share(cls, value: Range) -> Range:
+    def _check_at_most_one(cls, value: Range) -> Range:
         if value[1] > 1:
             raise ValueError("a crop is at most the whole image, 1.0")
         return value
 
     @field_validator("blur_kernel")
     @classmethod
-    def _odd(cls, value: int | None) -> int | None:
+    def _check_odd(cls, value: int | None) -> int | None:
         if value is not None and value % 2 == 0:
             raise ValueError("a blur kernel has an odd number of taps")
         return value
 
     def kernel(self, size: int) -> int:
-        """Taps of the blur for views of this side: odd, and 23 for 224 as in SimCLR."""
+        """Return the taps of the blur for views of this side: odd, and 23 for 224 as in SimCLR."""
         return self.blur_kernel or max(3, size // 10 | 1)
 
 
@@ -67,8 +72,11 @@ class ViewGroup:
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.size < 1:
-            raise ConfigError(f"a view group needs views and pixels (got {self.count} of side {self.size})")
+            raise ConfigError(
+                f"a view group needs views and pixels (got {self.count} of side {self.size})"
+            )
         if self.augment.blur and self.augment.kernel(self.size) // 2 >= self.size:
             raise ConfigError(
-                f"a blur of {self.augment.kernel(self.size)} taps reaches beyond views of side {self.size}"
+                f"a blur of {self.augment.kernel(self.size)} taps reaches beyond "
+                f"views of side {self.size}"
             )

@@ -1,4 +1,4 @@
-"""From clean images and parameters to views."""
+"""Compute views from clean images and parameters."""
 
 from __future__ import annotations
 
@@ -19,43 +19,56 @@ def apply(
     mean: Tensor | None = None,
     std: Tensor | None = None,
 ) -> Tensor:
-    """uint8 images (n, C, H, W) to float32 views (n, C, size, size), normalised by mean and std (C,).
+    """Return float32 views (n, C, size, size) of uint8 images (n, C, H, W).
 
-    Row i depends on image i and parameters i alone. What the settings rule out is not computed, whatever the
-    parameters say. Products of matrices stay in float32 under autocast.
+    Views are normalised by mean and std (C,). Row i depends only on image i and parameters i.
+    Operations that the settings rule out are not computed, whatever the parameters are. Matrix
+    products stay in float32 under autocast.
     """
     if images.dtype != torch.uint8 or images.ndim != 4 or len(images) != len(p.top):
         raise ValueError(
-            f"views are made of uint8 images (n, C, H, W), one for each of {len(p.top)} rows of parameters; "
-            f"got {images.dtype} {tuple(images.shape)}"
+            f"views are made of uint8 images (n, C, H, W), one for each of {len(p.top)} rows of "
+            f"parameters; got {images.dtype} {tuple(images.shape)}"
         )
     n, channels, height, width = images.shape
     with torch.autocast(images.device.type, enabled=False):
-        rows = crop_matrix(p.top, p.height, size, height).div_(255)
-        cols = crop_matrix(p.left, p.width, size, width, p.flip if augment.flip else None)
+        rows = crop_matrix(p.top, p.height, size, extent=height).div_(255)
+        flip = p.flip if augment.flip else None
+        cols = crop_matrix(p.left, p.width, size, extent=width, flip=flip)
         x = sandwich(rows, images.float(), cols).flatten(2)
         x = jitter(x, p, augment)
         if augment.gray and channels == 3:
             x = grayscale(x, p.gray)
-        if mean is not None and std is not None:  # before the blur, which leaves constants as they are
+        if mean is not None and std is not None:
+            # Before the blur, which does not change constants.
             x = x.sub_(mean[:, None]).div_(std[:, None])
         x = x.view(n, channels, size, size)
         if augment.blur:
-            # So narrow a Gaussian is the identity: exp(-5000) is 0.
-            blur = blur_matrix(torch.where(p.blur, p.sigma, 0.01), augment.kernel(size), size)
+            # A Gaussian of sigma 0.01 is the identity: exp(-5000) is 0.
+            sigma = torch.where(p.blur, p.sigma, 0.01)
+            blur = blur_matrix(sigma, augment.kernel(size), size)
             x = sandwich(blur, x, blur)
     return x
 
 
 def make_views(
-    group: ViewGroup, images: Tensor, uniforms: Tensor, mean: Tensor | None = None, std: Tensor | None = None
+    group: ViewGroup,
+    images: Tensor,
+    uniforms: Tensor,
+    mean: Tensor | None = None,
+    std: Tensor | None = None,
 ) -> Tensor:
-    """Views (V, B, C, size, size) of uint8 images (B, C, H, W); uniforms (V * B, COLUMNS), view by view."""
-    if uniforms.shape != (group.count * len(images), COLUMNS):
+    """Return views (V, B, C, size, size) of uint8 images (B, C, H, W).
+
+    Uniforms are (V * B, COLUMNS), view by view.
+    """
+    expected = (group.count * len(images), COLUMNS)
+    if uniforms.shape != expected:
         raise ValueError(
             f"{group.count} views of {len(images)} images take "
-            f"{(group.count * len(images), COLUMNS)} uniforms, got {tuple(uniforms.shape)}"
+            f"{expected} uniforms, got {tuple(uniforms.shape)}"
         )
-    p = parameters(group.augment, uniforms, *images.shape[2:])
-    views = apply(images.repeat(group.count, 1, 1, 1), p, group.augment, group.size, mean, std)
+    p = parameters(group.augment, uniforms, height=images.shape[2], width=images.shape[3])
+    repeated = images.repeat(group.count, 1, 1, 1)
+    views = apply(repeated, p, group.augment, size=group.size, mean=mean, std=std)
     return views.view(group.count, len(images), *views.shape[1:])

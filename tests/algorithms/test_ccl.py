@@ -19,29 +19,33 @@ import pytest
 import torch
 import torch.nn.functional as F
 import toy
-from test_contrast import looped_contrast, looped_matching
+from test_ccl_losses import looped_contrast, looped_matching
 from torch import Tensor, nn
 from toy import Federation, Numbers, Scripted, Toy
 
 import fedssl
 from fedssl.algorithm import Algorithm, Upload
 from fedssl.algorithms import CCL, FedAvg
-from fedssl.algorithms.sharing import joined, others, owner
-from fedssl.client import Client
-from fedssl.drive import Interrupted
-from fedssl.errors import ConfigError
-from fedssl.experiment import Experiment
-from fedssl.federate import Round, federate
-from fedssl.graphs import Cycle
-from fedssl.guard import Guard, Reply
-from fedssl.memory import Memory
+from fedssl.algorithms._shared_rows import features_of_others, join_features, owner_number
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.codec import dumps
+from fedssl.core.state.mean import Mean
+from fedssl.core.state.tree import Tree, Value, model
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.store import Store
+from fedssl.engine.federate import Round, federate
+from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.uploads.guard import Guard
+from fedssl.engine.uploads.records import Reply
+from fedssl.experiment.experiment import Experiment
 from fedssl.method import Batch, Given, Method, MethodSettings, Output
-from fedssl.report.rounds import RoundsLog
-from fedssl.runtimes.local import LocalRuntime, Pace, Shard
-from fedssl.store import Store
-from fedssl.topology import SERVER, Isolated, Star, Topology
-from fedssl.train import Trainer
-from fedssl.tree import Mean, Tree, Value, dumps, model
+from fedssl.runs.local import Interrupted
+from fedssl.runs.rounds_log import RoundsLog
+from fedssl.topologies.graphs import Cycle
+from fedssl.topologies.topology import SERVER, Isolated, Star, Topology
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 SIZES = {"a": 20, "b": 33, "c": 2, "d": 3}
@@ -99,7 +103,9 @@ DRAW: dict[str, Any] = {}
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Federation]:
     monkeypatch.setattr(toy, "Scripted", Imaged)
-    monkeypatch.setattr(toy, "toy", lambda: Queued(MethodSettings(), toy.Number(10.0, norm=True), 1).reside())
+    monkeypatch.setattr(
+        toy, "toy", lambda: Queued(MethodSettings(), toy.Number(10.0, norm=True), 1).reside()
+    )
     return lambda **settings: Federation(CCL(**{"mix": 1, **settings}))
 
 
@@ -113,8 +119,9 @@ OF_B = sorted([[0.6, 0.8], [0.8824, 0.4706], [0.9692, 0.2462]])
 
 
 def test_two_rounds_by_hand(scripted: Callable[..., Federation]) -> None:
-    """Models: as FedAvg with both aggregated and updated (test_fedavg.py). In round 1 nobody has features of others; in
-    round 2 A has B's three in four places, B has A's one."""
+    """Models: as FedAvg with both aggregated and updated (test_fedavg.py). In round 1 nobody has
+    features of others; in round 2 A has B's three in four places, B has A's one.
+    """
     federation = scripted()
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
     for given in GIVEN.values():
@@ -122,8 +129,8 @@ def test_two_rounds_by_hand(scripted: Callable[..., Federation]) -> None:
         assert given["known"].tolist() == given["negative"].tolist() == [True] * 12 + [False]
     assert federation.held() == {"encoder": 17, "target": 15, "predictor": 3.5}
     assert rows(federation.site["features"]) == sorted(OF_A + OF_B)
-    assert federation.site["owners"].tolist() == [owner("A")] + 3 * [owner("B")]  # type: ignore[union-attr]
-    assert owner("A") != owner("B")
+    assert federation.site["owners"].tolist() == [owner_number("A")] + 3 * [owner_number("B")]  # type: ignore[union-attr]
+    assert owner_number("A") != owner_number("B")
 
     assert federation.round("A", "B") == {"A": Numbers(17, 15, 3.5), "B": Numbers(17, 15, 3.5)}
     assert rows(GIVEN["A"]["remote"]) == [[0, 0], *OF_B]
@@ -138,14 +145,16 @@ def test_only_features_of_the_last_round_are_sent(scripted: Callable[..., Federa
     federation = scripted()
     federation.round("A", "B")
     federation.round("B")
-    assert federation.site["owners"].tolist() == 3 * [owner("B")]  # type: ignore[union-attr]
+    assert federation.site["owners"].tolist() == 3 * [owner_number("B")]  # type: ignore[union-attr]
     federation.round("A", "B")
     assert [federation.notes[c]["remote"] for c in "AB"] == [3, 0]
     federation.start_of("C")
     assert federation.notes["C"]["remote"] == 4  # a newcomer owns none of them
 
 
-def test_remote_only_leaves_local_keys_out_once_there_are_others(scripted: Callable[..., Federation]) -> None:
+def test_remote_only_leaves_local_keys_out_once_there_are_others(
+    scripted: Callable[..., Federation],
+) -> None:
     federation = scripted(remote_only=True)
     federation.round("A", "B")
     assert GIVEN["A"]["negative"].tolist() == [True] * 12 + [False]
@@ -154,8 +163,12 @@ def test_remote_only_leaves_local_keys_out_once_there_are_others(scripted: Calla
     assert GIVEN["A"]["known"].tolist() == [True] * 15 + [False]  # candidates for matching are all
 
 
-def test_neighbours_are_looked_for_among_local_keys_too(scripted: Callable[..., Federation]) -> None:
-    """Eq. 7: also where only others' features are negatives. A has 12 local keys and 3 features of B's."""
+def test_neighbours_are_looked_for_among_local_keys_too(
+    scripted: Callable[..., Federation],
+) -> None:
+    """Eq. 7: also where only others' features are negatives. A has 12 local keys and 3 features of
+    B's.
+    """
     federation = scripted(remote_only=True, candidates=100)
     federation.round("A", "B")
     federation.round("A", "B")
@@ -164,7 +177,10 @@ def test_neighbours_are_looked_for_among_local_keys_too(scripted: Callable[..., 
 
 
 def test_what_is_kept_and_what_travels(scripted: Callable[..., Federation]) -> None:
-    for settings, keys in (({}, {"model", "target", "features"}), ({"fusion": False, "lam": 0}, {"model", "target"})):
+    for settings, keys in (
+        ({}, {"model", "target", "features"}),
+        ({"fusion": False, "lam": 0}, {"model", "target"}),
+    ):
         federation = scripted(**settings)
         federation.round("A", "B")
         assert federation.uploads["A"].keys() == keys
@@ -181,18 +197,25 @@ def test_no_client_shares_more_than_it_may(scripted: Callable[..., Federation]) 
     assert len(site["features"]) == 2  # type: ignore[arg-type]
 
 
-def test_features_of_another_width_are_left_out_and_the_model_counts(scripted: Callable[..., Federation]) -> None:
+def test_features_of_another_width_are_left_out_and_the_model_counts(
+    scripted: Callable[..., Federation],
+) -> None:
     """A's model moved by 4 from 10 whatever its features are; of these none is left."""
     federation = scripted()
     federation.round("A")
     wire = federation.algorithm.wire(federation.method)
-    for wrong in (torch.ones(3, 5), torch.ones(3), torch.full((3, 2), float("nan")), torch.ones(3, 2).double()):
+    for wrong in (
+        torch.ones(3, 5),
+        torch.ones(3),
+        torch.full((3, 2), float("nan")),
+        torch.ones(3, 2).double(),
+    ):
         guard = Guard(wire, 0, ["A"], {"A": {}})
         heard = next(guard([Reply("A", 1, {**federation.uploads["A"], "features": wrong}, None)]))
-        assert heard.tree is not None
+        assert heard.upload is not None
         assert guard.reports[0].dropped is None
         assert "features" in str(guard.reports[0].rows_left_out)
-        site = federation.algorithm.merge(federation.site, [Upload("A", 1.0, heard.tree)], Mean)
+        site = federation.algorithm.merge(federation.site, [Upload("A", 1.0, heard.upload)], Mean)
         assert model(site, "model").tensors()["backbone.w"].item() == 14
         assert (site["features"].shape, site["owners"].shape) == ((0, 2), (0,))  # type: ignore[union-attr]
 
@@ -203,30 +226,44 @@ def test_features_of_another_width_are_left_out_and_the_model_counts(scripted: C
 def a_message(**counts: int) -> Tree:
     """Features of as many rows as said, by client; those of one lie near its own axis."""
     stream = torch.Generator().manual_seed(3)
-    return joined(
-        {c: torch.randn(n, 4, generator=stream) + 9 * torch.eye(4)[i] for i, (c, n) in enumerate(counts.items())}
+    return join_features(
+        {
+            c: torch.randn(n, 4, generator=stream) + 9 * torch.eye(4)[i]
+            for i, (c, n) in enumerate(counts.items())
+        }
     )
 
 
 def test_a_clients_own_features_never_count() -> None:
     message = a_message(a=5, b=7, c=4)
-    found, count = others(message, "b", 99, torch.Generator().manual_seed(0))
-    features, owners = message["features"], message["owners"]
+    found, count = features_of_others(message, "b", 99, torch.Generator().manual_seed(0))
+    features = message["features"]
+    owners = message["owners"]
     assert isinstance(features, Tensor)
-    changed = {**message, "features": torch.where((owners == owner("b"))[:, None], 1e6, features)}  # type: ignore[operator,arg-type]
-    again, _ = others(changed, "b", 99, torch.Generator().manual_seed(0))
+    changed = {
+        **message,
+        "features": torch.where((owners == owner_number("b"))[:, None], 1e6, features),
+    }  # type: ignore[operator,arg-type]
+    again, _ = features_of_others(changed, "b", 99, torch.Generator().manual_seed(0))
     assert torch.equal(found, again)
     assert count == 9
     assert found[:9].argmax(1).bincount().tolist() == [5, 0, 4]
     for other in "ac":
-        assert not torch.equal(others(changed, other, 99, torch.Generator().manual_seed(0))[0], found)
+        assert not torch.equal(
+            features_of_others(changed, other, 99, torch.Generator().manual_seed(0))[0], found
+        )
 
 
 @pytest.mark.parametrize(
-    ("count", "most", "room"), [(0, 99, 1), (1, 99, 1), (2, 9, 2), (5, 99, 8), (8, 99, 8), (9, 6, 6)]
+    ("count", "most", "room"),
+    [(0, 99, 1), (1, 99, 1), (2, 9, 2), (5, 99, 8), (8, 99, 8), (9, 6, 6)],
 )
-def test_few_shapes_come_up_and_no_more_features_than_wanted(count: int, most: int, room: int) -> None:
-    found, drawn = others(a_message(a=3, b=count), "a", most, torch.Generator().manual_seed(0))
+def test_few_shapes_come_up_and_no_more_features_than_wanted(
+    count: int, most: int, room: int
+) -> None:
+    found, drawn = features_of_others(
+        a_message(a=3, b=count), "a", most, torch.Generator().manual_seed(0)
+    )
     assert found.shape == (room, 4)
     assert drawn == min(count, most)
     torch.testing.assert_close(found[:drawn].norm(dim=1), torch.ones(drawn))  # whatever was sent
@@ -235,7 +272,15 @@ def test_few_shapes_come_up_and_no_more_features_than_wanted(count: int, most: i
 
 def test_which_features_are_taken_is_drawn_anew_each_round() -> None:
     message = a_message(a=3, b=50)
-    taken = [set(map(tuple, others(message, "a", 10, torch.Generator().manual_seed(s))[0].tolist())) for s in (0, 0, 1)]
+    taken = [
+        set(
+            map(
+                tuple,
+                features_of_others(message, "a", 10, torch.Generator().manual_seed(s))[0].tolist(),
+            )
+        )
+        for s in (0, 0, 1)
+    ]
     assert [len(one) for one in taken] == [10, 10, 10]
     assert taken[0] == taken[1] != taken[2]
 
@@ -246,8 +291,11 @@ def test_which_features_are_taken_is_drawn_anew_each_round() -> None:
 class Step:
     """A trained-upon MoCo method, one step's output, and what a client was given."""
 
-    def __init__(self, make_trainer: Make, pixels: Any, algorithm: CCL, message: Tree, images: int = 4) -> None:
-        self.algorithm, trainer = algorithm, make_trainer("mocov2", dim=4, queue=6)
+    def __init__(
+        self, make_trainer: Make, pixels: Any, algorithm: CCL, message: Tree, images: int = 4
+    ) -> None:
+        self.algorithm = algorithm
+        trainer = make_trainer("mocov2", dim=4, queue=6)
         self.method = trainer.method
         self.method.fresh(torch.Generator().manual_seed(1))
         client = Client("a", pixels(8), None, {}, trainer, 0, 1)
@@ -268,7 +316,14 @@ def test_the_objective_is_equation_12(
     fusion: bool, lam: float, remote_only: bool, make_trainer: Make, pixels: Any
 ) -> None:
     """Six local keys, five features of others in eight places; the loops know only the eleven."""
-    settings = {"fusion": fusion, "lam": lam, "remote_only": remote_only, "tau": 0.3, "tau_nm": 0.2, "neighbours": 2}
+    settings = {
+        "fusion": fusion,
+        "lam": lam,
+        "remote_only": remote_only,
+        "tau": 0.3,
+        "tau_nm": 0.2,
+        "neighbours": 2,
+    }
     step = Step(make_trainer, pixels, CCL(**settings), a_message(a=3, b=5))
     chosen = [9, 0, 3, 7, 10, 5]
     loss = step.loss(chosen)
@@ -276,7 +331,8 @@ def test_the_objective_is_equation_12(
         assert step.given == {}
         assert torch.equal(loss, step.method.loss(step.out, {}))
         return
-    queries, keys = F.normalize(step.out.z, dim=-1), step.out.keys
+    queries = F.normalize(step.out.z, dim=-1)
+    keys = step.out.keys
     assert keys is not None
     remote = step.given["remote"][:5]
     everything = torch.cat([step.queue, remote])
@@ -285,16 +341,26 @@ def test_the_objective_is_equation_12(
     contrast = looped_contrast(queries, keys.flip(0), negatives, counted[: len(negatives)], 0.3)
     expected = contrast if fusion else step.method.loss(step.out, {})
     if lam:
-        expected = expected + lam * looped_matching(queries, everything[chosen], counted[:6], 2, 0.2)
+        expected = expected + lam * looped_matching(
+            queries, everything[chosen], counted[:6], 2, 0.2
+        )
     torch.testing.assert_close(loss, expected, check_dtype=False)
 
 
 @pytest.mark.parametrize("remote_only", [False, True])
-def test_places_left_empty_do_not_change_the_loss(remote_only: bool, make_trainer: Make, pixels: Any) -> None:
-    """The same features with 3 empty places, and with 11 more, of which one is among the candidates."""
-    step = Step(make_trainer, pixels, CCL(neighbours=2, remote_only=remote_only), a_message(a=3, b=5))
+def test_places_left_empty_do_not_change_the_loss(
+    remote_only: bool, make_trainer: Make, pixels: Any
+) -> None:
+    """The same features with 3 empty places, and with 11 more, of which one is among the
+    candidates.
+    """
+    step = Step(
+        make_trainer, pixels, CCL(neighbours=2, remote_only=remote_only), a_message(a=3, b=5)
+    )
     first = step.loss([9, 0, 3, 7, 10, 5])
-    step.given = {key: F.pad(t, (0, 0, 0, 11) if t.ndim == 2 else (0, 11)) for key, t in step.given.items()}
+    step.given = {
+        key: F.pad(t, (0, 0, 0, 11) if t.ndim == 2 else (0, 11)) for key, t in step.given.items()
+    }
     torch.testing.assert_close(step.loss([9, 0, 3, 7, 10, 5, 11, 20]), first)
     step.given["remote"][5:] = 7.0  # type: ignore[index]
     torch.testing.assert_close(step.loss([9, 0, 3, 7, 10, 5, 11, 20]), first)
@@ -302,7 +368,9 @@ def test_places_left_empty_do_not_change_the_loss(remote_only: bool, make_traine
     assert not torch.isclose(step.loss([9, 0, 3, 7, 10, 5, 11, 20]), first)
 
 
-def test_without_others_it_is_mocos_loss_at_its_temperature(make_trainer: Make, pixels: Any) -> None:
+def test_without_others_it_is_mocos_loss_at_its_temperature(
+    make_trainer: Make, pixels: Any
+) -> None:
     step = Step(make_trainer, pixels, CCL(lam=0, tau=0.2), a_message(a=3))
     torch.testing.assert_close(step.loss([]), step.method.loss(step.out, {}))
 
@@ -311,34 +379,61 @@ def test_without_others_it_is_mocos_loss_at_its_temperature(make_trainer: Make, 
 
 
 class Together:
-    """Clients of very different sizes through the round loop; `start` and `sites` go on with an earlier one."""
+    """Clients of very different sizes through the round loop; `start` and `sites` go on with an
+    earlier one.
+    """
 
-    def __init__(self, algorithm: Algorithm, make_trainer: Make, pixels: Any, topology: Topology | None = None) -> None:
-        self.algorithm, self.topology = algorithm, topology or Star()
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        make_trainer: Make,
+        pixels: Any,
+        topology: Topology | None = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.topology = topology or Star()
         self.trainer = make_trainer("mocov2", queue=7)
         shards = {c: Shard(pixels(n, seed=i)) for i, (c, n) in enumerate(SIZES.items())}
-        pace, stop = (lambda round: Pace(0.05, 0.0)), threading.Event()
-        self.runtime = LocalRuntime(algorithm, shards, [self.trainer], Memory(), 0, pace, stop)
+
+        def pace(round: int) -> Pace:
+            return Pace(0.05, 0.0)
+
+        stop = threading.Event()
+        self.runtime = LocalRuntime(
+            Work(algorithm, 0, pace, stop=stop), shards, [self.trainer], Memory()
+        )
         first = algorithm.init(Client("home", pixels(0), None, {}, self.trainer, 0, 0))
         self.sites = dict.fromkeys(self.topology.sites(self.runtime.clients), first)
 
     def run(self, rounds: int) -> list[Round]:
         wire = self.algorithm.wire(self.trainer.method)
-        done = list(federate(self.algorithm, self.topology, self.runtime, wire, self.sites, Mean, 0, 0, rounds))
+        done = list(
+            federate(
+                self.algorithm, self.topology, self.runtime, self.sites, schema=wire, rounds=rounds
+            )
+        )
         self.runtime.close()
         assert not [report for one in done for report in one.reports if report.dropped]
         return done
 
 
-def test_with_both_modules_off_it_is_fedavg_of_both_models_to_the_bit(make_trainer: Make, pixels: Any) -> None:
+def test_with_both_modules_off_it_is_fedavg_of_both_models_to_the_bit(
+    make_trainer: Make, pixels: Any
+) -> None:
     ours = Together(CCL(fusion=False, lam=0), make_trainer, pixels).run(3)
     theirs = Together(FedAvg(aggregate="both", update="both"), make_trainer, pixels).run(3)
-    assert [dumps(one.sites[SERVER]) for one in ours] == [dumps(one.sites[SERVER]) for one in theirs]
+    assert [dumps(one.sites[SERVER]) for one in ours] == [
+        dumps(one.sites[SERVER]) for one in theirs
+    ]
     for mine, other in zip(ours, theirs, strict=True):
-        assert [r._replace(metrics=None) for r in mine.reports] == [r._replace(metrics=None) for r in other.reports]
+        assert [r._replace(metrics=None) for r in mine.reports] == [
+            r._replace(metrics=None) for r in other.reports
+        ]
 
 
-@pytest.mark.parametrize("settings", [{}, {"remote_only": True}, {"fusion": False}, {"lam": 0}, {"flips": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"remote_only": True}, {"fusion": False}, {"lam": 0}, {"flips": True}]
+)
 def test_clients_of_any_size(settings: dict[str, Any], make_trainer: Make, pixels: Any) -> None:
     """8 features of a and of b, 2 of c and 3 of d, who have fewer images than a mixture takes."""
     done = Together(CCL(**{**TINY, **settings}), make_trainer, pixels).run(3)
@@ -348,17 +443,40 @@ def test_clients_of_any_size(settings: dict[str, Any], make_trainer: Make, pixel
     assert features.isfinite().all()
     torch.testing.assert_close(features.norm(dim=1), torch.ones(21))
     heard = [[report.notes["remote"] for report in one.reports] for one in done]
-    assert heard == [[0, 0, 0, 0], [13, 13, 16, 16], [13, 13, 16, 16]]  # 19 and 18 of others, but 16 at most
+    assert heard == [
+        [0, 0, 0, 0],
+        [13, 13, 16, 16],
+        [13, 13, 16, 16],
+    ]  # 19 and 18 of others, but 16 at most
 
 
 def test_every_module_changes_what_is_learned(make_trainer: Make, pixels: Any) -> None:
-    rest: list[dict[str, Any]] = [{"fusion": False}, {"lam": 0}, {"flips": True}, {"mix": 1}, {"tau": 0.2}]
-    ways = [{}, *rest, {"remote_only": True}, {"remote": 2}, {"tau_nm": 0.1}, {"neighbours": 2}, {"candidates": 5}]
-    ends = [Together(CCL(**{**TINY, **way}), make_trainer, pixels).run(2)[-1].sites[SERVER] for way in ways]
+    rest: list[dict[str, Any]] = [
+        {"fusion": False},
+        {"lam": 0},
+        {"flips": True},
+        {"mix": 1},
+        {"tau": 0.2},
+    ]
+    ways = [
+        {},
+        *rest,
+        {"remote_only": True},
+        {"remote": 2},
+        {"tau_nm": 0.1},
+        {"neighbours": 2},
+        {"candidates": 5},
+    ]
+    ends = [
+        Together(CCL(**{**TINY, **way}), make_trainer, pixels).run(2)[-1].sites[SERVER]
+        for way in ways
+    ]
     assert len({model(end, "model").floats.numpy().tobytes() for end in ends}) == len(ways)
 
 
-def test_alone_there_is_nobody_to_learn_from_and_peers_hear_their_neighbours(make_trainer: Make, pixels: Any) -> None:
+def test_alone_there_is_nobody_to_learn_from_and_peers_hear_their_neighbours(
+    make_trainer: Make, pixels: Any
+) -> None:
     """In a cycle a, b, c, d of 8, 8, 2 and 3 features, a hears b and d, b hears a and c …"""
     apart = Together(CCL(**TINY), make_trainer, pixels, Isolated()).run(2)
     assert [report.notes["remote"] for report in apart[-1].reports] == [0, 0, 0, 0]
@@ -366,12 +484,19 @@ def test_alone_there_is_nobody_to_learn_from_and_peers_hear_their_neighbours(mak
     assert [report.notes["remote"] for report in cycle[-1].reports] == [11, 10, 11, 10]
 
 
-def test_features_are_the_trained_momentum_encoders_in_eval_mode(make_trainer: Make, pixels: Any) -> None:
-    algorithm, trainer = CCL(**TINY, mix=1), make_trainer("mocov2", queue=7)
+def test_features_are_the_trained_momentum_encoders_in_eval_mode(
+    make_trainer: Make, pixels: Any
+) -> None:
+    algorithm = CCL(**TINY, mix=1)
+    trainer = make_trainer("mocov2", queue=7)
     client = Client("a", pixels(6), None, {}, trainer, 0, 0, rate=0.05)
-    upload, _ = algorithm.client(client, algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0)))
+    upload, _ = algorithm.client(
+        client, algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    )
     target = model(upload, "target")
-    assert torch.equal(target.floats, trainer.method.state.pick(("target",)).floats)  # statistics were left alone
+    assert torch.equal(
+        target.floats, trainer.method.state.pick(("target",)).floats
+    )  # statistics were left alone
     assert trainer.method.training
     expected = F.normalize(client.embed(target.without_prefix("target"), "z"), dim=-1)
     features = upload["features"]
@@ -383,7 +508,8 @@ def test_features_are_the_trained_momentum_encoders_in_eval_mode(make_trainer: M
 
 def test_an_upload_is_let_go_before_the_next_one_comes(make_trainer: Make, pixels: Any) -> None:
     federation = Together(CCL(**TINY), make_trainer, pixels)
-    site, alive = federation.sites[SERVER], []
+    site = federation.sites[SERVER]
+    alive = []
 
     class Sent(dict[str, Value]):
         def __del__(self) -> None:
@@ -392,7 +518,9 @@ def test_an_upload_is_let_go_before_the_next_one_comes(make_trainer: Make, pixel
     def uploads() -> Iterator[Upload]:
         for client in "abc":
             assert not alive
-            sent = Sent({"model": site["model"], "target": site["target"], "features": torch.ones(2, 5)})
+            sent = Sent(
+                {"model": site["model"], "target": site["target"], "features": torch.ones(2, 5)}
+            )
             alive.append(id(sent))
             upload = Upload(client, 1.0, sent)
             del sent
@@ -434,7 +562,9 @@ def small() -> Experiment:
 @pytest.fixture
 def images() -> tuple[Tensor, Tensor]:
     stream = torch.Generator().manual_seed(0)
-    return torch.randint(256, (45, 3, 10, 10), generator=stream, dtype=torch.uint8), torch.arange(45) % 3
+    return torch.randint(256, (45, 3, 10, 10), generator=stream, dtype=torch.uint8), torch.arange(
+        45
+    ) % 3
 
 
 def ended(run: fedssl.Run) -> Tree:
@@ -447,7 +577,9 @@ def ended(run: fedssl.Run) -> Tree:
 def test_resumed_is_uninterrupted(
     small: Experiment, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in the third round, and gone on with what is saved of the second: its features among it."""
+    """Stopped in the third round, and gone on with what is saved of the second: its features among
+    it.
+    """
     straight = fedssl.run(small, tmp_path / "straight", "cpu", dataset=images, quiet=True)
     written = RoundsLog.append
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fedssl import nets
-from fedssl.algorithms.divergence import encoder_norm, layer_mean, layers
-from fedssl.layout import Entry, Layout
-from fedssl.tree import State
+from fedssl.algorithms._divergence import encoder_norm, layer_mean, layers
+from fedssl.core.state.layout import Entry, Layout
+from fedssl.core.state.state import State
 
 LAYOUT = Layout.of(
     [
@@ -39,7 +39,9 @@ def test_the_mean_over_layers() -> None:
     zero = State.empty(LAYOUT)
     far = _filled(conv1=1, conv2=3, downsample=7, bn1=7, projector=7, predictor=7)
     assert layer_mean(zero, far).item() == pytest.approx(math.sqrt(18))
-    assert layer_mean(far, zero.pick(("backbone",)).overwritten(far.pick(("backbone",)))).item() == 0
+    assert (
+        layer_mean(far, zero.pick(("backbone",)).overwritten(far.pick(("backbone",)))).item() == 0
+    )
 
 
 def test_over_backbone_and_projector() -> None:
@@ -50,11 +52,17 @@ def test_over_backbone_and_projector() -> None:
     assert encoder_norm(State.empty(LAYOUT), far).item() == pytest.approx(math.sqrt(68))
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet18", 17), ("resnet50", 49), ("cnn5", 5), ("vit_tiny", 48)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("resnet18", 17), ("resnet50", 49), ("cnn5", 5), ("vit_tiny", 48)]
+)
 def test_layers_of_backbones(name: str, count: int) -> None:
-    """A ResNet-18 has 17 convolutions beside its shortcuts, a ResNet-50 49; a ViT's 12 blocks have 4 matrices each."""
+    """A ResNet-18 has 17 convolutions beside its shortcuts, a ResNet-50 49; a ViT's 12 blocks have
+    4 matrices each.
+    """
     with torch.device("meta"):
         backbone = nets.build(name)
-    entries = [Entry(f"backbone.{n}", tuple(p.shape), "weight") for n, p in backbone.named_parameters()]
+    entries = [
+        Entry(f"backbone.{n}", tuple(p.shape), "weight") for n, p in backbone.named_parameters()
+    ]
     found = layers(Layout.of(entries))
     assert len(found) == count

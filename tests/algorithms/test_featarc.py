@@ -1,4 +1,5 @@
-"""FeatARC by hand, on toy.py's numbers: under a model of weight w a client's image has the features (w, 10).
+"""FeatARC by hand, on toy.py's numbers: under a model of weight w a client's image has the features
+(w, 10).
 
 Clients A, B, C are numbers 0, 1, 3, so that in round 1 A is in cluster 0, and B and C are in cluster 1.
 Round 1: all start from w = 10; A ends with 14, B with 18, C with 10. Cluster 0 is 14; cluster 1 is (18 + 10)/2 = 14.
@@ -13,7 +14,6 @@ Round 3: A, at 18, is where cluster 0 is: D = −1; to cluster 1 it has −(18·
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -27,19 +27,23 @@ from toy import Federation, Numbers
 
 from fedssl.algorithm import Algorithm, Upload
 from fedssl.algorithms import FeatARC, FedAvg
-from fedssl.algorithms.alignment import distance
-from fedssl.client import Client
-from fedssl.errors import ConfigError
-from fedssl.federate import Round, federate
-from fedssl.guard import Guard, Reply
-from fedssl.memory import Memory
+from fedssl.algorithms._feature_alignment import distance
+from fedssl.core.errors import ConfigError
+from fedssl.core.seeds import derive
+from fedssl.core.state.mean import Mean
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, Value, model
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.federate import Round, federate
+from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.uploads.guard import Guard
+from fedssl.engine.uploads.records import Reply
 from fedssl.method import METHODS
 from fedssl.nets import CNN
-from fedssl.runtimes.local import LocalRuntime, Pace, Shard
-from fedssl.seeds import derive
-from fedssl.topology import SERVER, Star
-from fedssl.train import Trainer, TrainSettings
-from fedssl.tree import Mean, State, Tree, Value, model
+from fedssl.topologies.topology import SERVER, Star
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer, TrainSettings
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -107,7 +111,9 @@ def test_what_is_remembered_and_what_a_client_has_of_its_own() -> None:
 
 def test_first_clusters_go_by_number_and_latecomers_by_name() -> None:
     algorithm = FeatARC(clusters=3)
-    site = algorithm.enrol(dict.fromkeys(("model.0", "model.1", "model.2"), 0), {f"c{i}": i for i in range(7)})
+    site = algorithm.enrol(
+        dict.fromkeys(("model.0", "model.1", "model.2"), 0), {f"c{i}": i for i in range(7)}
+    )
     assert [algorithm.broadcast(site, f"c{i}")["first"] for i in range(7)] == [0, 1, 2, 0, 1, 2, 0]
     late = {name: algorithm.broadcast(site, name)["first"] for name in ("north", "south", "late")}
     assert late == {name: derive(name) % 3 for name in late}
@@ -153,31 +159,33 @@ def _federated(
     seed: int = 0,
 ) -> list[Round]:
     runtime = LocalRuntime(
-        algorithm,
+        Work(algorithm, seed, lambda r: Pace(rate, 0)),
         {client: Shard(images, partial(_labels, len(images))) for client, images in shards.items()},
         [trainer],
         Memory(),
-        seed,
-        lambda r: Pace(rate, 0),
-        threading.Event(),
     )
     first = algorithm.init(Client("home", torch.empty(0), None, {}, trainer, seed, 0))
     sites = {SERVER: algorithm.enrol(first, {client: i for i, client in enumerate(shards)})}
     wire = algorithm.wire(trainer.method)
-    done = list(federate(algorithm, Star(), runtime, wire, sites, Mean, seed, 0, rounds))
+    done = list(federate(algorithm, Star(), runtime, sites, schema=wire, rounds=rounds, seed=seed))
     runtime.close()
     return done
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_one_cluster_without_alignment_is_fedavg(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_one_cluster_without_alignment_is_fedavg(
+    name: str, make_trainer: MakeTrainer, pixels: Any
+) -> None:
     """With a plain mean, to the bit."""
     shards = {"a": pixels(16, 0), "b": pixels(24, 1), "c": pixels(9, 2)}
     ours, theirs = (
         _federated(algorithm, make_trainer(name), shards)
         for algorithm in (FeatARC(clusters=1, lam=0), FedAvg(weights="uniform"))
     )
-    assert torch.equal(model(ours[-1].sites[SERVER], "model.0").floats, model(theirs[-1].sites[SERVER], "model").floats)
+    assert torch.equal(
+        model(ours[-1].sites[SERVER], "model.0").floats,
+        model(theirs[-1].sites[SERVER], "model").floats,
+    )
     assert [r.metrics and r.metrics.loss for r in ours[-1].reports] == [
         r.metrics and r.metrics.loss for r in theirs[-1].reports
     ]
@@ -185,40 +193,55 @@ def test_one_cluster_without_alignment_is_fedavg(name: str, make_trainer: MakeTr
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_with_every_method(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """Two rounds in which nobody is dropped; the alignment shows in the loss, by no more than a cosine can."""
+    """Two rounds in which nobody is dropped; the alignment shows in the loss, by no more than a
+    cosine can.
+    """
     shards = {"a": pixels(16, 0), "b": pixels(24, 1)}
-    aligned, free = (_federated(FeatARC(lam=lam), make_trainer(name), shards, rate=0.01) for lam in (1.0, 0.0))
+    aligned, free = (
+        _federated(FeatARC(lam=lam), make_trainer(name), shards, rate=0.01) for lam in (1.0, 0.0)
+    )
     for done in (aligned, free):
         assert [r.dropped for finished in done for r in finished.reports] == [None] * 4
         assert {r.notes["cluster"] for r in done[0].reports} == {0, 1}
-    assert not torch.equal(*(model(done[-1].sites[SERVER], "model.0").floats for done in (aligned, free)))
+    assert not torch.equal(
+        *(model(done[-1].sites[SERVER], "model.0").floats for done in (aligned, free))
+    )
     losses = [done[0].reports[0].metrics.loss for done in (aligned, free)]  # type: ignore[union-attr]
     assert -1 < losses[0] - losses[1] < 1
     assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize("name", ["simclr", "simsiam"])
-def test_alignment_keeps_a_client_where_its_cluster_is(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """After a round predictions of clean images are nearer to the cluster model's projections, the more so the stronger
-    the term."""
+def test_alignment_keeps_a_client_where_its_cluster_is(
+    name: str, make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    """After a round predictions of clean images are nearer to the cluster model's projections, the
+    more so the stronger the term.
+    """
     distances = []
     for lam in (0.0, 1.0, 10.0):
         trainer = make_trainer(name, {"epochs": 8})
         first = trainer.method.state.pick(trainer.method.online)
         client = Client("a", pixels(32), None, {}, trainer, 0, 0, rate=0.005)
         z_g = client.embed(first, "z")
-        upload, _ = FeatARC(lam=lam).client(client, {"first": 0, "model.0": first, "model.1": first})
+        upload, _ = FeatARC(lam=lam).client(
+            client, {"first": 0, "model.0": first, "model.1": first}
+        )
         distances.append(distance(client.embed(model(upload, "model"), "p"), z_g).item())
     assert distances[0] > distances[1] + 0.01 > distances[2] + 0.02, distances
 
 
 def test_clusters_of_their_own_first_weights(make_trainer: MakeTrainer) -> None:
-    """Each matrix and convolution has the same numbers in another order; the rest is the same; the seed decides."""
+    """Each matrix and convolution has the same numbers in another order; the rest is the same; the
+    seed decides.
+    """
     trainer = make_trainer("byol")
     first = trainer.method.state.pick(trainer.method.online)
 
     def init(seed: int = 0) -> Tree:
-        return FeatARC(start="independent", clusters=3).init(Client("home", torch.empty(0), None, {}, trainer, seed, 0))
+        return FeatARC(start="independent", clusters=3).init(
+            Client("home", torch.empty(0), None, {}, trainer, seed, 0)
+        )
 
     site = init()
     for j in range(3):
@@ -226,9 +249,12 @@ def test_clusters_of_their_own_first_weights(make_trainer: MakeTrainer) -> None:
         assert torch.equal(state.floats, model(init(), f"model.{j}").floats)
         assert not torch.equal(state.floats, model(init(1), f"model.{j}").floats)
         for entry in first.layout.entries:
-            mine, origin = state.view(entry).flatten(), first.view(entry).flatten()
+            mine = state.view(entry).flatten()
+            origin = first.view(entry).flatten()
             assert torch.equal(mine.sort().values, origin.sort().values)
-            assert torch.equal(mine, origin) == (len(entry.shape) not in (2, 4) or entry.role != "weight"), entry
+            assert torch.equal(mine, origin) == (
+                len(entry.shape) not in (2, 4) or entry.role != "weight"
+            ), entry
     assert not torch.equal(model(site, "model.0").floats, model(site, "model.1").floats)
     assert torch.equal(trainer.method.state.pick(trainer.method.online).floats, first.floats)
 
@@ -237,7 +263,8 @@ def test_weights_from_a_file_are_not_shuffled(make_trainer: MakeTrainer) -> None
     trainer = make_trainer("simclr", init=Path("backbone.safetensors"))
     home = Client("home", torch.empty(0), None, {}, trainer, 0, 0)
     with pytest.raises(
-        ConfigError, match=r'^algorithm.start = "independent" would shuffle the weights that method.init'
+        ConfigError,
+        match=r'^algorithm.start = "independent" would shuffle the weights that method.init',
     ):
         FeatARC(start="independent").init(home)
     assert FeatARC().init(home).keys() == {"model.0", "model.1"}
@@ -253,31 +280,44 @@ class Stripes(CNN):
 def stripes(n: int, seed: int) -> Tensor:
     """Images (n, 3, 8, 8) of vertical stripes, of any width, place and colour, under noise."""
     stream = torch.Generator().manual_seed(seed)
-    width, place, colour = (torch.rand(n, *shape, generator=stream) for shape in ((1, 1, 1), (1, 1, 1), (3, 1, 1)))
-    wave = torch.sin(2 * torch.pi * ((0.15 + 0.25 * width) * torch.arange(8.0) + place)).expand(n, 3, 8, 8)
+    width, place, colour = (
+        torch.rand(n, *shape, generator=stream) for shape in ((1, 1, 1), (1, 1, 1), (3, 1, 1))
+    )
+    wave = torch.sin(2 * torch.pi * ((0.15 + 0.25 * width) * torch.arange(8.0) + place)).expand(
+        n, 3, 8, 8
+    )
     noise = torch.randn(n, 3, 8, 8, generator=stream)
     return (127.5 + 50 * (1 + colour) * wave + 10 * noise).clamp(0, 255).to(torch.uint8)
 
 
 def found(planted: str, seed: int, method: str = "simsiam", rate: float = 0.001) -> list[str]:
-    """Six clients, those with a 1 with stripes turned by 90°; the clusters they are in, round by round."""
+    """Six clients, those with a 1 with stripes turned by 90°; the clusters they are in, round by
+    round.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         settings = METHODS[method].Settings(hidden=32, dim=16, augment={"crop": (0.5, 1.0)})  # type: ignore[call-arg]
         trainer = Trainer(settings.build(Stripes(), 8), TrainSettings(batch=32, epochs=2))
-    turned = {f"{i}": torch.rot90(stripes(128, 100 * seed + i), int(k), (2, 3)) for i, k in enumerate(planted)}
+    turned = {
+        f"{i}": torch.rot90(stripes(128, 100 * seed + i), int(k), (2, 3))
+        for i, k in enumerate(planted)
+    }
     done = _federated(FeatARC(), trainer, turned, rounds=3, rate=rate, seed=seed)
-    return ["".join(f"{report.notes['cluster']:.0f}" for report in finished.reports) for finished in done]
+    return [
+        "".join(f"{report.notes['cluster']:.0f}" for report in finished.reports)
+        for finished in done
+    ]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("planted", ["000111", "011001"])
 def test_planted_clusters_are_found(planted: str, seed: int) -> None:
-    """By number clients begin as 010101, one of three in the wrong cluster; after three rounds they are sorted.
+    """By number clients begin as 010101, one of three in the wrong cluster; after three rounds they
+    are sorted.
 
-    Tried with 20 seeds: sorted with every one in both settings here, with 17 with BYOL, with 3 with SimCLR. At ten
-    times the rate with 3 of 10, at fifty times with none: the clusters then run apart in the first rounds, faster than
-    clients can change.
+    Tried with 20 seeds: sorted with every one in both settings here, with 17 with BYOL, with 3 with
+    SimCLR. At ten times the rate with 3 of 10, at fifty times with none: the clusters then run
+    apart in the first rounds, faster than clients can change.
     """
     clusters = found(planted, seed)
     assert clusters[0] == "010101"

@@ -29,10 +29,11 @@ from torch import Tensor
 from toy import ADDED, Federation, Numbers
 
 from fedssl.algorithms import FedAvg
-from fedssl.client import Client
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
 from fedssl.method import Batch, Given, Method, Output
-from fedssl.train import Trainer
-from fedssl.tree import State, Tree, model
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer
 
 
 def every(test: Callable[..., None]) -> Callable[..., None]:
@@ -48,7 +49,9 @@ def every(test: Callable[..., None]) -> Callable[..., None]:
 
 @every
 def test_two_rounds_by_hand(aggregate: str, update: str, predictor: str, weights: str) -> None:
-    federation = Federation(FedAvg(aggregate=aggregate, update=update, predictor=predictor, weights=weights))
+    federation = Federation(
+        FedAvg(aggregate=aggregate, update=update, predictor=predictor, weights=weights)
+    )
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
 
     online, target, q = (17, 15, 3.5) if weights == "size" else (16, 14, 3)
@@ -76,7 +79,9 @@ def test_two_rounds_by_hand(aggregate: str, update: str, predictor: str, weights
 
     ends = {c: Numbers(*(x + y for x, y in zip(starts[c], ADDED[c], strict=True))) for c in starts}
     share = (0.25, 0.75) if weights == "size" else (0.5, 0.5)
-    mean = Numbers(*(share[0] * a + share[1] * b for a, b in zip(ends["A"], ends["B"], strict=True)))
+    mean = Numbers(
+        *(share[0] * a + share[1] * b for a, b in zip(ends["A"], ends["B"], strict=True))
+    )
     held = federation.held()
     assert held["encoder"] == (mean.target if aggregate == "target" else mean.online)
     assert held["predictor"] == (mean.predictor if predictor == "global" else 1)
@@ -97,12 +102,18 @@ def test_statistics_are_averaged_and_counters_keep_the_largest() -> None:
 
 
 def test_an_aggregated_target_brings_its_norm_layers() -> None:
-    """A's training moves the online network's running mean to 1 and its counter to 1, and leaves the target's at 0."""
+    """A's training moves the online network's running mean to 1 and its counter to 1, and leaves
+    the target's at 0.
+    """
     for aggregate, expected in (("online", 1), ("target", 0)):
         federation = Federation(FedAvg(aggregate=aggregate))
         federation.round("A")
         sent = model(federation.uploads["A"], "model").tensors()
-        assert sent["backbone.norm.running_mean"] == sent["backbone.norm.num_batches_tracked"] == expected
+        assert (
+            sent["backbone.norm.running_mean"]
+            == sent["backbone.norm.num_batches_tracked"]
+            == expected
+        )
 
 
 @pytest.mark.parametrize("predictor", ["global", "local"])
@@ -135,12 +146,19 @@ def test_sites_messages_and_uploads_are_never_changed_in_place() -> None:
     kept = federation.uploads
     federation.round("A", "B")
     assert all(torch.equal(model(first, key).floats, state.floats) for key, state in before.items())
-    assert all(torch.equal(model(kept[c], "model").floats, state.floats) for c, state in uploads.items())
+    assert all(
+        torch.equal(model(kept[c], "model").floats, state.floats) for c, state in uploads.items()
+    )
 
 
 def test_what_is_required() -> None:
     assert FedAvg().requires == frozenset()
-    for settings in ({"aggregate": "both"}, {"aggregate": "target"}, {"update": "target"}, {"update": "both"}):
+    for settings in (
+        {"aggregate": "both"},
+        {"aggregate": "target"},
+        {"update": "target"},
+        {"update": "both"},
+    ):
         assert FedAvg(**settings).requires == {"target"}
 
 
@@ -157,10 +175,15 @@ def test_what_is_required() -> None:
     ],
 )
 def test_a_real_client_keeps_what_its_method_says(
-    name: str, settings: dict[str, Any], kept: tuple[str, ...], make_trainer: Callable[..., Trainer], pixels: Any
+    name: str,
+    settings: dict[str, Any],
+    kept: tuple[str, ...],
+    make_trainer: Callable[..., Trainer],
+    pixels: Any,
 ) -> None:
     """In the next round the kept parts go on from what they were, the others from the global model."""
-    algorithm, trainer = FedAvg(), make_trainer(name, **settings)
+    algorithm = FedAvg()
+    trainer = make_trainer(name, **settings)
     method = trainer.method
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     first = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1)
@@ -197,15 +220,24 @@ class Anchored(FedAvg):
         return {"round": torch.tensor(float(client.round)), **model(message, "model").tensors()}
 
     def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        sent = sum(given[name].square().sum() for name, _ in method.named_parameters() if name in given)
+        sent = sum(
+            given[name].square().sum() for name, _ in method.named_parameters() if name in given
+        )
         return 0 * method.loss(out, given) + given["round"] + sent  # type: ignore[no-any-return]
 
 
-def test_what_is_given_reaches_the_objective_anew_each_round(make_trainer: Callable[..., Trainer], pixels: Any) -> None:
-    algorithm, trainer = Anchored(), make_trainer("simclr")
+def test_what_is_given_reaches_the_objective_anew_each_round(
+    make_trainer: Callable[..., Trainer], pixels: Any
+) -> None:
+    algorithm = Anchored()
+    trainer = make_trainer("simclr")
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     sent = model(site, "model")
-    expected = sum(float(sent.view(e).square().sum()) for e in sent.layout.entries if e.role in ("weight", "norm"))
+    expected = sum(
+        float(sent.view(e).square().sum())
+        for e in sent.layout.entries
+        if e.role in ("weight", "norm")
+    )
     for round in (0, 3):
         client = Client("a", pixels(16), None, {}, trainer, 0, round, rate=0.1)
         algorithm.client(client, algorithm.broadcast(site, "a"))
@@ -219,14 +251,24 @@ def test_nothing_is_given_by_default(make_trainer: Callable[..., Trainer], pixel
 
 @pytest.mark.parametrize(("name", "fresh"), [("simclr", 0), ("byol", 1), ("mocov2", 1)])
 def test_nothing_is_started_that_is_overwritten_at_once(
-    name: str, fresh: int, make_trainer: Callable[..., Trainer], pixels: Any, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    fresh: int,
+    make_trainer: Callable[..., Trainer],
+    pixels: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client that remembers all its own parts starts none afresh: once in three rounds, or never."""
-    algorithm, trainer, memory = FedAvg(), make_trainer(name), {}
+    algorithm = FedAvg()
+    trainer = make_trainer(name)
+    memory = {}
     calls: list[torch.Generator] = []
     start = trainer.method.fresh
-    monkeypatch.setattr(trainer.method, "fresh", lambda stream: (calls.append(stream), start(stream)))
+    monkeypatch.setattr(
+        trainer.method, "fresh", lambda stream: (calls.append(stream), start(stream))
+    )
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     for round in range(3):
-        _, memory = algorithm.client(Client("a", pixels(16), None, memory, trainer, 0, round, rate=0.1), site)
+        _, memory = algorithm.client(
+            Client("a", pixels(16), None, memory, trainer, 0, round, rate=0.1), site
+        )
     assert len(calls) == fresh

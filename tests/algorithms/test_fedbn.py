@@ -1,4 +1,5 @@
-"""FedBN by hand, on toy.py's numbers: its backbone has a norm layer, of which training moves statistic and counter.
+"""FedBN by hand, on toy.py's numbers: its backbone has a norm layer, of which training moves
+statistic and counter.
 
 Round 1: both start with w = 10, statistic 0, counter 0. A ends with 14, 1, 1 and B with 18, 5, 2.
     The server's w is (14 + 3·18)/4 = 17; of the layer it hears nothing and keeps the first, 0 and 0.
@@ -11,27 +12,28 @@ then (2 + 3·10)/4 = 8, counters to the larger: 2 and then 4.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from toy import Federation, Numbers
+from toy import Federation, Numbers, starts_of_training
 
 from fedssl.algorithm import Algorithm
 from fedssl.algorithms import FedAvg, FedBN
 from fedssl.algorithms.fedbn import split
-from fedssl.client import Client
-from fedssl.federate import federate
-from fedssl.layout import Entry, Layout
-from fedssl.memory import Memory
+from fedssl.core.state.layout import Entry, Layout
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.federate import federate
+from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.method import METHODS
-from fedssl.runtimes.local import LocalRuntime, Pace, Shard
-from fedssl.topology import SERVER, Star
-from fedssl.train import Trainer, TrainSettings
-from fedssl.tree import Mean, State, Tree, model
+from fedssl.topologies.topology import SERVER, Star
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer, TrainSettings
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -46,7 +48,9 @@ def layer(state: State | None) -> Layer:
     assert state is not None
     t = state.tensors()
     return Layer(
-        t["backbone.w"].item(), t["backbone.norm.running_mean"].item(), t["backbone.norm.num_batches_tracked"].item()
+        t["backbone.w"].item(),
+        t["backbone.norm.running_mean"].item(),
+        t["backbone.norm.num_batches_tracked"].item(),
     )
 
 
@@ -56,21 +60,30 @@ def test_two_rounds_by_hand(eval_norm: str) -> None:
     assert federation.personal("A") is None
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
     assert layer(model(federation.site, "model")) == Layer(17, 0, 0)
-    assert {c: layer(federation.personal(c)) for c in "AB"} == {"A": Layer(17, 1, 1), "B": Layer(17, 5, 2)}
+    assert {c: layer(federation.personal(c)) for c in "AB"} == {
+        "A": Layer(17, 1, 1),
+        "B": Layer(17, 5, 2),
+    }
     assert federation.round("A", "B") == {"A": Numbers(17, 12, 3.5), "B": Numbers(17, 16, 3.5)}
     assert layer(model(federation.site, "model")) == Layer(24, 0, 0)
-    assert {c: layer(federation.personal(c)) for c in "AB"} == {"A": Layer(24, 2, 2), "B": Layer(24, 10, 4)}
+    assert {c: layer(federation.personal(c)) for c in "AB"} == {
+        "A": Layer(24, 2, 2),
+        "B": Layer(24, 10, 4),
+    }
     assert federation.personal("C") is None
 
 
 def test_layers_are_averaged_to_be_measured_only() -> None:
-    """Whoever receives the site's message gets the first layer, not the mean; the log says that layers travelled."""
+    """Whoever receives the site's message gets the first layer, not the mean; the log says that
+    layers travelled.
+    """
     federation = Federation(FedBN(eval_norm="mean"))
     for expected in (Layer(17, 4, 2), Layer(24, 8, 4)):
         federation.round("A", "B")
-        assert {name: layer(state) for name, state in federation.algorithm.export(federation.site).items()} == {
-            "global": expected
-        }
+        assert {
+            name: layer(state)
+            for name, state in federation.algorithm.export(federation.site).items()
+        } == {"global": expected}
         assert federation.notes == {"A": {"norms_sent": 1.0}, "B": {"norms_sent": 1.0}}
         assert federation.algorithm.broadcast(federation.site, "A").keys() == {"model"}
 
@@ -82,7 +95,11 @@ def test_layers_never_leave_and_there_is_no_global_model() -> None:
     assert federation.notes == {"A": {}, "B": {}}
     for upload in federation.uploads.values():
         assert upload.keys() == {"model"}
-        assert {e.name for e in model(upload, "model").layout.entries} == {"backbone.w", "projector.w", "predictor.w"}
+        assert {e.name for e in model(upload, "model").layout.entries} == {
+            "backbone.w",
+            "projector.w",
+            "predictor.w",
+        }
     norms = model(federation.memory["A"], "norms").layout
     assert {e.name.removeprefix("backbone.norm.") for e in norms.entries} == {
         "weight",
@@ -112,7 +129,11 @@ def test_counters_of_layers_are_told_from_others() -> None:
         Entry("backbone.scale", (1,), "buffer"),
     ]
     norms, rest = split(Layout.of(entries))
-    assert [e.name for e in rest.entries] == ["backbone.conv.weight", "backbone.scale", "backbone.places"]
+    assert [e.name for e in rest.entries] == [
+        "backbone.conv.weight",
+        "backbone.scale",
+        "backbone.places",
+    ]
     assert len(norms.entries) == 5
 
 
@@ -120,28 +141,31 @@ def test_counters_of_layers_are_told_from_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("simclr", {}), ("byol", {}), ("mocov2", {}), ("mocov2", {"key": "reset"}), ("mae", {})]
+    ("name", "settings"),
+    [("simclr", {}), ("byol", {}), ("mocov2", {}), ("mocov2", {"key": "reset"}), ("mae", {})],
 )
-def test_what_a_real_client_starts_from(name: str, settings: Any, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """Its second round: weights sent, its own layers, its own target and queue. A target that begins anew begins as the
-    online network does, own layers included."""
-    algorithm, trainer, started = FedBN(), make_trainer(name, **settings), []
+def test_what_a_real_client_starts_from(
+    name: str, settings: Any, make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    """Its second round: weights sent, its own layers, its own target and queue. A target that
+    begins anew begins as the online network does, own layers included.
+    """
+    algorithm = FedBN()
+    trainer = make_trainer(name, **settings)
     method = trainer.method
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     first = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1)
     _, memory = algorithm.client(first, algorithm.broadcast(site, "a"))
 
-    class Looking(FedBN):
-        def begin(self, client: Client, message: Tree) -> None:
-            super().begin(client, message)
-            started.append(client.method.state.clone())
-
-    Looking().client(Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), algorithm.broadcast(site, "a"))
+    second = Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1)
+    message = algorithm.broadcast(site, "a")
+    (now,) = starts_of_training(trainer, lambda: algorithm.client(second, message))
     norms, rest = split(method.state.layout.pick(method.online))
-    now = started[0]
     assert norms.floats > 0
     assert torch.equal(now.restricted(norms).floats, model(memory, "norms").floats)
-    assert not torch.equal(now.restricted(norms).floats, model(site, "model").restricted(norms).floats)
+    assert not torch.equal(
+        now.restricted(norms).floats, model(site, "model").restricted(norms).floats
+    )
     assert torch.equal(now.restricted(rest).floats, model(site, "model").restricted(rest).floats)
     if method.kept:
         assert torch.equal(now.pick(method.kept).floats, model(memory, "kept").floats)
@@ -162,15 +186,18 @@ class Bare(nn.Module):
         return nn.functional.adaptive_avg_pool2d(self.layer(images).relu(), 2).flatten(1)
 
 
-def _federated(algorithm: Algorithm, pixels: Any, name: str, **settings: Any) -> tuple[Tree, Memory]:
+def _federated(
+    algorithm: Algorithm, pixels: Any, name: str, **settings: Any
+) -> tuple[Tree, Memory]:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         method = METHODS[name].Settings(**settings).build(Bare(), 8)
-    trainer, memory = Trainer(method, TrainSettings(batch=8)), Memory()
+    trainer = Trainer(method, TrainSettings(batch=8))
+    memory = Memory()
     shards = {"a": Shard(pixels(16, 0)), "b": Shard(pixels(24, 1))}
-    runtime = LocalRuntime(algorithm, shards, [trainer], memory, 0, lambda r: Pace(0.1, 0), threading.Event())
+    runtime = LocalRuntime(Work(algorithm, 0, lambda r: Pace(0.1, 0)), shards, [trainer], memory)
     sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
-    *_, last = federate(algorithm, Star(), runtime, algorithm.wire(method), sites, Mean, 0, 0, 2)
+    *_, last = federate(algorithm, Star(), runtime, sites, schema=algorithm.wire(method), rounds=2)
     runtime.close()
     return last.sites[SERVER], memory
 
@@ -191,15 +218,24 @@ def test_without_norm_layers_it_is_fedavg(eval_norm: str, pixels: Any) -> None:
 
 
 def test_a_layer_is_as_if_its_client_trained_alone(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """Weights that do not move (a rate of 0): then after three rounds a client's running statistics are those of its
-    own images alone, whatever the others have."""
+    """Weights that do not move (a rate of 0): then after three rounds a client's running statistics
+    are those of its own images alone, whatever the others have.
+    """
 
     def norms(sizes: dict[str, int]) -> Tensor:
-        algorithm, trainer, memory = FedBN(), make_trainer("simclr"), Memory()
+        algorithm = FedBN()
+        trainer = make_trainer("simclr")
+        memory = Memory()
         shards = {c: Shard(pixels(n, ord(c))) for c, n in sizes.items()}
-        runtime = LocalRuntime(algorithm, shards, [trainer], memory, 0, lambda r: Pace(0.0, 0), threading.Event())
+        runtime = LocalRuntime(
+            Work(algorithm, 0, lambda r: Pace(0.0, 0)), shards, [trainer], memory
+        )
         sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
-        list(federate(algorithm, Star(), runtime, algorithm.wire(trainer.method), sites, Mean, 0, 0, 3))
+        list(
+            federate(
+                algorithm, Star(), runtime, sites, schema=algorithm.wire(trainer.method), rounds=3
+            )
+        )
         runtime.close()
         return model(memory.latest("a"), "norms").pick(roles=("statistic",)).floats
 
@@ -208,11 +244,14 @@ def test_a_layer_is_as_if_its_client_trained_alone(make_trainer: MakeTrainer, pi
 
 
 def test_nothing_sent_is_changed(make_trainer: MakeTrainer, pixels: Any) -> None:
-    algorithm, trainer = FedBN(eval_norm="mean"), make_trainer("byol")
+    algorithm = FedBN(eval_norm="mean")
+    trainer = make_trainer("byol")
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     before = {key: model(site, key).clone() for key in site}
     _, memory = algorithm.client(Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1), site)
     kept = {key: model(memory, key).clone() for key in memory}
     algorithm.client(Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site)
     for tree, copies in ((site, before), (memory, kept)):
-        assert all(torch.equal(model(tree, key).floats, copy.floats) for key, copy in copies.items())
+        assert all(
+            torch.equal(model(tree, key).floats, copy.floats) for key, copy in copies.items()
+        )

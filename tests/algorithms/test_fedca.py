@@ -1,4 +1,6 @@
-"""FedCA: its loss, its dictionary and its alignment against loops that follow the paper's equations one by one."""
+"""FedCA: its loss, its dictionary and its alignment against loops that follow the paper's equations
+one by one.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,34 @@ from toy import Federation, Numbers, toy
 import fedssl
 from fedssl.algorithm import Upload
 from fedssl.algorithms import FedAvg, FedCA
-from fedssl.algorithms.dictionary import EMPTY, OTHERS, Gathering, as_given, width
+from fedssl.algorithms._dictionary import (
+    EMPTY,
+    OTHERS,
+    DictionaryBuilder,
+    dictionary_tensors,
+    projection_width,
+)
 from fedssl.algorithms.fedca import contrast
-from fedssl.client import Client
+from fedssl.core.seeds import derive
+from fedssl.core.state.codec import dumps
+from fedssl.core.state.mean import Mean
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model, tensor
 from fedssl.data import Dataset, Images
-from fedssl.drive import Interrupted
-from fedssl.experiment import Experiment
-from fedssl.federate import federate
-from fedssl.graphs import Cycle
-from fedssl.guard import Guard, Reply
-from fedssl.memory import Memory
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.federate import federate
+from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.uploads.guard import Guard
+from fedssl.engine.uploads.records import Reply
+from fedssl.experiment.experiment import Experiment
 from fedssl.method import Batch, Given, Method, Output
-from fedssl.report.rounds import RoundsLog
-from fedssl.runtimes.local import LocalRuntime, Pace, Shard
-from fedssl.seeds import derive
-from fedssl.topology import SERVER, Star, Topology
-from fedssl.train import Trainer
-from fedssl.tree import Mean, State, Tree, dumps, model, tensor
+from fedssl.runs.local import Interrupted
+from fedssl.runs.rounds_log import RoundsLog
+from fedssl.topologies.graphs import Cycle
+from fedssl.topologies.topology import SERVER, Star, Topology
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 PLAIN = {"dictionary": 0, "beta": 0.0}
@@ -47,7 +60,9 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def slow_contrast(z: Tensor, index: Tensor, dictionary: Tensor, entry: Tensor, t: float) -> float:
-    """Eq. 4-8: for each image the log of the softmax over the batch's second views and all rows that count."""
+    """Eq. 4-8: for each image the log of the softmax over the batch's second views and all rows
+    that count.
+    """
 
     def cosine(a: Tensor, b: Tensor) -> float:
         return float((a / a.norm()) @ (b / b.norm()))
@@ -62,24 +77,30 @@ def slow_contrast(z: Tensor, index: Tensor, dictionary: Tensor, entry: Tensor, t
     return sum(losses) / len(losses)
 
 
-ENTRY = torch.tensor([OTHERS, 3, EMPTY, 8, OTHERS, EMPTY, 4, OTHERS])  # 3 and 8 are in the batch, 4 is not
+ENTRY = torch.tensor(
+    [OTHERS, 3, EMPTY, 8, OTHERS, EMPTY, 4, OTHERS]
+)  # 3 and 8 are in the batch, 4 is not
 INDEX = torch.tensor([3, 1, 8, 0, 9])
 
 
 @pytest.mark.parametrize("t", [0.5, 0.1])
 def test_the_loss_is_the_papers(t: float) -> None:
-    z, dictionary = noise(2, 5, 4), F.normalize(noise(8, 4, seed=1), dim=1)
+    z = noise(2, 5, 4)
+    dictionary = F.normalize(noise(8, 4, seed=1), dim=1)
     found = contrast(z, INDEX, dictionary, ENTRY, t)
     assert found.item() == pytest.approx(slow_contrast(z, INDEX, dictionary, ENTRY, t), rel=1e-5)
     alone = contrast(z, INDEX, None, None, t)
-    assert alone.item() == pytest.approx(slow_contrast(z, INDEX, dictionary[:0], ENTRY[:0], t), rel=1e-5)
+    assert alone.item() == pytest.approx(
+        slow_contrast(z, INDEX, dictionary[:0], ENTRY[:0], t), rel=1e-5
+    )
     assert found > alone
     assert contrast(z.flip(0), INDEX, None, None, t) != alone  # one way only: not NT-Xent
 
 
 def test_what_does_not_count_does_not_count() -> None:
     """Empty rows have no effect on anybody, and a client's row of an image none on that image."""
-    z, dictionary = noise(2, 5, 4), F.normalize(noise(8, 4, seed=1), dim=1)
+    z = noise(2, 5, 4)
+    dictionary = F.normalize(noise(8, 4, seed=1), dim=1)
     before = contrast(z, INDEX, dictionary, ENTRY, 0.5)
     changed = dictionary.clone()
     changed[[2, 5]] = 1e4
@@ -90,11 +111,14 @@ def test_what_does_not_count_does_not_count() -> None:
         changed[row] = -dictionary[row]
         alone = [contrast(one, INDEX[own : own + 1], d, ENTRY, 0.5) for d in (dictionary, changed)]
         assert torch.equal(*alone)
-        assert not torch.equal(contrast(z, INDEX, changed, ENTRY, 0.5), before)  # to the others it is a negative
+        assert not torch.equal(
+            contrast(z, INDEX, changed, ENTRY, 0.5), before
+        )  # to the others it is a negative
 
 
 def test_gradients_reach_both_views_and_never_what_is_masked() -> None:
-    z, dictionary = noise(2, 5, 4).requires_grad_(), noise(8, 4, seed=1).requires_grad_()
+    z = noise(2, 5, 4).requires_grad_()
+    dictionary = noise(8, 4, seed=1).requires_grad_()
     contrast(z, INDEX, dictionary, ENTRY, 0.5).backward()
     assert z.grad is not None
     assert dictionary.grad is not None
@@ -107,7 +131,11 @@ def test_gradients_reach_both_views_and_never_what_is_masked() -> None:
 
 
 def upload(
-    client: str, rows: list[list[float]], weight: float, w: float = 0.0, index: list[int] | None = None
+    client: str,
+    rows: list[list[float]],
+    weight: float,
+    w: float = 0.0,
+    index: list[int] | None = None,
 ) -> Upload:
     state = toy().state.pick(("backbone",))
     moved = State(state.layout, state.floats + w, state.counts)
@@ -122,7 +150,9 @@ def site(**more: Any) -> Tree:
 
 
 def test_two_clients_merged_by_hand() -> None:
-    """K = 5 and two clients: two rows of each, the first two. Weights 10 + 4 and 10 + 8, of 1 and 3 images: 17."""
+    """K = 5 and two clients: two rows of each, the first two. Weights 10 + 4 and 10 + 8, of 1 and 3
+    images: 17.
+    """
     a = upload("A", [[1, 0], [2, 0], [3, 0]], 1, 4)
     b = upload("B", [[0, 1], [0, 2], [0, 3]], 3, 8, [7, 5, 6])
     merged = FedCA(dictionary=5, beta=0).merge(site(h_align=torch.ones(1)), iter([a, b]), Mean)
@@ -147,7 +177,9 @@ def test_two_clients_merged_by_hand() -> None:
         (8, [8] * 7, [1] * 7, 1),
     ],
 )
-def test_equal_shares_whoever_comes(capacity: int, counts: list[int], kept: list[int], share: int) -> None:
+def test_equal_shares_whoever_comes(
+    capacity: int, counts: list[int], kept: list[int], share: int
+) -> None:
     uploads = [upload(f"c{k}", [[k, i] for i in range(n)], 1) for k, n in enumerate(counts)]
     merged = FedCA(dictionary=capacity, beta=0).merge(site(), iter(uploads), Mean)
     expected = [[float(k), float(i)] for k, n in enumerate(kept) for i in range(n)]
@@ -158,16 +190,25 @@ def test_equal_shares_whoever_comes(capacity: int, counts: list[int], kept: list
 
 
 def test_columns_of_different_length_are_cut_to_the_shorter() -> None:
-    merged = FedCA(dictionary=9, beta=0).merge(site(), iter([upload("a", [[1, 1]] * 4, 1, index=[1, 2])]), Mean)
-    assert len(tensor(merged, "features")) == len(tensor(merged, "index")) == len(tensor(merged, "owner")) == 2
+    merged = FedCA(dictionary=9, beta=0).merge(
+        site(), iter([upload("a", [[1, 1]] * 4, 1, index=[1, 2])]), Mean
+    )
+    assert (
+        len(tensor(merged, "features"))
+        == len(tensor(merged, "index"))
+        == len(tensor(merged, "owner"))
+        == 2
+    )
 
 
 def test_a_site_holds_no_more_than_it_keeps() -> None:
     """Two rows of each of three clients, and not the hundred that each sent."""
-    gathering = Gathering(6)
+    builder = DictionaryBuilder(6)
     for client in "ABC":
-        gathering(upload(client, [[1, 0]] * 100, 1))
-    assert [features.untyped_storage().nbytes() for features, _, _ in gathering._parts] == [2 * 2 * 4] * 3
+        builder.collect(upload(client, [[1, 0]] * 100, 1))
+    assert [features.untyped_storage().nbytes() for features, _, _ in builder._parts] == [
+        2 * 2 * 4
+    ] * 3
 
 
 def test_what_a_client_sees_of_it() -> None:
@@ -175,8 +216,12 @@ def test_what_a_client_sees_of_it() -> None:
     merged = FedCA(dictionary=6, beta=0).merge(
         site(), iter([upload("A", [[3, 4], [0, 2]], 1), upload("B", [[0, 5]], 1)]), Mean
     )
-    for client, entry in (("A", [10, 11, OTHERS]), ("B", [OTHERS, OTHERS, 10]), ("C", [OTHERS] * 3)):
-        given = as_given(merged, client, 6)
+    for client, entry in (
+        ("A", [10, 11, OTHERS]),
+        ("B", [OTHERS, OTHERS, 10]),
+        ("C", [OTHERS] * 3),
+    ):
+        given = dictionary_tensors(merged, client, 6)
         assert given["dictionary"].tolist() == [
             pytest.approx(row) for row in ([0.6, 0.8], [0, 1], [0, 1], [0, 0], [0, 0], [0, 0])
         ]
@@ -185,12 +230,15 @@ def test_what_a_client_sees_of_it() -> None:
 
 def test_switched_off_it_is_nowhere() -> None:
     """And rounds are those of FedAvg, since the script decides what training does."""
-    ours, theirs = Federation(FedCA(**PLAIN)), Federation(FedAvg())
+    ours = Federation(FedCA(**PLAIN))
+    theirs = Federation(FedAvg())
     for _ in range(3):
         assert ours.round("A", "B") == theirs.round("A", "B")
         assert ours.held() == theirs.held()
     assert ours.site.keys() == ours.uploads["A"].keys() == {"model"}
-    assert ours.start_of("C") == Numbers(ours.held()["encoder"], ours.held()["encoder"], ours.held()["predictor"])
+    assert ours.start_of("C") == Numbers(
+        ours.held()["encoder"], ours.held()["encoder"], ours.held()["predictor"]
+    )
 
 
 # -- the dictionary, at a client --
@@ -201,7 +249,7 @@ def test_the_width_of_projections(name: str, make_trainer: MakeTrainer, pixels: 
     trainer = make_trainer(name)
     before = trainer.method.state.clone()
     trainer.method.train()
-    assert width(trainer.method) == trainer.embed(pixels(2), "z").shape[1]
+    assert projection_width(trainer.method) == trainer.embed(pixels(2), "z").shape[1]
     assert trainer.method.training
     assert torch.equal(before.floats, trainer.method.state.floats)
     assert torch.equal(before.counts, trainer.method.state.counts)
@@ -215,23 +263,38 @@ def slow_projections(method: Method, images: Tensor) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("alpha", "name"), [(0.5, "simclr"), (0.8, "simclr"), (0.0, "simclr"), (0.5, "byol")])
-def test_three_rounds_of_temporal_ensembling(alpha: float, name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """Eq. 9-10, image by image: Z ← αZ + (1 − α)z from Z = 0, and z̃ = Z/(1 − αᵗ) at unit length. Projections, also
-    where a method predicts from them."""
-    algorithm, trainer, images = FedCA(dictionary=12, alpha=alpha, beta=0), make_trainer(name), pixels(10)
+@pytest.mark.parametrize(
+    ("alpha", "name"), [(0.5, "simclr"), (0.8, "simclr"), (0.0, "simclr"), (0.5, "byol")]
+)
+def test_three_rounds_of_temporal_ensembling(
+    alpha: float, name: str, make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    """Eq. 9-10, image by image: Z ← αZ + (1 − α)z from Z = 0, and z̃ = Z/(1 − αᵗ) at unit length.
+    Projections, also where a method predicts from them.
+    """
+    algorithm = FedCA(dictionary=12, alpha=alpha, beta=0)
+    trainer = make_trainer(name)
+    images = pixels(10)
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     Z: list[Tensor] = [torch.zeros(5) for _ in images]
     memory: Tree = {}
     drawn = []
-    for t, rows in ((1, 10), (2, 10), (3, 4)):  # ten images; twelve rows are asked for, and then four
+    for t, rows in (
+        (1, 10),
+        (2, 10),
+        (3, 4),
+    ):  # ten images; twelve rows are asked for, and then four
         client = Client("a", images, None, memory, trainer, 0, t, rate=0.1)
         message = algorithm.broadcast(site, "a")
         sent, memory = algorithm.client(client, message)
-        assert [h.tree for h in Guard(algorithm.wire(trainer.method), 0, "a", {})([Reply("a", 10, sent, None)])] == [
-            sent
+        assert [
+            h.upload
+            for h in Guard(algorithm.wire(trainer.method), 0, "a", {})([Reply("a", 10, sent, None)])
+        ] == [sent]
+        Z = [
+            alpha * old + (1 - alpha) * z
+            for old, z in zip(Z, slow_projections(trainer.method, images), strict=True)
         ]
-        Z = [alpha * old + (1 - alpha) * z for old, z in zip(Z, slow_projections(trainer.method, images), strict=True)]
         unit = [(z / (1 - alpha**t)) / (z / (1 - alpha**t)).norm() for z in Z]
         index = tensor(sent, "index").tolist()
         assert len(set(index)) == len(index) == rows
@@ -239,15 +302,23 @@ def test_three_rounds_of_temporal_ensembling(alpha: float, name: str, make_train
             assert torch.allclose(row, unit[i], atol=1e-5)
         assert torch.allclose(tensor(memory, "ensemble"), torch.stack(Z), atol=1e-5)
         drawn.append(index)
-        site = algorithm.merge(site, iter([Upload(c, 1.0, sent) for c in ("abc" if t > 1 else "a")]), Mean)
+        site = algorithm.merge(
+            site, iter([Upload(c, 1.0, sent) for c in ("abc" if t > 1 else "a")]), Mean
+        )
         assert site["share"] == (4 if t > 1 else 12)
     assert drawn[0] != drawn[1]  # anew each round
     assert drawn[2] != drawn[1][:4]
 
 
-def test_a_clients_own_rows_are_masked_through_a_whole_round(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """A client alone with a dictionary that has a row of each of its images: an image has all rows but one, of B."""
-    trainer, images, seen = make_trainer("simclr"), pixels(8), []
+def test_a_clients_own_rows_are_masked_through_a_whole_round(
+    make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    """A client alone with a dictionary that has a row of each of its images: an image has all rows
+    but one, of B.
+    """
+    trainer = make_trainer("simclr")
+    images = pixels(8)
+    seen = []
 
     class Looking(FedCA):
         def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
@@ -258,7 +329,9 @@ def test_a_clients_own_rows_are_masked_through_a_whole_round(make_trainer: MakeT
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     memory: Tree = {}
     for round in range(2):
-        sent, memory = algorithm.client(Client("a", images, None, memory, trainer, 0, round, rate=0.1), site)
+        sent, memory = algorithm.client(
+            Client("a", images, None, memory, trainer, 0, round, rate=0.1), site
+        )
         site = algorithm.merge(site, iter([Upload("a", 1.0, sent)]), Mean)
     (_, first, empty), (index, entry, dictionary) = seen
     assert first.tolist() == [EMPTY] * 8
@@ -272,7 +345,8 @@ def test_a_clients_own_rows_are_masked_through_a_whole_round(make_trainer: MakeT
 
 
 def _given(trainer: Trainer, public: Tensor) -> dict[str, Tensor]:
-    h, z = trainer.embed(public, "h"), trainer.embed(public, "z")
+    h = trainer.embed(public, "h")
+    z = trainer.embed(public, "z")
     return {"public": public, "h_align": noise(*h.shape), "z_align": noise(*z.shape, seed=1)}
 
 
@@ -282,9 +356,14 @@ def _batch(method: Method, images: Tensor, draws: dict[str, Tensor]) -> Batch:
 
 
 def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """Eq. 11-14, over the four public images that are drawn: squared distances, summed over entries, averaged."""
-    algorithm, trainer, public = FedCA(dictionary=0, beta=0.3), make_trainer("simclr"), pixels(10, 3)
-    method, given = trainer.method.train(), _given(trainer, public)
+    """Eq. 11-14, over the four public images that are drawn: squared distances, summed over
+    entries, averaged.
+    """
+    algorithm = FedCA(dictionary=0, beta=0.3)
+    trainer = make_trainer("simclr")
+    public = pixels(10, 3)
+    method = trainer.method.train()
+    given = _given(trainer, public)
     batch = _batch(method, pixels(8), {"public": torch.tensor([0.0, 0.55, 0.999, 0.55])})
     out = method(batch)
     z = [F.normalize(view, dim=1) for view in out.z]
@@ -292,16 +371,23 @@ def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:
     h_seen = method.backbone(public[[0, 5, 9, 5]].float() / 255)
     z_seen = method.projector(h_seen)
     for k, i in enumerate((0, 5, 9, 5)):
-        far = ((h_seen[k] - given["h_align"][i]) ** 2).sum() + ((z_seen[k] - given["z_align"][i]) ** 2).sum()
+        far = ((h_seen[k] - given["h_align"][i]) ** 2).sum() + (
+            (z_seen[k] - given["z_align"][i]) ** 2
+        ).sum()
         expected = expected + 0.3 * far / 4
     assert torch.allclose(algorithm.objective(method, batch, out, given), expected, rtol=1e-5)
 
 
-def test_the_alignment_has_a_gradient_and_moves_no_statistics(make_trainer: MakeTrainer, pixels: Any) -> None:
-    trainer, public = make_trainer("simclr"), pixels(10, 3)
+def test_the_alignment_has_a_gradient_and_moves_no_statistics(
+    make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    trainer = make_trainer("simclr")
+    public = pixels(10, 3)
     method = trainer.method.train()
     given = _given(trainer, public)
-    batch = _batch(method, pixels(8), {"public": torch.rand(6, generator=torch.Generator().manual_seed(0))})
+    batch = _batch(
+        method, pixels(8), {"public": torch.rand(6, generator=torch.Generator().manual_seed(0))}
+    )
     out = method(batch)
     method.count_batch()
     before = method.state.clone()
@@ -329,11 +415,17 @@ def test_draws_are_of_all_public_images_and_of_none_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_the_alignment_model_is_trained_as_a_client_is(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """Three rounds of two epochs on the public images, at the rounds' rates; and the site's model is not that one."""
+def test_the_alignment_model_is_trained_as_a_client_is(
+    name: str, make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    """Three rounds of two epochs on the public images, at the rounds' rates; and the site's model
+    is not that one.
+    """
     settings = {"epochs": 2, "lr": 0.1, "batch": 4}
-    public, algorithm = pixels(9, 3), FedCA(dictionary=0)
-    trainer, other = make_trainer(name, settings), make_trainer(name, settings)
+    public = pixels(9, 3)
+    algorithm = FedCA(dictionary=0)
+    trainer = make_trainer(name, settings)
+    other = make_trainer(name, settings)
     first = trainer.method.state.clone()
     home = Client("home", pixels(0), None, {}, trainer, 5, 0, rounds=3, public=public)
     site = algorithm.init(home)
@@ -348,25 +440,34 @@ def test_the_alignment_model_is_trained_as_a_client_is(name: str, make_trainer: 
 
     for r in range(3):
         rate = 0.5 * 0.1 * (1 + math.cos(math.pi * r / 3))
-        again = Client("home", public, None, {}, other, 5, r, rate, r / 3, metrics=[home.metrics[0]] * r)
+        again = Client(
+            "home", public, None, {}, other, 5, r, rate, r / 3, metrics=[home.metrics[0]] * r
+        )
         again.train(one_way, {})
     assert torch.allclose(tensor(site, "h_align"), other.embed(public, "h"), rtol=1e-3, atol=1e-4)
     assert torch.allclose(tensor(site, "z_align"), other.embed(public, "z"), rtol=1e-3, atol=1e-4)
     assert not torch.allclose(tensor(site, "h_align"), trainer.embed(public, "h"), atol=1e-3)
 
 
-def test_the_ratio_of_the_losses_is_noted_once_a_round(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """The alignment's share of the other loss, so that twice the weight is twice the ratio, however large it is."""
+def test_the_ratio_of_the_losses_is_noted_once_a_round(
+    make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    """The alignment's share of the other loss, so that twice the weight is twice the ratio, however
+    large it is.
+    """
     ratios = {}
     for beta in (1.0, 2.0):
-        algorithm, trainer = FedCA(dictionary=0, beta=beta), make_trainer("simclr")
+        algorithm = FedCA(dictionary=0, beta=beta)
+        trainer = make_trainer("simclr")
         site = {"model": trainer.method.state.pick(trainer.method.online)}
         site |= {key: t for key, t in _given(trainer, pixels(10, 3)).items() if key != "public"}
         client = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.0, public=pixels(10, 3))
         algorithm.client(client, site)
         assert client.notes.keys() == {"alignment_ratio"}
         ratios[beta] = client.notes["alignment_ratio"]
-    assert ratios[2.0] == pytest.approx(2 * ratios[1.0], rel=1e-4)  # nothing was trained: the losses are the same
+    assert ratios[2.0] == pytest.approx(
+        2 * ratios[1.0], rel=1e-4
+    )  # nothing was trained: the losses are the same
     assert ratios[1.0] > 0.1
 
 
@@ -381,22 +482,34 @@ class OneWay(FedAvg):
         return F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(len(batch.index)))
 
 
-def federated(algorithm: Any, make_trainer: MakeTrainer, pixels: Any, topology: Topology | None = None) -> Any:
-    topology, trainers = topology or Star(), [make_trainer("simclr") for _ in range(2)]
+def federated(
+    algorithm: Any, make_trainer: MakeTrainer, pixels: Any, topology: Topology | None = None
+) -> Any:
+    topology = topology or Star()
+    trainers = [make_trainer("simclr") for _ in range(2)]
     public = {trainers[0].device: pixels(12, 9)}
     shards = {c: Shard(pixels(n, n)) for c, n in {"a": 20, "b": 16, "c": 24, "d": 9}.items()}
-    pace, stop = (lambda round: Pace(0.05, round / 3, 3)), threading.Event()
-    runtime = LocalRuntime(algorithm, shards, trainers, Memory(), 3, pace, stop, public=public)
+
+    def pace(round: int) -> Pace:
+        return Pace(0.05, round / 3, 3)
+
+    stop = threading.Event()
+    runtime = LocalRuntime(
+        Work(algorithm, 3, pace, public=public, stop=stop), shards, trainers, Memory()
+    )
     home = Client("home", pixels(0), None, {}, trainers[0], 3, 0, rounds=3, public=pixels(12, 9))
-    first, wire = algorithm.init(home), algorithm.wire(trainers[0].method)
+    first = algorithm.init(home)
+    wire = algorithm.wire(trainers[0].method)
     sites = dict.fromkeys(topology.sites(runtime.clients), first)
-    done = list(federate(algorithm, topology, runtime, wire, sites, Mean, 3, 0, 3))
+    done = list(federate(algorithm, topology, runtime, sites, schema=wire, rounds=3, seed=3))
     runtime.close()
     assert not [report.dropped for round in done for report in round.reports if report.dropped]
     return done
 
 
-def test_without_both_modules_it_is_the_one_way_loss(make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_without_both_modules_it_is_the_one_way_loss(
+    make_trainer: MakeTrainer, pixels: Any
+) -> None:
     ours, theirs = (
         model(federated(algorithm, make_trainer, pixels)[-1].sites[SERVER], "model")
         for algorithm in (FedCA(**PLAIN), OneWay())
@@ -421,7 +534,9 @@ def test_rounds_with_both_modules(make_trainer: MakeTrainer, pixels: Any) -> Non
 
 
 def test_peers_share_with_their_neighbours(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """In a cycle of four each peer hears its two neighbours and itself: 9 // 3 rows of each, and no more from afar."""
+    """In a cycle of four each peer hears its two neighbours and itself: 9 // 3 rows of each, and no
+    more from afar.
+    """
     done = federated(FedCA(dictionary=9, beta=0), make_trainer, pixels, Cycle())
     for peer, near in {"a": "abd", "b": "abc", "c": "bcd", "d": "acd"}.items():
         site = done[-1].sites[peer]
@@ -450,7 +565,9 @@ def test_a_run_that_goes_on_is_the_one_that_never_stopped(
             "probe": {"every": 0, "linear": False},
         }
     )
-    whole = fedssl.run(chosen, tmp_path / "whole", "cpu", dataset=_tiny(), quiet=True, set={"train.workers": 1})
+    whole = fedssl.run(
+        chosen, tmp_path / "whole", "cpu", dataset=_tiny(), quiet=True, set={"train.workers": 1}
+    )
     append = RoundsLog.append
 
     def stopping(log: RoundsLog, line: dict[str, Any]) -> None:

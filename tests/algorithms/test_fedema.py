@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 import torch
 import toy
-from toy import Federation, Numbers
+from toy import Federation, Numbers, starts_of_training
 
 from fedssl.algorithms import FedAvg, FedEMA, fedema
-from fedssl.client import Client
-from fedssl.train import Trainer
-from fedssl.tree import model
+from fedssl.core.state.tree import model
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer
 
 SECOND = {"A": Numbers(14.9, 12, 2.45), "B": Numbers(17.7, 16, 3.85)}
 
@@ -34,7 +34,9 @@ def close(found: dict[str, Numbers], expected: dict[str, Numbers]) -> bool:
     return all(found[c] == pytest.approx(expected[c], rel=1e-6) for c in expected)
 
 
-@pytest.mark.parametrize(("divergence", "third"), [("drift", (20.43, 0.7 * 25.7 + 0.3 * 24)), ("global", (18.9, 25.7))])
+@pytest.mark.parametrize(
+    ("divergence", "third"), [("drift", (20.43, 0.7 * 25.7 + 0.3 * 24)), ("global", (18.9, 25.7))]
+)
 def test_three_rounds(divergence: str, third: tuple[float, float]) -> None:
     federation = Federation(FedEMA(divergence=divergence))
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
@@ -44,11 +46,15 @@ def test_three_rounds(divergence: str, third: tuple[float, float]) -> None:
     assert federation.held()["encoder"] == pytest.approx(24)
     starts = federation.round("A", "B")
     assert [starts[c].online for c in "AB"] == pytest.approx(third)
-    assert [federation.notes[c]["mu"] for c in "AB"] == pytest.approx([0.7, 0.7] if divergence == "drift" else [1, 1])
+    assert [federation.notes[c]["mu"] for c in "AB"] == pytest.approx(
+        [0.7, 0.7] if divergence == "drift" else [1, 1]
+    )
 
 
 def test_what_is_written_down() -> None:
-    """drift: A 4, so λ = 0.7/4. global: 3 in backbone and in projector, so 3·√2, and λ = 0.7/(3·√2)."""
+    """drift: A 4, so λ = 0.7/4. global: 3 in backbone and in projector, so 3·√2, and λ =
+    0.7/(3·√2).
+    """
     for divergence, found in (("drift", 4), ("global", 3 * math.sqrt(2))):
         federation = Federation(FedEMA(divergence=divergence))
         federation.round("A", "B")
@@ -89,8 +95,12 @@ def test_who_was_away_starts_from_the_global_model(divergence: str) -> None:
     assert federation.notes["A"]["lam"] == pytest.approx(lam)
 
 
-def test_lambda_is_set_after_the_first_training_of_a_client_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A moves by 4 in round 1, pauses, and moves by 1 from round 3 on: λ = 0.7/4, not 0.7/1. Round 4: μ = λ·1."""
+def test_lambda_is_set_after_the_first_training_of_a_client_that_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A moves by 4 in round 1, pauses, and moves by 1 from round 3 on: λ = 0.7/4, not 0.7/1. Round
+    4: μ = λ·1.
+    """
     federation = Federation(FedEMA())
     federation.round("A", "B")
     federation.round("B")
@@ -101,8 +111,12 @@ def test_lambda_is_set_after_the_first_training_of_a_client_that_pauses(monkeypa
     assert federation.notes["A"]["mu"] == pytest.approx(0.7 / 4)
 
 
-def test_the_server_sets_lambda_from_the_first_round_of_a_client_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """global: A ends round 1 with 14 where the mean is 17: λ = 0.7/(3·√2), although A pauses in round 2."""
+def test_the_server_sets_lambda_from_the_first_round_of_a_client_that_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """global: A ends round 1 with 14 where the mean is 17: λ = 0.7/(3·√2), although A pauses in
+    round 2.
+    """
     federation = Federation(FedEMA(divergence="global"))
     federation.round("A", "B")
     federation.round("B")
@@ -121,7 +135,9 @@ def test_the_server_sends_a_client_its_own_lambda_only() -> None:
 
 
 @pytest.mark.parametrize("divergence", ["drift", "global"])
-def test_a_run_of_an_earlier_version_keeps_its_rule(divergence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_an_earlier_version_keeps_its_rule(
+    divergence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There, λ was set when a client first took part in two rounds in a row: for A in round 4.
 
     drift: A moves by 1 in round 3, so λ = 0.7/1. global: the distance to what A is sent in round 4.
@@ -134,7 +150,9 @@ def test_a_run_of_an_earlier_version_keeps_its_rule(divergence: str, monkeypatch
     federation.round("A", "B")
     federation.round("A", "B")
     notes = federation.notes["A"]
-    assert notes["lam"] == pytest.approx(0.7 / (1 if divergence == "drift" else notes["divergence"]))
+    assert notes["lam"] == pytest.approx(
+        0.7 / (1 if divergence == "drift" else notes["divergence"])
+    )
     assert notes["mu"] == pytest.approx(0.7)
     assert federation.site.keys() == {"model"}
 
@@ -146,14 +164,17 @@ def test_a_newcomer_starts_from_the_global_model() -> None:
 
 
 def test_without_lambda_it_is_fedavg() -> None:
-    ours, theirs = Federation(FedEMA(lam=0)), Federation(FedAvg(update="online", predictor="global"))
+    ours = Federation(FedEMA(lam=0))
+    theirs = Federation(FedAvg(update="online", predictor="global"))
     for _ in range(3):
         assert ours.round("A", "B") == theirs.round("A", "B")
         assert ours.held() == theirs.held()
 
 
 def test_one_that_stood_alone_gets_its_scale_later() -> None:
-    """A alone is the global model: nothing diverges, and no λ comes of that. With B it is set as ever."""
+    """A alone is the global model: nothing diverges, and no λ comes of that. With B it is set as
+    ever.
+    """
     federation = Federation(FedEMA(divergence="global"))
     federation.round("A")
     federation.round("A")
@@ -164,23 +185,35 @@ def test_one_that_stood_alone_gets_its_scale_later() -> None:
 
 
 @pytest.mark.parametrize("key", ["local", "reset"])
-def test_with_a_target_and_a_queue(key: str, make_trainer: Callable[..., Trainer], pixels: Any) -> None:
-    """A target that is restarted copies the mixed encoder, one that is local is the client's own. Who was away keeps
-    its queue, and nothing else."""
-    algorithm, trainer = FedEMA(encoder_mu=0.5), make_trainer("mocov2", key=key)
+def test_with_a_target_and_a_queue(
+    key: str, make_trainer: Callable[..., Trainer], pixels: Any
+) -> None:
+    """A target that is restarted copies the mixed encoder, one that is local is the client's own.
+    Who was away keeps its queue, and nothing else.
+    """
+    algorithm = FedEMA(encoder_mu=0.5)
+    trainer = make_trainer("mocov2", key=key)
     method = trainer.method
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     _, memory = algorithm.client(Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1), site)
-    online, kept = model(memory, "online"), model(memory, "kept")
+    online = model(memory, "online")
+    kept = model(memory, "kept")
     for round, away in ((1, False), (2, True)):
-        algorithm.begin(Client("a", pixels(16), None, memory, trainer, 0, round), site)
+        client = Client("a", pixels(16), None, memory, trainer, 0, round)
+        (now,) = starts_of_training(trainer, lambda client=client: algorithm.client(client, site))
         share = 0.0 if away else 0.5
-        expected = torch.lerp(model(site, "model").pick(("backbone",)).floats, online.pick(("backbone",)).floats, share)
-        assert torch.equal(method.state.pick(("backbone",)).floats, expected)
-        target = method.state.pick(("target",))
-        mirrored = method.state.pick(method.mirrored).with_prefix("target")
+        expected = torch.lerp(
+            model(site, "model").pick(("backbone",)).floats,
+            online.pick(("backbone",)).floats,
+            share,
+        )
+        assert torch.equal(now.pick(("backbone",)).floats, expected)
+        target = now.pick(("target",))
+        mirrored = now.pick(method.mirrored).with_prefix("target")
         if key == "reset" or away:
-            assert torch.equal(target.pick(roles=("weight",)).floats, mirrored.pick(roles=("weight",)).floats)
+            assert torch.equal(
+                target.pick(roles=("weight",)).floats, mirrored.pick(roles=("weight",)).floats
+            )
         else:
             assert torch.equal(target.floats, kept.pick(("target",)).floats)
-        assert torch.equal(method.state.pick(("queue",)).floats, kept.pick(("queue",)).floats)
+        assert torch.equal(now.pick(("queue",)).floats, kept.pick(("queue",)).floats)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from fedssl.algorithms import FedAvg, FedProx
-from fedssl.client import Client
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import model
 from fedssl.method import Batch, Given, Method, Output
-from fedssl.train import Trainer
-from fedssl.tree import State, model
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -24,16 +25,22 @@ class Pulled(FedProx):
         return super().objective(method, batch, out, given) - method.loss(out, given)
 
 
-def _trained(algorithm: FedAvg, trainer: Trainer, pixels: Any, sent: State, rate: float = 0.1) -> tuple[State, float]:
+def _trained(
+    algorithm: FedAvg, trainer: Trainer, pixels: Any, sent: State, rate: float = 0.1
+) -> tuple[State, float]:
     client = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=rate)
     upload, _ = algorithm.client(client, {"model": sent})
     return model(upload, "model"), client.metrics[0].loss
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_the_term_is_half_mu_times_the_squared_distance(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """The resident weights are moved by 0.5 each after what was sent has been taken as the reference: the first loss
-    is μ/2 · n · 0.25 over the n parameters that travel, norm layers' included, statistics and target not."""
+def test_the_term_is_half_mu_times_the_squared_distance(
+    name: str, make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    """The resident weights are moved by 0.5 each after what was sent has been taken as the
+    reference: the first loss is μ/2 · n · 0.25 over the n parameters that travel, norm layers'
+    included, statistics and target not.
+    """
     trainer = make_trainer(name, {"batch": 16, "lr": 0.1})
     sent = trainer.method.state.pick(trainer.method.online)
 
@@ -53,7 +60,9 @@ def test_a_stronger_pull_keeps_clients_nearer(make_trainer: MakeTrainer, pixels:
     for mu in (0.0, 1.0, 8.0):
         trainer = make_trainer("simclr", {"epochs": 5})
         sent = trainer.method.state.pick(trainer.method.online)
-        distances.append(_trained(FedProx(mu=mu), trainer, pixels, sent, 0.01)[0].distance(sent).item())
+        distances.append(
+            _trained(FedProx(mu=mu), trainer, pixels, sent, 0.01)[0].distance(sent).item()
+        )
     assert distances[0] > 1.1 * distances[1] > 1.21 * distances[2] > 0
 
 
@@ -70,5 +79,9 @@ def test_without_a_pull_it_is_fedavg(make_trainer: MakeTrainer, pixels: Any) -> 
     rows = []
     for algorithm in (FedProx(mu=0), FedAvg()):
         trainer = make_trainer("byol")
-        rows.append(_trained(algorithm, trainer, pixels, trainer.method.state.pick(trainer.method.online))[0].floats)
+        rows.append(
+            _trained(algorithm, trainer, pixels, trainer.method.state.pick(trainer.method.online))[
+                0
+            ].floats
+        )
     assert torch.equal(*rows)

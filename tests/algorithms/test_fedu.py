@@ -17,8 +17,12 @@ from toy import Federation, Numbers
 from fedssl.algorithms import FedAvg, FedU
 
 
-@pytest.mark.parametrize(("divergence", "mu", "found"), [("layer-mean", 5, (4, 8)), ("squared-norm", 100, (32, 128))])
-def test_who_went_far_keeps_its_predictor(divergence: str, mu: float, found: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    ("divergence", "mu", "found"), [("layer-mean", 5, (4, 8)), ("squared-norm", 100, (32, 128))]
+)
+def test_who_went_far_keeps_its_predictor(
+    divergence: str, mu: float, found: tuple[float, float]
+) -> None:
     federation = Federation(FedU(mu=mu, divergence=divergence))
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
     assert [federation.notes[c]["own_predictor"] for c in "AB"] == [0, 0]
@@ -26,7 +30,9 @@ def test_who_went_far_keeps_its_predictor(divergence: str, mu: float, found: tup
     assert federation.held() == {"encoder": 17, "predictor": 3.5}
     assert federation.round("A", "B") == {"A": Numbers(17, 12, 3.5), "B": Numbers(17, 16, 4)}
     assert [federation.notes[c]["own_predictor"] for c in "AB"] == [0, 1]
-    assert federation.start_of("C") == Numbers(*(federation.held()[k] for k in ("encoder", "encoder", "predictor")))
+    assert federation.start_of("C") == Numbers(
+        *(federation.held()[k] for k in ("encoder", "encoder", "predictor"))
+    )
 
 
 def test_the_threshold_itself_is_too_far() -> None:
@@ -39,7 +45,8 @@ def test_the_threshold_itself_is_too_far() -> None:
 @pytest.mark.parametrize(("mu", "predictor"), [(math.inf, "global"), (0.0, "local")])
 def test_extremes_are_the_fixed_policies(mu: float, predictor: str) -> None:
     """But for the server: with FedU it averages predictors even if nobody takes them."""
-    ours, theirs = Federation(FedU(mu=mu)), Federation(FedAvg(predictor=predictor))
+    ours = Federation(FedU(mu=mu))
+    theirs = Federation(FedAvg(predictor=predictor))
     for _ in range(3):
         assert ours.round("A", "B") == theirs.round("A", "B")
         assert ours.held()["encoder"] == theirs.held()["encoder"]

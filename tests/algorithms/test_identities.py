@@ -1,4 +1,6 @@
-"""Algorithms that are others at the end of a switch: whole runs with a real method, compared to the last bit."""
+"""Algorithms that are others at the end of a switch: whole runs with a real method, compared to the
+last bit.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +10,58 @@ from typing import Any
 import pytest
 import torch
 
-from fedssl.combinations import Combination, images, tiny, train
-from fedssl.tree import State, model
+from fedssl.cli.combinations import Combination, images, tiny, train
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import model
 
 PAIRS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("byol", {"name": "fedprox", "mu": 0}, {"name": "fedavg"}),
-    ("byol", {"name": "fedema", "lam": 0}, {"name": "fedavg", "update": "online", "predictor": "global"}),
+    (
+        "byol",
+        {"name": "fedema", "lam": 0},
+        {"name": "fedavg", "update": "online", "predictor": "global"},
+    ),
     ("mocov2", {"name": "fedema", "lam": 0}, {"name": "fedavg"}),
     ("byol", {"name": "fedu", "mu": math.inf}, {"name": "fedavg", "predictor": "global"}),
     ("byol", {"name": "fedu", "mu": 0}, {"name": "fedavg", "predictor": "local"}),
     ("byol", {"name": "fedavgm", "momentum": 0}, {"name": "fedavg"}),
-    ("byol", {"name": "fedavgm", "momentum": 0, "predictor": "local"}, {"name": "fedavg", "predictor": "local"}),
+    (
+        "byol",
+        {"name": "fedavgm", "momentum": 0, "predictor": "local"},
+        {"name": "fedavg", "predictor": "local"},
+    ),
 ]
 
 
 def encoder(method: str, algorithm: dict[str, Any], topology: str = "star") -> State:
-    """Backbone and projector after three rounds of two steps each: the pull of a first step is none."""
+    """Backbone and projector after three rounds of two steps each: the pull of a first step is
+    none.
+    """
     steps = {"batch": 4, "lr": 0.01, "workers": 1}
-    experiment = tiny(Combination("fedavg", method, topology), algorithm=algorithm, rounds=3, train=steps)
+    experiment = tiny(
+        Combination("fedavg", method, topology), algorithm=algorithm, rounds=3, train=steps
+    )
     sites = train(experiment, images())
     return model(next(iter(sites.values())), "model").pick(("backbone", "projector"))
 
 
 @pytest.mark.parametrize(("method", "ours", "theirs"), PAIRS, ids=lambda value: str(value))
 def test_the_same_bits(method: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    one, other = encoder(method, ours), encoder(method, theirs)
+    one = encoder(method, ours)
+    other = encoder(method, theirs)
     assert one.layout == other.layout
     assert torch.equal(one.floats, other.floats)
 
 
 @pytest.mark.parametrize(
     "ours",
-    [{"name": "fedprox"}, {"name": "fedema"}, {"name": "fedu", "mu": 0.0}, {"name": "fedavgm"}, {"name": "fedadam"}],
+    [
+        {"name": "fedprox"},
+        {"name": "fedema"},
+        {"name": "fedu", "mu": 0.0},
+        {"name": "fedavgm"},
+        {"name": "fedadam"},
+    ],
     ids=str,
 )
 def test_and_with_the_switch_on_they_are_not(ours: dict[str, Any]) -> None:
@@ -48,5 +70,7 @@ def test_and_with_the_switch_on_they_are_not(ours: dict[str, Any]) -> None:
 
 def test_a_complete_graph_of_equals_is_a_star() -> None:
     """Sums are taken with other weights, so to rounding."""
-    one, other = (encoder("byol", {"name": "fedavg"}, topology) for topology in ("complete", "star"))
+    one, other = (
+        encoder("byol", {"name": "fedavg"}, topology) for topology in ("complete", "star")
+    )
     torch.testing.assert_close(one.floats, other.floats, rtol=1e-5, atol=1e-6)

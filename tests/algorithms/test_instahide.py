@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedssl.algorithms import instahide
-from fedssl.algorithms.instahide import LARGEST, coefficients, flipped, mixtures, partners
-from fedssl.client import Client
-from fedssl.pixels import Rows
-from fedssl.train import Trainer
+from fedssl.algorithms import _instahide
+from fedssl.algorithms._instahide import LARGEST, coefficients, flipped, mixtures, partners
+from fedssl.data.image_pool import Rows
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 
@@ -29,7 +29,9 @@ def test_coefficients_sum_to_one_and_none_is_too_large(k: int) -> None:
     torch.testing.assert_close(found.sum(1), torch.ones(3000))
     assert found.min() > 0
     assert 0.95 * min(LARGEST, 1) < found.max() <= LARGEST  # the limit is used, and kept
-    torch.testing.assert_close(found.mean(0), torch.full((k,), 1 / k), atol=0.02, rtol=0)  # no place is preferred
+    torch.testing.assert_close(
+        found.mean(0), torch.full((k,), 1 / k), atol=0.02, rtol=0
+    )  # no place is preferred
 
 
 def test_a_single_image_is_itself() -> None:
@@ -37,13 +39,17 @@ def test_a_single_image_is_itself() -> None:
 
 
 def test_coefficients_of_two_are_uniform_within_the_limit() -> None:
-    """Of two, the first lies between 0.35 and 0.65, each part of that alike: its standard deviation is 0.3/√12."""
+    """Of two, the first lies between 0.35 and 0.65, each part of that alike: its standard deviation
+    is 0.3/√12.
+    """
     first = coefficients(20000, 2, stream())[:, 0]
     assert 0.35 <= first.min() < 0.351
     assert first.std().item() == pytest.approx(0.3 / 12**0.5, rel=0.02)
 
 
-@pytest.mark.parametrize(("count", "k", "most"), [(10, 4, 99), (10, 4, 6), (4, 4, 9), (3, 4, 9), (2, 4, 9), (10, 1, 9)])
+@pytest.mark.parametrize(
+    ("count", "k", "most"), [(10, 4, 99), (10, 4, 6), (4, 4, 9), (3, 4, 9), (2, 4, 9), (10, 1, 9)]
+)
 def test_partners(count: int, k: int, most: int) -> None:
     rows = partners(count, k, most, stream())
     assert rows.shape == (min(count, most), min(count, k))
@@ -54,10 +60,16 @@ def test_partners(count: int, k: int, most: int) -> None:
 
 
 def test_a_flipped_pixel_is_as_far_from_the_mean_as_before() -> None:
-    """Two channels with means 0.25 and 0.75: values go to themselves or to twice the mean minus themselves."""
-    images = torch.rand(64, 2, 8, 8, generator=stream(1)) / 2 + torch.tensor([0, 0.5])[:, None, None]
-    found, mean = flipped(images, stream()), images.mean((0, 2, 3), keepdim=True)
-    stayed, turned = torch.isclose(found, images), torch.isclose(found, 2 * mean - images)
+    """Two channels with means 0.25 and 0.75: values go to themselves or to twice the mean minus
+    themselves.
+    """
+    images = (
+        torch.rand(64, 2, 8, 8, generator=stream(1)) / 2 + torch.tensor([0, 0.5])[:, None, None]
+    )
+    found = flipped(images, stream())
+    mean = images.mean((0, 2, 3), keepdim=True)
+    stayed = torch.isclose(found, images)
+    turned = torch.isclose(found, 2 * mean - images)
     assert (stayed | turned).all()
     assert 0.45 < stayed.double().mean() < 0.55
     assert not torch.equal(stayed[:, 0], stayed[:, 1])
@@ -72,10 +84,14 @@ def made(client: Client, k: int, most: int = 99, flips: bool = False) -> Tensor:
 
 
 @pytest.mark.parametrize("normalised", [False, True])
-def test_a_mixture_is_the_weighted_sum_of_its_images(normalised: bool, make_trainer: Make, pixels: Any) -> None:
-    trainer, images = make_trainer("mocov2"), pixels(11)
+def test_a_mixture_is_the_weighted_sum_of_its_images(
+    normalised: bool, make_trainer: Make, pixels: Any
+) -> None:
+    trainer = make_trainer("mocov2")
+    images = pixels(11)
     if normalised:
-        trainer.method.mean, trainer.method.std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.6, 0.7])
+        trainer.method.mean = torch.tensor([0.1, 0.2, 0.3])
+        trainer.method.std = torch.tensor([0.5, 0.6, 0.7])
     client = a_client(trainer, images)
     found = made(client, 3)
     rows = partners(11, 3, 99, client.generator("partners"))
@@ -88,18 +104,20 @@ def test_a_mixture_is_the_weighted_sum_of_its_images(normalised: bool, make_trai
 def test_mixtures_do_not_depend_on_where_images_lie_or_how_many_come_at_a_time(
     make_trainer: Make, pixels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, images = make_trainer("mocov2"), pixels(20)
+    trainer = make_trainer("mocov2")
+    images = pixels(20)
     expected = made(a_client(trainer, images[5:16]), 4)
     rows = Rows(images, torch.arange(5, 16))
     assert torch.equal(made(a_client(trainer, rows), 4), expected)
-    monkeypatch.setattr(instahide, "AT_A_TIME", 3)
+    monkeypatch.setattr(_instahide, "CHUNK", 3)
     chunks = list(mixtures(a_client(trainer, rows), 4, 99, False))
     assert [len(chunk) for chunk in chunks] == [3, 3, 3, 2]
     torch.testing.assert_close(torch.cat(chunks), expected)
 
 
 def test_mixtures_differ_by_round_client_and_seed(make_trainer: Make, pixels: Any) -> None:
-    trainer, images = make_trainer("mocov2"), pixels(8)
+    trainer = make_trainer("mocov2")
+    images = pixels(8)
     base = made(a_client(trainer, images), 4, flips=True)
     assert torch.equal(made(a_client(trainer, images), 4, flips=True), base)
     for change in ({"round": 3}, {"seed": 2}):
@@ -107,15 +125,19 @@ def test_mixtures_differ_by_round_client_and_seed(make_trainer: Make, pixels: An
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 9])
-def test_as_many_mixtures_as_images_but_no_more_than_wanted(count: int, make_trainer: Make, pixels: Any) -> None:
+def test_as_many_mixtures_as_images_but_no_more_than_wanted(
+    count: int, make_trainer: Make, pixels: Any
+) -> None:
     client = a_client(make_trainer("mocov2"), pixels(count))
     assert made(client, 4).shape == (count, 3, 8, 8)
     assert len(made(client, 4, most=3)) == min(count, 3)
 
 
 def test_where_a_row_stands_says_nothing_of_its_partners() -> None:
-    """Rows that share an image are as far from each other as any: no distance between them is taken more often than
-    chance has it. With partners at fixed steps, a dozen distances would have all of them."""
+    """Rows that share an image are as far from each other as any: no distance between them is taken
+    more often than chance has it. With partners at fixed steps, a dozen distances would have all of
+    them.
+    """
     rows = partners(200, 4, 200, torch.Generator().manual_seed(0))
     held = torch.zeros(200, 200).scatter_(1, rows, 1.0)
     shared = (held @ held.T).fill_diagonal_(0) > 0

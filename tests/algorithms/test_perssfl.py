@@ -1,4 +1,5 @@
-"""Per-SSFL by hand, on toy.py's numbers. A client trains twice a round: a copy of the global model, then its own.
+"""Per-SSFL by hand, on toy.py's numbers. A client trains twice a round: a copy of the global model,
+then its own.
 
 Round 1: both trainings start from 10, 10, 1 (online, target, predictor) and end with A 14, 12, 2 and B 18, 16, 4.
     The server's means of the copies are 17 and 3.5.
@@ -9,25 +10,26 @@ Round 2: copies start from the means with the copies' targets, A 17, 12, 3.5 and
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from toy import Federation, Numbers
+from toy import Federation, Numbers, starts_of_training
 
 from fedssl.algorithm import Algorithm
 from fedssl.algorithms import FedAvg, PerSSFL
-from fedssl.client import Client
-from fedssl.federate import Round, federate
-from fedssl.layout import PARAMETERS
-from fedssl.memory import Memory
+from fedssl.core.state.layout import PARAMETERS
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.federate import Round, federate
+from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.method import Batch, Given, Method, Output
-from fedssl.runtimes.local import LocalRuntime, Pace, Shard
-from fedssl.topology import SERVER, Star
-from fedssl.train import Trainer
-from fedssl.tree import Mean, State, Tree, model
+from fedssl.topologies.topology import SERVER, Star
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -43,7 +45,10 @@ def test_two_rounds_by_hand() -> None:
         "A": [Numbers(17, 12, 3.5), Numbers(14, 12, 2)],
         "B": [Numbers(17, 16, 3.5), Numbers(18, 16, 4)],
     }
-    assert federation.notes == {"A": {"own_loss": 14}, "B": {"own_loss": 18}}  # toy.py's loss: where training started
+    assert federation.notes == {
+        "A": {"own_loss": 14},
+        "B": {"own_loss": 18},
+    }  # toy.py's loss: where training started
     assert federation.held() == {"encoder": 24, "predictor": 6}
     for client, w, q in (("A", 18, 3), ("B", 26, 7)):
         own = federation.personal(client)
@@ -52,16 +57,23 @@ def test_two_rounds_by_hand() -> None:
         assert own.layout.parts == ("backbone", "projector", "predictor")
     assert federation.personal("C") is None
     exported = federation.algorithm.export(federation.site)
-    assert {name: state.tensors()["backbone.w"].item() for name, state in exported.items()} == {"global": 24}
+    assert {name: state.tensors()["backbone.w"].item() for name, state in exported.items()} == {
+        "global": 24
+    }
 
 
 def _federated(
     algorithm: Algorithm, trainer: Trainer, pixels: Any, rounds: int = 2, rate: float = 0.1
 ) -> tuple[list[Round], Memory]:
-    memory, shards = Memory(), {"a": Shard(pixels(16, 0)), "b": Shard(pixels(24, 1))}
-    runtime = LocalRuntime(algorithm, shards, [trainer], memory, 0, lambda r: Pace(rate, 0), threading.Event())
+    memory = Memory()
+    shards = {"a": Shard(pixels(16, 0)), "b": Shard(pixels(24, 1))}
+    runtime = LocalRuntime(Work(algorithm, 0, lambda r: Pace(rate, 0)), shards, [trainer], memory)
     sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
-    done = list(federate(algorithm, Star(), runtime, algorithm.wire(trainer.method), sites, Mean, 0, 0, rounds))
+    done = list(
+        federate(
+            algorithm, Star(), runtime, sites, schema=algorithm.wire(trainer.method), rounds=rounds
+        )
+    )
     runtime.close()
     return done, memory
 
@@ -70,7 +82,8 @@ def _federated(
 def test_the_global_model_is_fedavgs(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
     """To the bit, and so is the log: training a model of one's own changes nothing about the copy."""
     (ours, memory), (theirs, expected) = (
-        _federated(algorithm, make_trainer(name), pixels) for algorithm in (PerSSFL(lam=0.5), FedAvg())
+        _federated(algorithm, make_trainer(name), pixels)
+        for algorithm in (PerSSFL(lam=0.5), FedAvg())
     )
     assert torch.equal(*(model(done[-1].sites[SERVER], "model").floats for done in (ours, theirs)))
     for client, mine, other in zip("ab", ours[-1].reports, theirs[-1].reports, strict=True):
@@ -87,10 +100,15 @@ def test_the_global_model_is_fedavgs(name: str, make_trainer: MakeTrainer, pixel
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_the_pull_is_half_lambda_times_the_squared_distance(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """A client's own model is 0.5 away from what is sent in each of its n parameters, and its rate is 0: its loss with
-    λ = 0.6 is that with λ = 0 and 0.3 · n · 0.25 more. Statistics and target are not pulled."""
-    trainer, losses = make_trainer(name, {"batch": 16}), []
+def test_the_pull_is_half_lambda_times_the_squared_distance(
+    name: str, make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    """A client's own model is 0.5 away from what is sent in each of its n parameters, and its rate
+    is 0: its loss with λ = 0.6 is that with λ = 0 and 0.3 · n · 0.25 more. Statistics and target
+    are not pulled.
+    """
+    trainer = make_trainer(name, {"batch": 16})
+    losses = []
     method = trainer.method
     sent = method.state.pick(method.online)
     moved = sent.clone()
@@ -101,33 +119,42 @@ def test_the_pull_is_half_lambda_times_the_squared_distance(name: str, make_trai
         _, memory = PerSSFL(lam=lam).client(client, {"model": sent})
         losses.append(client.notes["own_loss"])
         assert client.notes["own_loss"] == client.metrics[1].loss
-        assert torch.equal(*(s.pick(roles=PARAMETERS).floats for s in (model(memory, "own"), moved)))
+        assert torch.equal(
+            *(s.pick(roles=PARAMETERS).floats for s in (model(memory, "own"), moved))
+        )
     n = sent.layout.pick(roles=PARAMETERS).floats
     assert losses[1] - losses[0] == pytest.approx(0.3 * n * 0.25, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["byol", "mocov2"])
-def test_each_of_the_two_has_a_target_and_a_queue_of_its_own(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_each_of_the_two_has_a_target_and_a_queue_of_its_own(
+    name: str, make_trainer: MakeTrainer, pixels: Any
+) -> None:
     """The copy's round goes on with what the copy left, and the own model's with what that left."""
-    algorithm, trainer, started = PerSSFL(), make_trainer(name), []
+    algorithm = PerSSFL()
+    trainer = make_trainer(name)
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     _, memory = algorithm.client(Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1), site)
 
-    class Looking(PerSSFL):
-        def begin(self, client: Client, message: Tree) -> None:
-            super().begin(client, message)
-            started.append(client.method.state.clone())
-
-    Looking().client(Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site)
-    copy, own = started
-    for state, online, kept in ((copy, model(site, "model"), "kept"), (own, model(memory, "own"), "own_kept")):
+    copy, own = starts_of_training(
+        trainer,
+        lambda: algorithm.client(
+            Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site
+        ),
+    )
+    for state, online, kept in (
+        (copy, model(site, "model"), "kept"),
+        (own, model(memory, "own"), "own_kept"),
+    ):
         assert torch.equal(state.pick(trainer.method.online).floats, online.floats)
         assert torch.equal(state.pick(trainer.method.kept).floats, model(memory, kept).floats)
     assert not torch.equal(model(memory, "kept").floats, model(memory, "own_kept").floats)
 
 
 def test_one_step_of_the_pull_alone(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """Without the method's loss, decay and momentum a step is v ← v − rate·λ·(v − w): 1 + 0.5 − 0.2·0.6·0.5 = 1.44."""
+    """Without the method's loss, decay and momentum a step is v ← v − rate·λ·(v − w): 1 + 0.5 −
+    0.2·0.6·0.5 = 1.44.
+    """
 
     class Pulled(PerSSFL):
         def pulled(self, method: Method, batch: Batch, out: Output, given: Given) -> torch.Tensor:
@@ -148,27 +175,40 @@ def test_a_stronger_pull_keeps_own_models_nearer(make_trainer: MakeTrainer, pixe
     """To the model received in the round, that is the one that the round before ended with."""
     distances = []
     for lam in (0.0, 0.5, 2.0):
-        done, memory = _federated(PerSSFL(lam=lam), make_trainer("simsiam", {"epochs": 4}), pixels, 3, rate=0.02)
+        done, memory = _federated(
+            PerSSFL(lam=lam), make_trainer("simsiam", {"epochs": 4}), pixels, 3, rate=0.02
+        )
         sent = model(done[1].sites[SERVER], "model")
         distances.append(model(memory.latest("a"), "own").distance(sent).item())
     assert distances[0] > 1.2 * distances[1] > 1.44 * distances[2] > 0
 
 
-def test_what_is_sent_and_remembered_is_never_changed(make_trainer: MakeTrainer, pixels: Any) -> None:
-    algorithm, trainer = PerSSFL(), make_trainer("mocov2")
+def test_what_is_sent_and_remembered_is_never_changed(
+    make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    algorithm = PerSSFL()
+    trainer = make_trainer("mocov2")
     trees: list[Tree] = [algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))]
     for round in range(2):
         memory = trees[-1] if round else {}
-        trees += algorithm.client(Client("a", pixels(16), None, memory, trainer, 0, round, rate=0.1), trees[0])
+        trees += algorithm.client(
+            Client("a", pixels(16), None, memory, trainer, 0, round, rate=0.1), trees[0]
+        )
         copies = [{key: model(tree, key).clone() for key in tree} for tree in trees]
     algorithm.client(Client("a", pixels(16), None, trees[-1], trainer, 0, 2, rate=0.1), trees[0])
     assert len(trees) == 5
     for tree, copied in zip(trees, copies, strict=True):
-        assert all(torch.equal(model(tree, key).floats, copy.floats) for key, copy in copied.items())
+        assert all(
+            torch.equal(model(tree, key).floats, copy.floats) for key, copy in copied.items()
+        )
 
 
-def test_a_model_of_its_own_that_fails_does_not_take_the_copy_along(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """The upload is FedAvg's to the bit; the own model is forgotten, and begins anew in the next round."""
+def test_a_model_of_its_own_that_fails_does_not_take_the_copy_along(
+    make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    """The upload is FedAvg's to the bit; the own model is forgotten, and begins anew in the next
+    round.
+    """
 
     class Broken(PerSSFL):
         def pulled(self, method: Method, batch: Batch, out: Output, given: Given) -> torch.Tensor:
@@ -182,5 +222,7 @@ def test_a_model_of_its_own_that_fails_does_not_take_the_copy_along(make_trainer
     assert torch.equal(model(ours, "model").floats, model(theirs, "model").floats)
     assert clients[0].notes == {"own_failed": 1}
     assert Broken().personal(site, memory) is None
-    _, healed = PerSSFL().client(Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site)
+    _, healed = PerSSFL().client(
+        Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site
+    )
     assert PerSSFL().personal(site, healed) is not None

@@ -1,7 +1,8 @@
 """A method of three numbers whose training is scripted, so that rounds can be worked out by hand.
 
-The encoder is one weight w (backbone and projector have the same), the predictor one weight q, the target a copy of w.
-Training adds fixed amounts. The global model starts with w = 10, q = 1. A client's image has the features (w, 10).
+The encoder is one weight w (backbone and projector have the same), the predictor one weight q, the
+target a copy of w. Training adds fixed amounts. The global model starts with w = 10, q = 1. A
+client's image has the features (w, 10).
 
     client   images   online   target   predictor   statistic   counter
     A        1        +4       +2       +1          +1          +1
@@ -11,19 +12,24 @@ Training adds fixed amounts. The global model starts with w = 10, q = 1. A clien
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from fedssl.algorithm import Algorithm, Upload
-from fedssl.guard import Guard, Reply
+from fedssl.core.state.mean import Mean
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
+from fedssl.engine.uploads.guard import Guard
+from fedssl.engine.uploads.records import Reply
 from fedssl.method import Batch, Given, Method, MethodSettings, Output
 from fedssl.nets import BatchNorm1d
-from fedssl.train import Metrics
-from fedssl.tree import Mean, State, Tree, model
+from fedssl.training.step import Objective
+from fedssl.training.trainer import Metrics, Task, Trainer
 
 
 class Number(nn.Module):
@@ -39,7 +45,8 @@ class Number(nn.Module):
 class Toy(Method):
     def __init__(self, settings: MethodSettings, backbone: nn.Module, size: int) -> None:
         super().__init__(settings, backbone, size)
-        self.projector, self.predictor = Number(10.0), Number(1.0)
+        self.projector = Number(10.0)
+        self.predictor = Number(1.0)
         self.target = self.mirror()
 
     def forward(self, batch: Batch) -> Output:
@@ -67,7 +74,9 @@ IMAGES = {"A": 1, "B": 3}
 
 @dataclass
 class Scripted:
-    """What an algorithm needs of a client; training writes down where it starts and adds what the table says."""
+    """What an algorithm needs of a client; training writes down where it starts and adds what the
+    table says.
+    """
 
     id: str
     memory: Tree
@@ -85,7 +94,9 @@ class Scripted:
     def train(self, objective: Any, given: Given, draw: Any) -> Metrics:
         """Its loss is the weight that it starts with."""
         self.started.append(numbers(self.method))
-        added, extra, t = ADDED[self.id], EXTRA[self.id], self.method.state.tensors()
+        added = ADDED[self.id]
+        extra = EXTRA[self.id]
+        t = self.method.state.tensors()
         for part in ("backbone", "projector"):
             t[f"{part}.w"] += added.online
             t[f"target.{part}.w"] += added.target
@@ -106,17 +117,34 @@ def toy() -> Method:
     return Toy(MethodSettings(), Number(10.0, norm=True), 1).reside()
 
 
+def starts_of_training(trainer: Trainer, run: Callable[[], object]) -> list[State]:
+    """Return the resident model at the start of each training that `run` causes."""
+    starts: list[State] = []
+
+    def fit(task: Task, objective: Objective, given: Given) -> Metrics:
+        starts.append(trainer.method.state.clone())
+        return Trainer.fit(trainer, task, objective, given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "fit", fit)
+        run()
+    return starts
+
+
 class Federation:
     """One resident method lent to one client after another, as a trainer would lend it."""
 
     def __init__(self, algorithm: Algorithm, clients: Mapping[str, int] = {"A": 0, "B": 1}) -> None:
-        self.algorithm, self.method = algorithm, toy()
+        self.algorithm = algorithm
+        self.method = toy()
         first = self.algorithm.init(Scripted("home", {}, self.method))  # type: ignore[arg-type]
         self.site = self.algorithm.enrol(first, clients)
         self.memory: dict[str, Tree] = {}
         self.uploads: dict[str, Tree] = {}
         self.notes: dict[str, dict[str, float]] = {}
-        self.started: dict[str, list[Numbers]] = {}  # where each training of a client's last round started
+        self.started: dict[
+            str, list[Numbers]
+        ] = {}  # where each training of a client's last round started
         self.number = 0
 
     def start_of(self, client_id: str) -> Numbers:
@@ -124,18 +152,26 @@ class Federation:
         message = self.algorithm.broadcast(self.site, client_id)
         upload, memory = self.algorithm.client(client, message)  # type: ignore[arg-type]
         guard = Guard(self.algorithm.wire(self.method), 0, [client_id], {client_id: message})
-        assert [heard.tree for heard in guard([Reply(client_id, 1, upload, None)])] == [upload]
-        self.uploads[client_id], self.memory[client_id], self.notes[client_id] = upload, memory, client.notes
+        assert [heard.upload for heard in guard([Reply(client_id, 1, upload, None)])] == [upload]
+        self.uploads[client_id], self.memory[client_id], self.notes[client_id] = (
+            upload,
+            memory,
+            client.notes,
+        )
         self.started[client_id] = client.started
         return client.started[0]
 
     def personal(self, client_id: str) -> State | None:
-        return self.algorithm.personal(self.algorithm.broadcast(self.site, client_id), self.memory.get(client_id, {}))
+        return self.algorithm.personal(
+            self.algorithm.broadcast(self.site, client_id), self.memory.get(client_id, {})
+        )
 
     def round(self, *clients: str) -> dict[str, Numbers]:
         self.uploads = {}
         starts = {client: self.start_of(client) for client in clients}
-        weights = {c: float(IMAGES[c]) if self.algorithm.weights == "size" else 1.0 for c in clients}
+        weights = {
+            c: float(IMAGES[c]) if self.algorithm.weights == "size" else 1.0 for c in clients
+        }
         self.site = self.algorithm.merge(
             self.site, (Upload(c, weights[c], upload) for c, upload in self.uploads.items()), Mean
         )

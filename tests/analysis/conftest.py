@@ -1,55 +1,5 @@
-"""Tiny runs to be looked into."""
+"""Fixtures for the tests of analyses: tiny runs."""
 
-from __future__ import annotations
+from tiny_runs import go, images, labelled
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import pytest
-import torch
-from torch import Tensor
-
-import fedssl
-from fedssl.data import Dataset, from_python
-from fedssl.experiment import Experiment
-
-Go = Callable[..., fedssl.Run]
-
-
-def _images(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images of three classes that anybody can tell apart by their brightness."""
-    labels = torch.arange(n) % 3
-    noise = torch.randint(80, (n, 3, 10, 10), generator=torch.Generator().manual_seed(seed))
-    return (noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels
-
-
-@pytest.fixture(scope="session")
-def images() -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """images(n, seed): those, and their labels."""
-    return _images
-
-
-@pytest.fixture(scope="session")
-def labelled() -> Dataset:
-    return from_python(_images(48, 0), _images(24, 1))
-
-
-@pytest.fixture
-def go(labelled: Dataset, tmp_path: Path) -> Go:
-    """go("folder", **{"topology.name": "isolated"}): a tiny run of three clients."""
-
-    def run(folder: str = "run", dataset: Any = labelled, **changes: Any) -> fedssl.Run:
-        experiment = Experiment.from_dict(
-            {
-                "rounds": 2,
-                "clients": 3,
-                "data": {"name": "given"},
-                "method": {"name": "byol", "backbone": "cnn", "hidden": 32, "dim": 16},
-                "train": {"batch": 8, "checkpoint_every": 0, "schedule": "constant"},
-                "probe": {"every": 1, "epochs": 5, "k": 5, "linear": False},
-            }
-        )
-        return fedssl.run(experiment, tmp_path / folder, "cpu", dataset=dataset, quiet=True, set=changes)
-
-    return run
+__all__ = ["go", "images", "labelled"]

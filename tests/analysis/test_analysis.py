@@ -1,37 +1,71 @@
-"""What all analyses share: where they write, what they refuse, and that each draws what it found."""
+"""What all analyses share: where they write, what they refuse, and that each draws its results."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from tiny_runs import Go
 
 import fedssl
-from fedssl.analysis import ANALYSES, analyse
-from fedssl.analysis.analysis import listed, run_names
-from fedssl.analysis.look import COLOURS, look
-from fedssl.errors import ConfigError
+from fedssl.analysis import ANALYSES, Analysis, Results, Summary, analyse
+from fedssl.analysis.analysis import round_digits, run_names
+from fedssl.core.console import Say
+from fedssl.core.errors import ConfigError
+from fedssl.plots.style import COLOURS, line_style, new_figure
 
-Go = Callable[..., fedssl.Run]
+Cli = Callable[..., tuple[int, str, str]]
 PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Runless(Analysis):
+    """An analysis that takes no run directories."""
+
+    min_runs: ClassVar[int] = 0
+    max_runs: ClassVar[int | None] = 0
+
+    def measure(self, runs: Sequence[fedssl.Run], say: Say) -> Results:
+        return {"value": 1}
+
+    def draw(self, results: Results) -> Any:
+        return new_figure(1, 1)[0]
+
+    def summary(self, results: Results) -> Summary:
+        return Summary("title", ["value"], [["1"]])
+
+
+@pytest.fixture
+def runless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the analysis "runless"."""
+    monkeypatch.setitem(ANALYSES._classes, "runless", Runless)
+
+
+def test_an_analysis_without_runs_writes_where_it_is_asked_to(
+    runless: None, tmp_path: Path
+) -> None:
+    output = analyse("runless", out=tmp_path / "x.json")
+    assert json.loads(output.json.read_text()) == {
+        "analysis": "runless",
+        "settings": {},
+        "value": 1,
+    }
+    assert output.png == tmp_path / "x.png"
 
 
 def test_every_kind_leaves_numbers_and_a_picture(go: Go, tmp_path: Path) -> None:
     run = go(**{"topology.name": "isolated"})
-    tiny: dict[str, dict[str, Any]] = {"theory": {"d": [20, 30], "seeds": 1}}
-    several = [run, *(go(f"lr{lr}", **{"train.lr": lr}) for lr in (0.01, 0.1))]
     for kind in ANALYSES.names():
-        dirs = {"theory": [], "scores": several}.get(kind, [run])
-        done = analyse(kind, dirs, tmp_path / kind, say=lambda line: None, **tiny.get(kind, {}))
-        assert json.loads(done.json.read_text()) == json.loads(json.dumps(done.found))
-        assert done.found["analysis"] == kind
-        assert done.png.read_bytes().startswith(PNG)
-        assert done.summary.rows
-        assert all(len(row) == len(done.summary.columns) for row in done.summary.rows)
+        output = analyse(kind, [run], tmp_path / kind, say=lambda line: None)
+        assert json.loads(output.json.read_text()) == json.loads(json.dumps(output.results))
+        assert output.results["analysis"] == kind
+        assert output.png.read_bytes().startswith(PNG)
+        assert output.summary.rows
+        assert all(len(row) == len(output.summary.columns) for row in output.summary.rows)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
         f"{kind}.{end}" for kind in ANALYSES.names() for end in ("json", "png")
     }
@@ -39,29 +73,33 @@ def test_every_kind_leaves_numbers_and_a_picture(go: Go, tmp_path: Path) -> None
 
 def test_files_go_into_the_first_run_directory(go: Go) -> None:
     one, other = go("one"), go("other")
-    done = analyse("communication", [one.dir, other.dir])
-    assert (done.json, done.png) == (one.dir / "analysis/communication.json", one.dir / "analysis/communication.png")
-    assert list(done.found["rounds"]) == ["one", "other"]
+    output = analyse("communication", [one.dir, other.dir])
+    assert (output.json, output.png) == (
+        one.dir / "analysis/communication.json",
+        one.dir / "analysis/communication.png",
+    )
+    assert list(output.results["rounds"]) == ["one", "other"]
 
 
 def test_one_run_needs_no_list(go: Go) -> None:
     run = go()
     for one in (run, run.dir, str(run.dir)):
-        assert list(analyse("communication", one).found["rounds"]) == ["run"]
+        assert list(analyse("communication", one).results["rounds"]) == ["run"]
 
 
 def test_a_place_that_cannot_be_written_to_is_refused_before_measuring(
-    go: Go, cli: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    go: Go, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = go()
-    (run.dir / "analysis").touch()  # a file where the folder would be: nobody can write there, root neither
+    (run.dir / "analysis").touch()  # a file instead of a folder: not even root can write there
     monkeypatch.setattr(ANALYSES["divergence"], "measure", lambda *args: pytest.fail("measured"))
     code, _, err = cli("analyse", "divergence", str(run.dir))
     assert code == 2
-    assert err == f"fedssl: {run.dir}/analysis cannot be written to (Not a directory); choose another with --out\n"
+    problem = "cannot be written to (Not a directory); choose another with --out"
+    assert err == f"fedssl: {run.dir}/analysis {problem}\n"
 
 
-def test_the_command_prints_a_table_and_says_where(go: Go, cli: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_command_prints_a_table_and_the_files_it_wrote(go: Go, cli: Cli) -> None:
     run = go()
     code, out, _ = cli("analyse", "divergence", str(run.dir), "--set", 'keys=["loss"]')
     assert code == 0
@@ -72,22 +110,33 @@ def test_the_command_prints_a_table_and_says_where(go: Go, cli: Callable[..., tu
     assert json.loads(out)["analysis"] == "divergence"
 
 
+@pytest.mark.usefixtures("runless")
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
         (["angel", "DIR"], 'unknown analysis "angel", did you mean "angles"?'),
         (["angles"], "needs a run directory"),
-        (["theory", "DIR", "--out", "x"], "takes no run directories, not 1"),
-        (["theory"], "say with --out"),
+        (["runless", "DIR", "--out", "x"], "takes no run directories, not 1"),
+        (["runless"], "set the file name with --out"),
+        (["scores", "DIR"], 'unknown analysis "scores"'),
+        (["theory", "--out", "x"], 'unknown analysis "theory"'),
         (["divergence", "DIR", "--out", "nowhere/x"], "there is no such folder"),
         (["divergence", "DIR", "--out", "."], "it is a folder"),
-        (["divergence", "DIR", "--set", "key=1"], 'unknown key "divergence.key", did you mean "keys"?'),
-        (["divergence", "DIR", "--set", 'keys=["nu"]'], 'the rounds log has no "nu"; it has: loss, '),
+        (
+            ["divergence", "DIR", "--set", "key=1"],
+            'unknown key "divergence.key", did you mean "keys"?',
+        ),
+        (
+            ["divergence", "DIR", "--set", 'keys=["nu"]'],
+            'the rounds log has no "nu"; it has: loss, ',
+        ),
         (["divergence", "DIR", "--set", "device=cpu"], 'unknown key "divergence.device"'),
         (["divergence", "DIR", "DIR"], "the same run directory was given twice"),
         (["angles", "DIR"], "--set local=true"),
-        (["scores", "DIR"], "a rank correlation needs 3 runs or more that can be compared, on the same images"),
-        (["communication", "DIR", "--set", "accuracies=[150]"], "communication.accuracies.0: input should be less"),
+        (
+            ["communication", "DIR", "--set", "accuracies=[150]"],
+            "communication.accuracies.0: input should be less",
+        ),
         (["map", "DIR", "--set", 'models=["x"]'], 'there is no model "x"; there are: global'),
     ],
 )
@@ -95,7 +144,7 @@ def test_refusals(
     args: list[str],
     problem: str,
     go: Go,
-    cli: Callable[..., tuple[int, str, str]],
+    cli: Cli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -113,21 +162,28 @@ def test_names_of_runs_are_as_short_as_they_can_be(go: Go, tmp_path: Path) -> No
     assert run_names(runs) == ["a/demo", "b/demo", f"{tmp_path.name}/c"]
 
 
-def test_a_missing_extra_is_said_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+def test_a_missing_extra_is_reported_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"\[viz\]"):
-        analyse("theory", out="x")
+        analyse("divergence", out="x")
 
 
-def test_what_is_no_run_is_skipped_beside_runs(go: Go, tmp_path: Path) -> None:
-    """As runs/*/ names them; not a slip of the pen, nor a folder alone."""
-    run, said = go(), list[str]()
+def test_other_files_between_runs_are_skipped(go: Go, tmp_path: Path) -> None:
+    """A pattern may match them; a path that does not exist, or one other folder, is refused."""
+    run = go()
+    messages: list[str] = []
     (tmp_path / "a-table").mkdir()
     (tmp_path / "notes.txt").touch()
-    done = analyse("communication", [tmp_path / "a-table", tmp_path / "notes.txt", run.dir], say=said.append)
-    assert list(done.found["best"]) == ["run"]
-    assert done.json.parent.parent == run.dir
-    assert [line.partition(" is not a run directory")[0] for line in said] == [
+    output = analyse(
+        "communication",
+        [tmp_path / "a-table", tmp_path / "notes.txt", run.dir],
+        say=messages.append,
+    )
+    assert list(output.results["best"]) == ["run"]
+    assert output.json.parent.parent == run.dir
+    assert [line.partition(" is not a run directory")[0] for line in messages] == [
         str(tmp_path / name) for name in ("a-table", "notes.txt")
     ]
     for dirs in ([tmp_path / "a-table"], [run.dir, tmp_path / "rum"]):
@@ -135,25 +191,27 @@ def test_what_is_no_run_is_skipped_beside_runs(go: Go, tmp_path: Path) -> None:
             analyse("communication", dirs)
 
 
-@pytest.mark.parametrize("kind", ["communication", "divergence", "scores"])
-def test_legends_lie_beside_what_they_explain(kind: str, go: Go) -> None:
-    """Below all panels, with every name once."""
-    runs = [go("one"), go("other", **{"train.lr": 0.01})]
-    done = analyse(kind, [*runs, go("third", **{"train.lr": 0.1})] if kind == "scores" else runs)
-    drawn = ANALYSES[kind]().draw(done.found)
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("communication", ["one", "other"]), ("divergence", ["0", "1", "2"])],
+)
+def test_the_legend_is_below_all_panels_with_every_name_once(
+    kind: str, expected: list[str], go: Go
+) -> None:
+    output = analyse(kind, [go("one"), go("other", **{"train.lr": 0.01})])
+    drawn = ANALYSES[kind]().draw(output.results)
     assert [axes.get_legend() for axes in drawn.axes] == [None] * len(drawn.axes)
     (below,) = drawn.legends
-    names = [text.get_text() for text in below.get_texts()]
-    assert names == {"communication": ["one", "other"], "divergence": ["0", "1", "2"], "scores": ["byol"]}[kind]
-    FigureCanvasAgg(drawn).draw()  # which is when places are found
+    assert [text.get_text() for text in below.get_texts()] == expected
+    FigureCanvasAgg(drawn).draw()  # computes the layout
     top = below.get_window_extent().y1
     assert all(axes.get_tightbbox().y0 >= top for axes in drawn.axes if axes.axison)
 
 
 @pytest.mark.parametrize("kind", ["communication", "divergence"])
 def test_rounds_are_whole(kind: str, go: Go) -> None:
-    """Also where there is but one, in whose narrow axis there is but one whole number."""
-    drawn = ANALYSES[kind]().draw(analyse(kind, [go(rounds=1)]).found)
+    """Also with a single round, where the narrow axis contains one integer only."""
+    drawn = ANALYSES[kind]().draw(analyse(kind, [go(rounds=1)]).results)
     FigureCanvasAgg(drawn).draw()
     (ticks,) = {tuple(axes.get_xticks()) for axes in drawn.axes if axes.get_xlabel() == "round"}
     assert 1 in ticks
@@ -161,9 +219,9 @@ def test_rounds_are_whole(kind: str, go: Go) -> None:
 
 
 def test_lines_look_different() -> None:
-    looks = [look(number) for number in range(4 * len(COLOURS))]
-    assert len({tuple(each.items()) for each in looks}) == len(looks)
+    styles = [line_style(number) for number in range(4 * len(COLOURS))]
+    assert len({tuple(style.items()) for style in styles}) == len(styles)
 
 
 def test_short_numbers() -> None:
-    assert listed([1 / 3, 123456789.0], 3) == [0.333, 123000000.0]
+    assert round_digits([1 / 3, 123456789.0], 3) == [0.333, 123000000.0]

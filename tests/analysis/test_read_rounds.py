@@ -1,39 +1,44 @@
-"""What is read off the rounds log: series by client, and what it takes to reach an accuracy."""
+"""Analyses of the rounds log: series by client, and the cost of reaching an accuracy."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tiny_runs import Go, MakeImages
 
-import fedssl
 from fedssl.analysis import analyse
-from fedssl.analysis.communication import reached, spent, usual_targets
-from fedssl.analysis.divergence import middle, series
+from fedssl.analysis.communication import default_targets, reached, spent
+from fedssl.analysis.divergence import quartiles, series
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.state import State
 from fedssl.data import from_python
-from fedssl.errors import ConfigError
-from fedssl.tree import State
-
-Go = Callable[..., fedssl.Run]
 
 
 def _line(round: int, knn: float | None, *clients: dict[str, Any]) -> dict[str, Any]:
     return {"round": round, "knn": knn, "knn_common": None, "clients": list(clients)}
 
 
-def test_series_leave_out_who_has_no_value() -> None:
-    """Client b is dropped in round 1 and back in round 2; a's own note of a divergence is not the log's."""
+def test_series_leave_out_clients_without_a_value() -> None:
+    """Client b is dropped in round 1 only; a's note `divergence` is kept apart from the log's."""
     rounds = [
         _line(
-            1, None, {"client": "a", "dropped": None, "loss": 2.0, "divergence": 5.0}, {"client": "b", "dropped": "x"}
+            1,
+            None,
+            {"client": "a", "dropped": None, "loss": 2.0, "divergence": 5.0},
+            {"client": "b", "dropped": "x"},
         ),
         _line(
             2,
             None,
-            {"client": "a", "loss": 1.0, "divergence": None, "notes": {"divergence": 0.5, "mu": 0.7}},
+            {
+                "client": "a",
+                "loss": 1.0,
+                "divergence": None,
+                "notes": {"divergence": 0.5, "mu": 0.7},
+            },
             {"client": "b", "loss": 3.0},
         ),
     ]
@@ -45,45 +50,44 @@ def test_series_leave_out_who_has_no_value() -> None:
     }
 
 
-def test_the_middle_over_clients() -> None:
+def test_quartiles_over_clients() -> None:
     """Of 1, 2, 3, 4, 10 the quartiles are 2, 3 and 4; of one value, all three are that value."""
     clients = {str(v): [[1, v]] for v in (10.0, 1.0, 3.0, 2.0, 4.0)} | {"late": [[2, 7.0]]}
-    assert middle(clients) == [(1, 2.0, 3.0, 4.0), (2, 7.0, 7.0, 7.0)]
+    assert quartiles(clients) == [(1, 2.0, 3.0, 4.0), (2, 7.0, 7.0, 7.0)]
 
 
 def test_fedemas_mu_is_drawn(go: Go) -> None:
     run = go(**{"algorithm.name": "fedema", "rounds": 3})
-    found = analyse("divergence", [run]).found
-    mu = found["runs"]["run"]["mu"]
-    logged = [[c["notes"]["mu"] for c in line["clients"]] for line in run.rounds[1:]]
-    assert [[value for _, value in points] for points in mu.values()] == [
-        list(each) for each in zip(*logged, strict=True)
-    ]
-    assert {"drift", "noted divergence", "lam", "loss", "effective_rank"} <= set(found["keys"])
-    assert {"alignment", "uniformity"} <= set(found["keys"])
+    results = analyse("divergence", [run]).results
+    mu = results["runs"]["run"]["mu"]
+    for number, points in enumerate(mu.values()):
+        logged = [line["clients"][number]["notes"]["mu"] for line in run.rounds[1:]]
+        assert [value for _, value in points] == logged
+    assert {"drift", "noted divergence", "lam", "loss", "effective_rank"} <= set(results["keys"])
+    assert {"alignment", "uniformity"} <= set(results["keys"])
     first = run.rounds[0]["clients"][0]
-    assert found["runs"]["run"]["uniformity"][first["client"]][0] == [1, first["uniformity"]]
+    assert results["runs"]["run"]["uniformity"][first["client"]][0] == [1, first["uniformity"]]
 
 
 def test_with_several_models_sent_the_divergence_is_from_the_one_that_was_trained(go: Go) -> None:
     run = go(**{"algorithm.name": "featarc"})
-    assert list(analyse("divergence", run).found["runs"]["run"]["divergence"]) == ["0", "1", "2"]
+    assert list(analyse("divergence", run).results["runs"]["run"]["divergence"]) == ["0", "1", "2"]
 
 
 def test_a_run_without_a_note_has_an_empty_panel(go: Go) -> None:
     run = go("fedema", **{"algorithm.name": "fedema"})
-    found = analyse("divergence", [go("fedavg"), run], keys=["mu", "loss"]).found
-    assert found["keys"] == ["mu", "loss"]
-    assert "mu" not in found["runs"]["fedavg"]
+    results = analyse("divergence", [go("fedavg"), run], keys=["mu", "loss"]).results
+    assert results["keys"] == ["mu", "loss"]
+    assert "mu" not in results["runs"]["fedavg"]
 
 
 def test_many_clients_are_drawn_as_a_band(go: Go) -> None:
     run = go(clients=12)
-    assert len(analyse("divergence", [run]).found["runs"]["run"]["loss"]) == 12
+    assert len(analyse("divergence", [run]).results["runs"]["run"]["loss"]) == 12
 
 
 def test_bytes_add_up_over_rounds_and_clients(go: Go) -> None:
-    """Three clients, a model of the size that an upload has, up and down, in each of two rounds of two epochs."""
+    """Three clients send and receive a model in each of two rounds of two epochs."""
     run = go(**{"train.epochs": 2})
     size = run.rounds[0]["clients"][0]["bytes_up"]
     assert size > 1000
@@ -98,7 +102,11 @@ def test_a_dropped_client_has_cost_its_message(go: Go) -> None:
     run = go()
     lines = run.rounds
     client = lines[0]["clients"][1]
-    lines[0]["clients"][1] = {"client": "1", "dropped": "too late", "bytes_down": client["bytes_down"]}
+    lines[0]["clients"][1] = {
+        "client": "1",
+        "dropped": "too late",
+        "bytes_down": client["bytes_down"],
+    }
     (run.dir / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run.dir / "rounds.jsonl.copy").unlink()
     first = spent(run)[0]
@@ -106,15 +114,17 @@ def test_a_dropped_client_has_cost_its_message(go: Go) -> None:
     assert first["up"] == 2 * client["bytes_up"]
 
 
-@pytest.mark.parametrize(("topology", "copies"), [("isolated", 0), ("cycle", 8), ("tree", 6), ("complete", 12)])
+@pytest.mark.parametrize(
+    ("topology", "copies"), [("isolated", 0), ("cycle", 8), ("tree", 6), ("complete", 12)]
+)
 def test_peers_pay_for_every_neighbour(go: Go, topology: str, copies: int) -> None:
-    """Of four peers: a cycle has 4 edges, a tree 3, a complete graph 6, and a model crosses each in both directions."""
+    """Four peers: a cycle has 4 edges, a tree 3, a complete graph 6; each carries two models."""
     run = go(clients=4, **{"topology.name": topology, "rounds": 1})
     size = run.rounds[0]["clients"][0]["bytes_up"]
     assert [(line["up"], line["down"]) for line in spent(run)] == [(copies * size, 0)]
 
 
-def test_peers_that_stay_away_neither_send_nor_hear(go: Go) -> None:
+def test_peers_that_do_not_take_part_neither_send_nor_receive(go: Go) -> None:
     """Two of four peers in a complete graph: one edge between them in each round."""
     run = go(clients=4, **{"topology.name": "complete", "topology.participation": 0.5})
     size = run.rounds[0]["clients"][0]["bytes_up"]
@@ -128,33 +138,38 @@ def test_the_first_round_that_reaches_an_accuracy() -> None:
     assert reached(lines, 55.1, "knn") is None
 
 
-def test_usual_targets() -> None:
-    assert usual_targets(highest=82.3, lowest=68.0) == [70.0, 75.0, 80.0]
-    assert usual_targets(highest=82.3, lowest=10.0) == [55.0, 60.0, 65.0, 70.0, 75.0, 80.0]
-    assert usual_targets(highest=53.9, lowest=51.0) == [53.0]
+def test_default_targets() -> None:
+    assert default_targets(highest=82.3, lowest=68.0) == [70.0, 75.0, 80.0]
+    assert default_targets(highest=82.3, lowest=10.0) == [55.0, 60.0, 65.0, 70.0, 75.0, 80.0]
+    assert default_targets(highest=53.9, lowest=51.0) == [53.0]
 
 
-def test_what_is_not_reached_is_said(go: Go, images: Any) -> None:
-    """All of 24 test images cannot be right where half of them have the label of another class."""
+def test_a_target_that_is_not_reached_is_reported(go: Go, images: MakeImages) -> None:
+    """100% is out of reach where half of the test images have the label of another class."""
     pixels, labels = images(24, 1)
     half = from_python(images(48, 0), (pixels, (labels + (torch.arange(24) < 12)) % 3))
-    done = analyse("communication", [go("run", half)], accuracies=[100, 1])
-    assert done.found["targets"] == [1, 100]
-    assert done.found["reached"]["run"][0]["round"] == 1
-    assert done.found["reached"]["run"][1] is None
-    assert done.summary.rows[0][2:4] == ["1", "1"]
-    assert done.summary.rows[1][2:6] == ["–"] * 4
-    assert done.summary.rows[1][6].startswith("not reached (best ")
+    output = analyse("communication", [go("run", half)], accuracies=[100, 1])
+    assert output.results["targets"] == [1, 100]
+    assert output.results["reached"]["run"][0]["round"] == 1
+    assert output.results["reached"]["run"][1] is None
+    assert output.summary.rows[0][2:4] == ["1", "1"]
+    assert output.summary.rows[1][2:6] == ["–"] * 4
+    assert output.summary.rows[1][6].startswith("not reached (best ")
 
 
-def test_a_run_that_measured_nothing_is_refused(go: Go, images: Any) -> None:
-    """With advice that can be followed: measuring more often helps nobody who has no labels."""
-    with pytest.raises(ConfigError, match=r"^run measured no knn on its way: run it with --set probe\.every=1"):
+def test_a_run_that_measured_nothing_is_refused(go: Go, images: MakeImages) -> None:
+    """With advice that helps: without labels, measuring more often does not."""
+    with pytest.raises(
+        ConfigError, match=r"^run measured no knn on its way: run it with --set probe\.every=1"
+    ):
         analyse("communication", [go(**{"probe.every": 0})])
     unlabelled = from_python(images(48, 0)[0])
     for folder, every in (("often", 1), ("never", 0)):
         run = go(folder, unlabelled, **{"probe.every": every})
-        with pytest.raises(ConfigError, match="it had no labelled test images; fedssl analyse divergence needs none"):
+        with pytest.raises(
+            ConfigError,
+            match="it had no labelled test images; fedssl analyse divergence needs none",
+        ):
             analyse("communication", [run])
     with pytest.raises(ConfigError, match=r"no knn_common on its way: .*--set of=knn"):
         analyse("communication", [go("one")], of="knn_common")
@@ -165,10 +180,15 @@ def test_a_run_that_measured_nothing_is_refused(go: Go, images: Any) -> None:
     [
         ({"probe.k": 3}, r"probe\.k is 5 in one, 3 in other"),
         ({"probe.temperature": 0.5}, r"probe\.temperature is 0\.1 in one, 0\.5 in other"),
-        ({"probe.k": 3, "probe.temperature": 0.5}, r"probe\.k is 5 .*; probe\.temperature is 0\.1 "),
+        (
+            {"probe.k": 3, "probe.temperature": 0.5},
+            r"probe\.k is 5 .*; probe\.temperature is 0\.1 ",
+        ),
     ],
 )
-def test_accuracies_measured_otherwise_are_refused(go: Go, changes: dict[str, Any], named: str) -> None:
+def test_accuracies_measured_otherwise_are_refused(
+    go: Go, changes: dict[str, Any], named: str
+) -> None:
     runs = [go("one"), go("other", **changes)]
     with pytest.raises(ConfigError, match=f"kNN accuracies cannot be compared: {named}"):
         analyse("communication", runs)
@@ -188,7 +208,7 @@ def test_a_run_that_changed_its_probe_on_the_way_is_refused(go: Go) -> None:
         analyse("communication", [run])
 
 
-def test_accuracies_on_other_images_or_labels_are_refused(go: Go, images: Any) -> None:
+def test_accuracies_on_other_images_or_labels_are_refused(go: Go, images: MakeImages) -> None:
     pixels, labels = images(24, 1)
     others = {
         "images": from_python(images(48, 0), images(24, 2)),
@@ -206,16 +226,18 @@ def test_unfinished_runs_are_compared_by_the_settings_of_their_images(go: Go) ->
         (run.dir / "results.json").unlink()
     with pytest.raises(ConfigError, match=r"data\.holdout is 0 in one, 12 in other"):
         analyse("communication", runs)
-    assert analyse("communication", runs[:1], accuracies=[1]).found["targets"] == [1]
+    assert analyse("communication", runs[:1], accuracies=[1]).results["targets"] == [1]
 
 
 def test_how_often_each_run_was_measured_is_noted(go: Go) -> None:
-    done = analyse("communication", [go("often"), go("seldom", **{"probe.every": 2})], accuracies=[1])
-    assert "(often every 1, seldom every 2)" in done.summary.notes[1]
+    output = analyse(
+        "communication", [go("often"), go("seldom", **{"probe.every": 2})], accuracies=[1]
+    )
+    assert "(often every 1, seldom every 2)" in output.summary.notes[1]
 
 
 def test_sizes_are_those_of_the_tensors(go: Go) -> None:
-    """A FedAvg upload is the online model: what the log calls its bytes are those of its rows."""
+    """A FedAvg upload is the online model: its bytes in the log are those of its tensors."""
     run = go()
     state: State = run.models()["global"]
     assert run.rounds[0]["clients"][0]["bytes_up"] == state.nbytes

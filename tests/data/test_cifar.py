@@ -4,8 +4,8 @@ import tarfile
 import numpy as np
 import pytest
 
+from fedssl.core.errors import DataError
 from fedssl.data import Cifar10, Cifar100
-from fedssl.errors import DataError
 
 
 def records(count: int, labels: tuple[int, ...], seed: int) -> bytes:
@@ -103,5 +103,7 @@ def test_a_file_of_an_absurd_size_is_refused_before_it_is_read(ten, tmp_path):
         (tmp_path / name).write_bytes(data)
     with (tmp_path / "data_batch_3.bin").open("r+b") as file:
         file.truncate(3073 * 10**9)
-    with pytest.raises(DataError, match=r"data_batch_3.bin .* has 3,073,000,000,000 bytes, too many"):
+    with pytest.raises(
+        DataError, match=r"data_batch_3.bin .* has 3,073,000,000,000 bytes, too many"
+    ):
         Cifar10().load(tmp_path)

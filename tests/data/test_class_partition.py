@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from fedssl.core.errors import ConfigError, DataError
 from fedssl.data import Classes, Dataset, Dirichlet, Images, Skew, earth_movers_distance, histogram
-from fedssl.errors import ConfigError, DataError
 
 
 def balanced(classes: int, per_class: int) -> Dataset:
@@ -25,11 +25,13 @@ def counts(partition, data: Dataset, clients: int, seed: int = 0) -> torch.Tenso
 
 def test_classes_are_dealt_one_after_the_other():
     """K = 5 clients of l = 2 of C = 10 classes: each class is in one piece."""
-    assert counts(Classes(per_client=2), balanced(10, 6), 5).equal(6 * torch.eye(5).repeat_interleave(2, 1).long())
+    assert counts(Classes(per_client=2), balanced(10, 6), 5).equal(
+        6 * torch.eye(5).repeat_interleave(2, 1).long()
+    )
 
 
 def test_one_class_each():
-    """K = C: the extreme case, two clients of ten classes share nothing, 2 (1 - 1/C) apart from the whole."""
+    """K = C, the extreme case: no two clients share a class; the distance is 2 (1 - 1/C)."""
     table = counts(Classes(per_client=1), balanced(10, 6), 10)
     assert table.equal(6 * torch.eye(10).long())
     assert earth_movers_distance(table) == pytest.approx(1.8)
@@ -45,16 +47,20 @@ def test_classes_are_cut_when_clients_share_them():
 
 
 def test_shuffled_classes_are_as_even():
-    plain, shuffled = (counts(Classes(per_client=2, shuffled=on), balanced(10, 6), 5, 1) for on in (False, True))
+    plain, shuffled = (
+        counts(Classes(per_client=2, shuffled=on), balanced(10, 6), 5, 1) for on in (False, True)
+    )
     assert not shuffled.equal(plain)
     assert shuffled.sum(0).tolist() == [6] * 10
     assert (shuffled > 0).sum(1).tolist() == [2] * 5
 
 
 def test_a_share_is_of_every_class_a_client_holds():
-    """l = 4 of C = 10 classes at each of 5 clients: K·l/C = 2 sets of 10 images, of which 0.3 are 3."""
+    """l = 4 of C = 10 classes at 5 clients: K·l/C = 2 sets of 10 images, of which 0.3 are 3."""
     data = balanced(10, 20)
-    whole, part = (Classes(per_client=4, share=share).split(data, 5, seeded()) for share in (1.0, 0.3))
+    whole, part = (
+        Classes(per_client=4, share=share).split(data, 5, seeded()) for share in (1.0, 0.3)
+    )
     assert all(set(part[k].tolist()) < set(whole[k].tolist()) for k in whole)
     table = histogram(part, data.train.labels, 10)
     assert table.equal(3 * (histogram(whole, data.train.labels, 10) > 0))
@@ -63,7 +69,9 @@ def test_a_share_is_of_every_class_a_client_holds():
 
 @pytest.mark.parametrize(("clients", "per_client"), [(5, 3), (3, 2), (10, 11)])
 def test_impossible_deals_of_classes_are_refused(clients, per_client):
-    with pytest.raises(ConfigError, match=f"{clients} clients × {per_client} classes each cannot be dealt evenly"):
+    with pytest.raises(
+        ConfigError, match=f"{clients} clients × {per_client} classes each cannot be dealt evenly"
+    ):
         Classes(per_client=per_client).split(balanced(10, 6), clients, seeded())
 
 
@@ -88,13 +96,16 @@ def test_dirichlet_shares_have_the_right_spread():
     With α = 5 and K = 4 no draw is turned down, so retries do not bend the numbers.
     """
     data = balanced(10, 200)
-    shares = torch.cat([counts(Dirichlet(alpha=5.0), data, 4, seed).flatten() for seed in range(40)]) / 200
+    tables = [counts(Dirichlet(alpha=5.0), data, 4, seed) for seed in range(40)]
+    shares = torch.stack(tables).flatten() / 200
     assert float(shares.mean()) == pytest.approx(1 / 4)
     assert float(shares.var()) == pytest.approx(1 / 4 * 3 / 4 / 21, rel=0.1)
 
 
 def test_dirichlet_gives_up_and_names_the_way_out():
-    with pytest.raises(ConfigError, match=r"none of 1,000 draws .* of 20 clients .* balanced = true"):
+    with pytest.raises(
+        ConfigError, match=r"none of 1,000 draws .* of 20 clients .* balanced = true"
+    ):
         Dirichlet(alpha=0.02).split(balanced(10, 100), 20, seeded())
 
 
@@ -108,7 +119,8 @@ def test_balanced_dirichlet_gives_equal_sizes(alpha):
 def test_balanced_dirichlet_is_skewed_by_alpha():
     data = balanced(10, 200)
     distances = [
-        earth_movers_distance(counts(Dirichlet(alpha=alpha, balanced=True), data, 10)) for alpha in (0.05, 1.0, 1e6)
+        earth_movers_distance(counts(Dirichlet(alpha=alpha, balanced=True), data, 10))
+        for alpha in (0.05, 1.0, 1e6)
     ]
     assert distances[0] > 1.1
     assert 0.4 < distances[1] < 0.9
@@ -123,7 +135,7 @@ def test_skew_of_nothing_and_of_everything():
 
 
 def test_skew_mixes_both_parts_in_equal_sizes():
-    """With β = 0.2 a client's two main classes hold (1 - β) of its images and a fifth of the uniform part."""
+    """β = 0.2: two main classes hold (1 - β) of a client's images and a fifth of the uniform part."""
     data = balanced(10, 1000)
     table = counts(Skew(beta=0.2), data, 5)
     assert table.sum(1).tolist() == [2000] * 5
@@ -155,6 +167,12 @@ def test_partitions_by_class_repeat_refuse_and_need_labels(partition):
 
 
 def test_classes_without_names_are_counted():
-    data = Dataset(Images(torch.zeros(6, 1, 1, 1, dtype=torch.uint8), torch.tensor([0, 1, 2, 0, 1, 2])))
+    data = Dataset(
+        Images(torch.zeros(6, 1, 1, 1, dtype=torch.uint8), torch.tensor([0, 1, 2, 0, 1, 2]))
+    )
     parts = Classes(per_client=1).split(data, 3, seeded())
-    assert {name: index.tolist() for name, index in parts.items()} == {"0": [0, 3], "1": [1, 4], "2": [2, 5]}
+    assert {name: index.tolist() for name, index in parts.items()} == {
+        "0": [0, 3],
+        "1": [1, 4],
+        "2": [2, 5],
+    }

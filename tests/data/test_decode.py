@@ -12,7 +12,7 @@ from PIL import Image, ImageFile
 
 from fedssl.data import decode as rules
 from fedssl.data.decode import Unreadable
-from fedssl.data.decoders import decode_all
+from fedssl.data.decode_parallel import decode_all
 
 
 def decode(source, size: int, channels: int = 3) -> torch.Tensor:
@@ -45,8 +45,11 @@ def palette() -> Image.Image:
     return image
 
 
-RED, GREEN, DARK = (255, 0, 0), (0, 200, 0), (10, 20, 30)
-BLACK, WHITE = (0, 0, 0), (255, 255, 255)
+RED = (255, 0, 0)
+GREEN = (0, 200, 0)
+DARK = (10, 20, 30)
+BLACK = (0, 0, 0)
+WHITE = (255, 255, 255)
 
 
 GOLDEN = {
@@ -75,7 +78,9 @@ GOLDEN = {
     ),
     # Inks take light away: no ink is white, all cyan leaves no red, half black leaves half.
     "CMYK": (
-        file(picture([(0, 0, 0, 0), (255, 0, 0, 0), (0, 0, 0, 255), (0, 0, 0, 127)], "CMYK"), "TIFF"),
+        file(
+            picture([(0, 0, 0, 0), (255, 0, 0, 0), (0, 0, 0, 255), (0, 0, 0, 127)], "CMYK"), "TIFF"
+        ),
         [WHITE, (0, 255, 255), BLACK, (128, 128, 128)],
     ),
     "GIF, first frame": (
@@ -159,7 +164,11 @@ def test_exif_orientation_is_applied(orientation, kind):
 
 
 def test_garbled_exif_does_not_cost_the_image():
-    data = file(Image.new("RGB", (4, 4), RED), "PNG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12 garbled")
+    data = file(
+        Image.new("RGB", (4, 4), RED),
+        "PNG",
+        exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12 garbled",
+    )
     assert pixels(data, 1) == [RED]
 
 
@@ -167,10 +176,17 @@ def header_only_png(side: int) -> bytes:
     """A PNG that announces side × side pixels and holds none."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize("side", [7072, 9000, 12000, 20000, 60000])
@@ -184,12 +200,14 @@ def test_bombs_are_refused_from_the_header(side, monkeypatch):
 
 
 def test_just_below_the_limit_is_not_a_bomb():
-    with pytest.raises(Unreadable, match="truncated or damaged"):  # it holds no pixels, but it was let in
+    # The header is accepted; then the pixels are missing.
+    with pytest.raises(Unreadable, match="truncated or damaged"):
         decode(header_only_png(7071), 32)
 
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
-WHOLE, JPEG = file(NOISE), file(NOISE, "JPEG")
+WHOLE = file(NOISE)
+JPEG = file(NOISE, "JPEG")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +221,7 @@ WHOLE, JPEG = file(NOISE), file(NOISE, "JPEG")
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not an image"),
     ],
 )
-def test_bad_files_say_what_is_wrong(data, message, tmp_path):
+def test_bad_files_are_refused_with_a_reason(data, message, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(data)
     for source in (data, path):
@@ -211,7 +229,7 @@ def test_bad_files_say_what_is_wrong(data, message, tmp_path):
             decode(source, 8)
 
 
-def test_a_missing_file_says_so(tmp_path):
+def test_a_missing_file_is_unreadable(tmp_path):
     with pytest.raises(Unreadable, match="cannot be opened"):
         decode(tmp_path / "none", 8)
 
@@ -231,20 +249,25 @@ def test_extreme_shapes_cost_little(shape):
 
 
 def test_scaling_keeps_the_centre_and_averages():
-    columns = np.repeat(np.array([[10, 100, 200, 20]], np.uint8), 2, 0)  # 2 × 4: the centre is 100, 200
+    # 2 × 4: the centre is 100, 200
+    columns = np.repeat(np.array([[10, 100, 200, 20]], np.uint8), 2, 0)
     data = file(Image.fromarray(columns))
     assert decode(data, 2, 1)[0].tolist() == [[100, 200]] * 2
     assert decode(data, 1, 1).item() == 150
-    checkered = np.indices((64, 64)).sum(0) % 2 * 255  # without antialias some pixels would be 0 or 255
+    # Without antialias some pixels would be 0 or 255.
+    checkered = np.indices((64, 64)).sum(0) % 2 * 255
     small = decode(file(Image.fromarray(checkered.astype(np.uint8))), 16, 1)
     assert small.min() >= 120
     assert small.max() <= 135
 
 
 def test_many_files_keep_their_order_and_bad_ones_their_places():
-    sources = {str(k): file(Image.new("L", (1, 1), k)) for k in range(100)} | {"31": b"", "64": b"x"}
-    said = []
-    out, bad = decode_all(list(sources), sources.__getitem__, 1, 1, said.append)
+    sources = {str(k): file(Image.new("L", (1, 1), k)) for k in range(100)} | {
+        "31": b"",
+        "64": b"x",
+    }
+    messages = []
+    out, bad = decode_all(list(sources), sources.__getitem__, 1, 1, messages.append)
     assert bad == {31: "empty file", 64: "not an image"}
     assert out.flatten().tolist() == [k for k in range(100) if k not in bad]
-    assert said == ["decoding 100 images"]
+    assert messages == ["decoding 100 images"]

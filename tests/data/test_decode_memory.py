@@ -25,7 +25,7 @@ decode = importlib.util.module_from_spec(spec)
 sys.modules["decode"] = decode
 spec.loader.exec_module(decode)
 warnings.simplefilter("ignore")
-decode._formats()
+decode._supported_formats()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 if sys.argv[2] == "whole":
     decode.decode_whole(Path(sys.argv[1]), (int(sys.argv[3]), int(sys.argv[3])))
@@ -65,7 +65,10 @@ FILES: dict[str, tuple[Callable[[Path], object], int]] = {
         1,
     ),
     "RGBA PNG": (lambda path: _stripes(np.uint8).convert("RGBA").save(path, "PNG"), 4),
-    "rotated JPEG": (lambda path: _stripes(np.uint8).convert("RGB").save(path, "JPEG", exif=_exif(6)), 3),
+    "rotated JPEG": (
+        lambda path: _stripes(np.uint8).convert("RGB").save(path, "JPEG", exif=_exif(6)),
+        3,
+    ),
     "WebP": (_webp, 4),
 }
 
@@ -92,7 +95,7 @@ def test_memory_of_a_large_image_is_bounded_by_its_pixels(kind: str, tmp_path: P
 
 @pytest.mark.slow
 def test_memory_of_an_annotated_image_is_bounded_by_its_pixels(tmp_path: Path) -> None:
-    """`decode_whole` returns all pixels as RGB, three bytes each, beside the four bytes of each float."""
+    """`decode_whole` returns three bytes of RGB for each pixel, which is stored as a float."""
     _float_frames(tmp_path / "file")
     assert _memory(tmp_path / "file", "whole", str(SIDE)) <= 4 * 4 * SIDE * SIDE + 50_000_000
 
@@ -142,7 +145,7 @@ def test_a_value_that_is_not_finite_is_found_in_any_strip(monkeypatch: pytest.Mo
 
 def test_jpeg_2000_has_a_lower_limit_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its decoder takes up to 24 bytes a pixel, whatever Pillow stores."""
-    monkeypatch.setitem(decode.MOST_PIXELS_BY_FORMAT, "JPEG2000", 8 * 8 - 1)
+    monkeypatch.setitem(decode.MAX_PIXELS_BY_FORMAT, "JPEG2000", 8 * 8 - 1)
     image = Image.new("RGB", (8, 8), (9, 9, 9))
     with pytest.raises(decode.Unreadable, match="more than 63 pixels"):
         decode.decode(_file(image, "JPEG2000"), 2)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fedssl.core.errors import ConfigError, DataError
 from fedssl.data import SOURCES, Dataset, Given, Images
-from fedssl.errors import ConfigError, DataError
 
 
 def numbered(count: int) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_images_without_labels_say_so():
         (torch.tensor([0]), "2 images need as many"),
         (torch.tensor([0.0, 1.0]), "2 images need as many"),
         (torch.tensor([0, -1]), "negative"),
-        (torch.tensor([0, 2]), "label 2 is beyond the 2 classes"),
+        (torch.tensor([0, 2]), "label 2 is out of range for 2 classes"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(labels, message):
@@ -71,7 +71,9 @@ def test_labels_that_do_not_fit_are_refused(labels, message):
         _ = Images(numbered(2), labels, ("a", "b")).labels
 
 
-@pytest.mark.parametrize("pixels", [torch.zeros(2, 1, 4, 4), torch.zeros(2, 4, 4, dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    "pixels", [torch.zeros(2, 1, 4, 4), torch.zeros(2, 4, 4, dtype=torch.uint8)]
+)
 def test_pixels_must_be_bytes_of_four_dimensions(pixels):
     with pytest.raises(DataError, match="uint8"):
         Images(pixels)
@@ -82,7 +84,8 @@ def test_holdout_is_blind_disjoint_and_the_same_every_time():
     data = Dataset(Images(numbered(20), forbidden), Images(numbered(3)), owners)
     held = Given(holdout=5).set_aside(data)
     assert (len(held.train), len(held.test)) == (15, 5)
-    train, test = held.train.pixels.flatten().tolist(), held.test.pixels.flatten().tolist()
+    train = held.train.pixels.flatten().tolist()
+    test = held.test.pixels.flatten().tolist()
     assert sorted(train + test) == list(range(20))
     assert train == sorted(train)
     again = Given(holdout=5).set_aside(data)
@@ -99,11 +102,16 @@ def test_holdout_selects_labels_with_their_images():
 
 
 def test_holdout_does_not_drop_the_only_labels():
-    """Unlabelled training images must not take the place of labelled test images: nothing could be measured then."""
-    train, labelled = Images(numbered(10)), Images(numbered(3), torch.arange(3))
-    with pytest.raises(DataError, match=r"^data\.holdout would put .* no labels, in the place of the labelled test im"):
+    """Unlabelled images must not replace labelled test images: nothing could be measured."""
+    train = Images(numbered(10))
+    labelled = Images(numbered(3), torch.arange(3))
+    with pytest.raises(
+        DataError,
+        match=r"^data\.holdout would replace the labelled test images by .* which have no labels",
+    ):
         Given(holdout=4).set_aside(Dataset(train, labelled))
-    assert len(Given(holdout=4).set_aside(Dataset(train, Images(numbered(3)))).test) == 4  # there is nothing to lose
+    without_labels = Dataset(train, Images(numbered(3)))
+    assert len(Given(holdout=4).set_aside(without_labels).test) == 4
 
 
 def test_holdout_must_leave_something():

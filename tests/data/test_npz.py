@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedssl.core.errors import DataError
 from fedssl.data import Npz
-from fedssl.errors import DataError
 
 PIXELS = np.arange(4 * 5 * 6 * 3, dtype=np.uint32).astype(np.uint8).reshape(4, 5, 6, 3)
 
@@ -38,13 +38,21 @@ def test_test_images_labels_and_owners(tmp_path):
     )
     assert data.train.labels.tolist() == [1, 0, 2, 2]
     assert data.test.labels.tolist() == [7]
-    assert {name: index.tolist() for name, index in data.owners.items()} == {"a": [1], "b": [0, 2, 3]}
+    assert {name: index.tolist() for name, index in data.owners.items()} == {
+        "a": [1],
+        "b": [0, 2, 3],
+    }
     numbers = load(tmp_path, x_train=PIXELS, owner_train=[10, 9, 9, 10])
-    assert {name: index.tolist() for name, index in numbers.owners.items()} == {"9": [1, 2], "10": [0, 3]}
+    assert {name: index.tolist() for name, index in numbers.owners.items()} == {
+        "9": [1, 2],
+        "10": [0, 3],
+    }
 
 
 def test_labels_are_read_when_asked_for_and_never_unpickled(tmp_path):
-    data = load(tmp_path, x_train=PIXELS, y_train=np.array([0, 1, 2, None]))  # an array of objects is a pickle
+    data = load(
+        tmp_path, x_train=PIXELS, y_train=np.array([0, 1, 2, None])
+    )  # an array of objects is a pickle
     assert data.train.labelled
     with pytest.raises(DataError, match="y_train"):
         _ = data.train.labels
@@ -65,7 +73,9 @@ def test_what_does_not_fit_is_refused(tmp_path, arrays, message):
         load(tmp_path, **arrays)
 
 
-def test_an_archive_is_looked_up_in_the_data_directory_then_in_the_working_directory(tmp_path, monkeypatch):
+def test_an_archive_is_looked_up_in_the_data_directory_then_in_the_working_directory(
+    tmp_path, monkeypatch
+):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     np.savez("a.npz", x_train=PIXELS[:1])
@@ -87,7 +97,9 @@ def test_other_files_are_refused(tmp_path):
 def _npy(shape, data=b"", descr="|u1"):
     """An .npy file whose header announces a shape, whatever its data."""
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
     return buffer.getvalue() + data
 
 
@@ -121,11 +133,19 @@ def test_a_size_that_no_compression_reaches_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, 10**6))
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4),
+    st.integers(0, 10**6),
+)
 @settings(max_examples=150)
 def test_damaged_archives_give_a_sentence_or_good_images(save, tmp_path_factory, changes, cut):
     folder = tmp_path_factory.mktemp("damaged")
-    save(folder / "a.npz", x_train=PIXELS // 64, y_train=[1, 0, 2, 2], owner_train=np.array(list("baab")))
+    save(
+        folder / "a.npz",
+        x_train=PIXELS // 64,
+        y_train=[1, 0, 2, 2],
+        owner_train=np.array(list("baab")),
+    )
     data = bytearray((folder / "a.npz").read_bytes())
     for place, value in changes:
         data[place % len(data)] = value

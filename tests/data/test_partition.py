@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedssl.core.errors import ConfigError, DataError
 from fedssl.data import PARTITIONS, Dataset, Iid, Images, Listed, Natural, Quantity
 from fedssl.data.partition import equal_sizes
-from fedssl.errors import ConfigError, DataError
 
 
 def forbidden() -> torch.Tensor:
@@ -38,15 +38,22 @@ def test_iid_deals_every_image_once_in_equal_shares(count, clients, seed):
     assert together(parts) == list(range(count))
     assert [len(part) for part in parts.values()] == equal_sizes(count, clients)
     assert list(parts) == sorted(parts)
-    assert all(part.tolist() == sorted(part.tolist()) and part.dtype == torch.int64 for part in parts.values())
+    assert all(
+        part.tolist() == sorted(part.tolist()) and part.dtype == torch.int64
+        for part in parts.values()
+    )
 
 
 def test_a_share_is_the_beginning_of_what_a_client_would_have():
-    """43 images for 4 clients are 11, 11, 11 and 10; a quarter of 11 is 2.75, of 10 it is 2.5, rounded to even."""
+    """43 images for 4 clients are 11, 11, 11 and 10.
+
+    A quarter of 11 is 2.75, of 10 it is 2.5, rounded to even.
+    """
     whole, part = (Iid(share=share).split(blind(43), 4, seeded()) for share in (1.0, 0.25))
     assert [len(index) for index in part.values()] == [3, 3, 3, 2]
     assert all(set(part[k].tolist()) < set(whole[k].tolist()) for k in whole)
-    assert [len(index) for index in Iid(share=1e-9).split(blind(43), 4, seeded()).values()] == [1] * 4
+    smallest = Iid(share=1e-9).split(blind(43), 4, seeded())
+    assert [len(index) for index in smallest.values()] == [1] * 4
 
 
 def test_client_ids_have_equal_width():
@@ -59,7 +66,8 @@ def test_draws_come_from_the_generator_alone(partition):
     torch.manual_seed(1)
     one = partition.split(blind(50), 5, seeded(3))
     torch.manual_seed(2)
-    two, other = partition.split(blind(50), 5, seeded(3)), partition.split(blind(50), 5, seeded(4))
+    two = partition.split(blind(50), 5, seeded(3))
+    other = partition.split(blind(50), 5, seeded(4))
     assert all(one[k].equal(two[k]) for k in one)
     assert not all(one[k].equal(other[k]) for k in one)
 
@@ -106,7 +114,8 @@ def test_natural_keeps_owners():
     owners = {"eve": torch.tensor([4, 0]), "bob": torch.tensor([], dtype=torch.int64)}
     parts = Natural().split(blind(5, owners), 2, seeded())
     assert {name: index.tolist() for name, index in parts.items()} == {"eve": [0, 4], "bob": []}
-    assert list(Natural().split(blind(5, owners), 0, seeded())) == ["eve", "bob"]  # 0: as many as there are
+    # 0 clients: as many as there are owners
+    assert list(Natural().split(blind(5, owners), 0, seeded())) == ["eve", "bob"]
     with pytest.raises(ConfigError, match="the experiment has 3 clients but the data has 2"):
         Natural().split(blind(5, owners), 3, seeded())
     with pytest.raises(ConfigError, match="needs data with owners"):
@@ -117,7 +126,11 @@ def test_listed_reads_index_lists(tmp_path):
     path = tmp_path / "parts.json"
     path.write_text(json.dumps({"a": [3, 1], "b": [], "c": [0]}))
     parts = Listed(path=str(path)).split(blind(5), 3, seeded())
-    assert {name: index.tolist() for name, index in parts.items()} == {"a": [1, 3], "b": [], "c": [0]}
+    assert {name: index.tolist() for name, index in parts.items()} == {
+        "a": [1, 3],
+        "b": [],
+        "c": [0],
+    }
     assert list(Listed(path=str(path)).split(blind(5), 0, seeded())) == ["a", "b", "c"]
     path.write_text("{}")
     with pytest.raises(DataError, match="has no clients"):
@@ -131,8 +144,8 @@ def test_listed_reads_index_lists(tmp_path):
         ("[[1]]", DataError, "must hold"),
         ('{"a": [1.5], "b": []}', DataError, "must hold"),
         ('{"a": [true], "b": []}', DataError, "must hold"),
-        ('{"a": [1], "b": [5]}', DataError, "outside the 5"),
-        ('{"a": [1], "b": [-1]}', DataError, "outside the 5"),
+        ('{"a": [1], "b": [5]}', DataError, "outside the range of 5 images"),
+        ('{"a": [1], "b": [-1]}', DataError, "outside the range of 5 images"),
         ('{"a": [1], "b": [1]}', DataError, "to two clients"),
         ('{"a": [1]}', ConfigError, "has 2 clients but .* has 1"),
     ],
@@ -147,7 +160,10 @@ def test_lists_that_cannot_be_are_refused(tmp_path, text, error, message):
 
 
 def test_who_brings_clients():
-    assert {name for name in PARTITIONS.names() if PARTITIONS[name].brings_clients} == {"natural", "listed"}
+    assert {name for name in PARTITIONS.names() if PARTITIONS[name].brings_clients} == {
+        "natural",
+        "listed",
+    }
 
 
 def test_every_partition_is_found_by_name_and_says_whether_it_needs_labels():
@@ -155,7 +171,9 @@ def test_every_partition_is_found_by_name_and_says_whether_it_needs_labels():
     assert (
         needs.items()
         >= {
-            **dict.fromkeys(("iid", "quantity", "natural", "listed", "clusters", "rotation", "style"), False),
+            **dict.fromkeys(
+                ("iid", "quantity", "natural", "listed", "clusters", "rotation", "style"), False
+            ),
             **dict.fromkeys(("classes", "dirichlet", "skew"), True),
         }.items()
     )

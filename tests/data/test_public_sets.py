@@ -1,4 +1,4 @@
-"""Public images: any data set's training images, made to be like the clients', or training images held out."""
+"""Public images: any data set's training images, converted to the clients' shape, or held-out ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedssl.core.errors import ConfigError, DataError
+from fedssl.core.settings import validate
 from fedssl.data import PUBLIC, SOURCES, HeldOut, Images
 from fedssl.data.decode import decode
 from fedssl.data.public import fitted
-from fedssl.errors import ConfigError, DataError
-from fedssl.settings import validate
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -43,9 +43,13 @@ def test_any_data_set_but_those_given_from_python() -> None:
         if name != "held-out":
             assert issubclass(cls, SOURCES[name])
             assert set(cls.model_fields) == {*SOURCES[name].model_fields, "images"}
-    with pytest.raises(ConfigError, match=r'unknown public data set "given"; known: cifar10, .*held-out'):
+    with pytest.raises(
+        ConfigError, match=r'unknown public data set "given"; known: cifar10, .*held-out'
+    ):
         PUBLIC["given"]
-    with pytest.raises(ConfigError, match='unknown public data set "heldout", did you mean "held-out"'):
+    with pytest.raises(
+        ConfigError, match='unknown public data set "heldout", did you mean "held-out"'
+    ):
         PUBLIC["heldout"]
 
 
@@ -54,12 +58,15 @@ def test_any_data_set_but_those_given_from_python() -> None:
     [
         ({"images": 0}, "public.images: input should be greater than 0"),
         ({"image": 5}, 'unknown key "public.image", did you mean "images"'),
-        ({"holdout": 5}, "public: mean, std, holdout and leave_out have their place under"),
-        ({"leave_out": 0.1}, "public: mean, std, holdout and leave_out have their place under"),
-        ({"mean": [0.5], "std": [0.5]}, "public: mean, std, holdout and leave_out have their place under"),
+        ({"holdout": 5}, "public: mean, std, holdout and leave_out must be set under"),
+        ({"leave_out": 0.1}, "public: mean, std, holdout and leave_out must be set under"),
+        (
+            {"mean": [0.5], "std": [0.5]},
+            "public: mean, std, holdout and leave_out must be set under",
+        ),
     ],
 )
-def test_what_has_no_place_there(keys: dict[str, Any], sentence: str) -> None:
+def test_keys_that_belong_under_data_are_refused(keys: dict[str, Any], sentence: str) -> None:
     for name in ("held-out", "cifar10"):
         with pytest.raises(ConfigError, match=sentence):
             named(name, **keys)
@@ -68,8 +75,12 @@ def test_what_has_no_place_there(keys: dict[str, Any], sentence: str) -> None:
 # -- held out --
 
 
-@pytest.mark.parametrize(("images", "count", "expected"), [(3200, 50_000, 3200), (3200, 500, 50), (7, 500, 7)])
-def test_held_out_are_as_many_as_asked_for_or_a_tenth(images: int, count: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("images", "count", "expected"), [(3200, 50_000, 3200), (3200, 500, 50), (7, 500, 7)]
+)
+def test_held_out_are_as_many_as_asked_for_or_a_tenth(
+    images: int, count: int, expected: int
+) -> None:
     public = HeldOut(images=images)
     rows = public.rows(count, stream())
     assert len(rows) == len(rows.unique()) == expected
@@ -81,12 +92,13 @@ def test_held_out_are_as_many_as_asked_for_or_a_tenth(images: int, count: int, e
 
 
 def test_held_out_images_are_the_training_images_at_those_rows(tmp_path: Path) -> None:
-    said: list[str] = []
-    train = Images(noise(60, 3, 4, 4)).select(torch.arange(10, 60))  # a selection: rows are not places in the pool
-    public = HeldOut().take(train, tmp_path, stream(), said.append)
+    messages: list[str] = []
+    # A selection: its rows are not rows of the pool.
+    train = Images(noise(60, 3, 4, 4)).select(torch.arange(10, 60))
+    public = HeldOut().take(train, tmp_path, stream(), messages.append)
     assert torch.equal(public, train.pixels[HeldOut().rows(50, stream())])
     assert len(public) == 5
-    assert said == [
+    assert messages == [
         "public images: 5 of 50 training images, held out of pre-training; "
         "they are in-domain, of the kind that clients train on"
     ]
@@ -98,7 +110,7 @@ def test_too_few_to_hold_out() -> None:
         HeldOut().rows(19, stream())
 
 
-def test_held_out_is_nothing_to_train_on() -> None:
+def test_held_out_is_not_a_data_set_to_train_on() -> None:
     assert "held-out" not in SOURCES.names()
 
 
@@ -113,39 +125,43 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_some_of_a_data_sets_training_images(archive: Path) -> None:
-    said: list[str] = []
-    train, source = Images(noise(2, 3, 6, 6)), noise(30, 3, 6, 6)
+    messages: list[str] = []
+    train = Images(noise(2, 3, 6, 6))
+    source = noise(30, 3, 6, 6)
     public = named("npz", path="a.npz", images=12)
-    taken = public.take(train, archive, stream(), said.append)
-    rows = [int((source == image).flatten(1).all(1).nonzero()) for image in taken]  # each is one of them
+    taken = public.take(train, archive, stream(), messages.append)
+    # Each image taken is one of the source images.
+    rows = [int((source == image).flatten(1).all(1).nonzero()) for image in taken]
     assert len(set(rows)) == 12
     assert rows == sorted(rows)
     assert rows != list(range(12))
-    assert torch.equal(taken, public.take(train, archive, stream(), said.append))
-    assert not torch.equal(taken, public.take(train, archive, stream(1), said.append))
-    assert said == []
+    assert torch.equal(taken, public.take(train, archive, stream(), messages.append))
+    assert not torch.equal(taken, public.take(train, archive, stream(1), messages.append))
+    assert messages == []
     assert len(public.rows(100, stream())) == 0  # no training image is taken from anybody
 
 
 def test_all_of_them_where_there_are_no_more(archive: Path) -> None:
-    said: list[str] = []
-    taken = named("npz", path="a.npz").take(Images(noise(2, 3, 6, 6)), archive, stream(), said.append)
+    messages: list[str] = []
+    taken = named("npz", path="a.npz").take(
+        Images(noise(2, 3, 6, 6)), archive, stream(), messages.append
+    )
     assert torch.equal(taken, noise(30, 3, 6, 6))
-    assert said == ["public images: all 30 there are, not 3,200"]
+    assert messages == ["public images: all 30 that exist, not 3,200"]
 
 
 def test_a_folder_of_files_of_any_kind(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     for k in range(3):
         Image.new("L", (9, 5), 50 * k).save(tmp_path / f"{k}.png")
     (tmp_path / "3.png").write_text("no image")
     public = named("folder", path=str(tmp_path), layout="flat", size=8, bad_share=0.5)
-    taken = public.take(Images(noise(2, 1, 4, 4)), tmp_path, stream(), said.append)
+    taken = public.take(Images(noise(2, 1, 4, 4)), tmp_path, stream(), messages.append)
     assert taken.shape == (3, 1, 4, 4)
     assert taken[:, 0, 0, 0].tolist() == [0, 50, 100]
-    assert said[-2:] == [
+    assert messages[-2:] == [
         "left out 1 file (files are named on a terminal only):\n  not an image: 1",
-        "public images: all 3 there are, not 3,200",
+        "public images: all 3 that exist, not 3,200",
     ]
 
 
@@ -163,7 +179,7 @@ def test_one_image_is_too_few(tmp_path: Path) -> None:
 def test_images_are_made_to_fit_as_files_are(
     shape: tuple[int, int, int], size: int, channels: int, tmp_path: Path
 ) -> None:
-    """Written to a PNG, which loses nothing, and decoded to that size, each image has the same pixels."""
+    """Saved as a lossless PNG and decoded at that size, each image has the same pixels."""
     images = noise(3, *shape)
     made = fitted(images, (channels, size, size))
     assert made.shape == (3, channels, size, size)
@@ -179,7 +195,11 @@ def test_what_fits_is_left_alone() -> None:
     assert fitted(images, (2, 5, 7)) is images
 
 
-@pytest.mark.parametrize(("shape", "image"), [((4, 8, 8), (3, 8, 8)), ((3, 8, 8), (2, 8, 8)), ((3, 8, 8), (3, 8, 10))])
-def test_what_cannot_be_made_to_fit_is_refused(shape: tuple[int, ...], image: tuple[int, int, int]) -> None:
-    with pytest.raises(DataError, match=r"^images of \(.*\) .* cannot be made to be of \(.*\)"):
+@pytest.mark.parametrize(
+    ("shape", "image"), [((4, 8, 8), (3, 8, 8)), ((3, 8, 8), (2, 8, 8)), ((3, 8, 8), (3, 8, 10))]
+)
+def test_what_cannot_be_made_to_fit_is_refused(
+    shape: tuple[int, ...], image: tuple[int, int, int]
+) -> None:
+    with pytest.raises(DataError, match=r"^images of \(.*\) .* cannot be converted to \(.*\)"):
         fitted(noise(2, *shape), image)

@@ -4,8 +4,8 @@ import tarfile
 import numpy as np
 import pytest
 
+from fedssl.core.errors import DataError
 from fedssl.data import Stl10
-from fedssl.errors import DataError
 
 
 def pictures(count: int, seed: int) -> np.ndarray:
@@ -74,5 +74,7 @@ def test_a_file_of_an_absurd_size_is_refused_before_memory_is_allocated(root):
     path = root / "other/stl10_binary/unlabeled_X.bin"
     with path.open("r+b") as file:
         file.truncate(3 * 96 * 96 * 10**8)
-    with pytest.raises(DataError, match=r"unlabeled_X.bin .* has 2,764,800,000,000 bytes, too many"):
+    with pytest.raises(
+        DataError, match=r"unlabeled_X.bin .* has 2,764,800,000,000 bytes, too many"
+    ):
         Stl10().load(root / "other")

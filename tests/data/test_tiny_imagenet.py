@@ -4,8 +4,8 @@ import zipfile
 import pytest
 from PIL import Image
 
+from fedssl.core.errors import DataError
 from fedssl.data import TinyImageNet
-from fedssl.errors import DataError
 
 TOP = "tiny-imagenet-200"
 
@@ -77,8 +77,16 @@ def test_a_bad_image_or_a_missing_list_is_an_error(files, tmp_path):
     [
         ("wnids.txt", b"\xff\xfe", "wnids.txt of Tiny ImageNet is damaged: it is not text"),
         ("wnids.txt", b"n01 n02", "a folder 'n03', which wnids.txt does not list"),
-        ("val/val_annotations.txt", b"val_0.JPEG\nval_1", "val_annotations.txt of Tiny ImageNet is damaged"),
-        ("val/val_annotations.txt", b"val_0.JPEG\tn77\n", "val_annotations.txt of Tiny ImageNet is damaged"),
+        (
+            "val/val_annotations.txt",
+            b"val_0.JPEG\nval_1",
+            "val_annotations.txt of Tiny ImageNet is damaged",
+        ),
+        (
+            "val/val_annotations.txt",
+            b"val_0.JPEG\tn77\n",
+            "val_annotations.txt of Tiny ImageNet is damaged",
+        ),
     ],
 )
 def test_damaged_lists_are_refused(files, name, data, message, tmp_path):

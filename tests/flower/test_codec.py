@@ -1,4 +1,4 @@
-"""Trees through Flower's records and bytes, to the bit."""
+"""Trees are encoded and decoded bit for bit."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedssl.layout import Entry, Layout
-from fedssl.runtimes.flower.codec import Encoder, decode, encode
-from fedssl.tree import State, dumps
+from fedssl.core.state.codec import dumps
+from fedssl.core.state.layout import Entry, Layout
+from fedssl.core.state.state import State
+from fedssl.flower.codec import Encoder, decode, encode
 
-DTYPES = [
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64),
-]
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+SMALL_FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+DTYPES = [*FLOATS, *SMALL_FLOATS, *INTEGERS, torch.bool, torch.complex64]
 
 
 def _through_bytes(records: RecordDict) -> RecordDict:
-    """As Flower sends it: every object to bytes and back."""
+    """Serialize and deserialize every object, as Flower does when it sends records."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -36,7 +37,8 @@ def _tensors(draw: Any) -> torch.Tensor:
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
     width = torch.empty(0, dtype=dtype).element_size()
     count = int(torch.Size(shape).numel())
-    raw = torch.tensor(list(draw(st.binary(min_size=count * width, max_size=count * width))), dtype=torch.uint8)
+    size = count * width
+    raw = torch.tensor(list(draw(st.binary(min_size=size, max_size=size))), dtype=torch.uint8)
     if dtype == torch.bool:
         return (raw % 2).bool().view(shape)
     return raw.view(dtype).view(shape)
@@ -57,6 +59,11 @@ values = st.one_of(
 )
 
 
+def _is_complex(value: Any) -> bool:
+    """True if `dumps` cannot store a value."""
+    return isinstance(value, torch.Tensor) and value.dtype == torch.complex64
+
+
 @given(st.dictionaries(st.text(), values, max_size=5))
 def test_a_tree_comes_back_to_the_bit(tree: Any) -> None:
     back = decode(_through_bytes(encode(tree)))
@@ -67,39 +74,47 @@ def test_a_tree_comes_back_to_the_bit(tree: Any) -> None:
             assert back[key].shape == value.shape
         else:
             assert type(back[key]) is type(value)
-    plain = {k: v for k, v in tree.items() if not (isinstance(v, torch.Tensor) and v.dtype == torch.complex64)}
-    assert dumps({k: back[k] for k in plain}) == dumps(plain)
+    storable = {key: value for key, value in tree.items() if not _is_complex(value)}
+    assert dumps({key: back[key] for key in storable}) == dumps(storable)
 
 
 def test_by_hand() -> None:
-    """bfloat16 1.0 is 0x3f80 = 16256; a counter above 2^53 is not rounded; 0-d and empty keep their shapes."""
-    tree = {"b": torch.tensor(1.0, dtype=torch.bfloat16), "n": torch.tensor(2**53 + 1), "e": torch.empty(0, 3)}
+    """bfloat16 1.0 is 0x3f80 = 16256; a counter above 2^53 is not rounded; 0-d and empty tensors
+    keep their shapes."""
+    tree = {
+        "b": torch.tensor(1.0, dtype=torch.bfloat16),
+        "n": torch.tensor(2**53 + 1),
+        "e": torch.empty(0, 3),
+    }
     records = encode(tree)
     assert records["arrays"]["0:b"].numpy().item() == 16256
     back = decode(_through_bytes(records))
     assert (back["b"].dtype, back["b"].shape, back["b"].item()) == (torch.bfloat16, (), 1.0)
     assert back["n"].item() == 2**53 + 1
     assert back["e"].shape == (0, 3)
-    back["e"].add_(1)  # what comes out may be written to
+    back["e"].add_(1)  # decoded tensors are writable
     back["n"].add_(1)
 
 
-def test_a_transposed_tensor_is_sent_as_it_looks() -> None:
+def test_a_transposed_tensor_keeps_its_shape() -> None:
     tensor = torch.arange(6.0).view(2, 3).T
     assert torch.equal(decode(encode({"t": tensor}))["t"], tensor)
 
 
 def test_a_tensor_sent_again_is_encoded_once() -> None:
-    shared, encoder = torch.ones(3), Encoder()
-    first, second = encoder({"a": shared, "first": 0}), encoder({"a": shared, "first": 1})
+    shared = torch.ones(3)
+    encoder = Encoder()
+    first = encoder({"a": shared, "first": 0})
+    second = encoder({"a": shared, "first": 1})
     assert first["arrays"]["0:a"] is second["arrays"]["0:a"]
     assert first["arrays"].object_id == second["arrays"].object_id
     encoder({"a": torch.zeros(1)})
-    assert encoder({"a": shared})["arrays"]["0:a"] is not first["arrays"]["0:a"]  # no more than one tree is held
+    # Only the previous tree is held.
+    assert encoder({"a": shared})["arrays"]["0:a"] is not first["arrays"]["0:a"]
 
 
 @pytest.mark.parametrize("change", ["json", "missing", "foreign", "names", "none"])
-def test_what_is_no_tree_is_refused(change: str) -> None:
+def test_unreadable_records_raise_a_value_error(change: str) -> None:
     records = encode({"b": torch.tensor(1.0, dtype=torch.bfloat16)})
     described = json.loads(records["tree"]["json"])
     if change == "json":
@@ -107,7 +122,9 @@ def test_what_is_no_tree_is_refused(change: str) -> None:
     elif change == "missing":
         del records["arrays"]
     elif change == "foreign":
-        records["tree"] = ConfigRecord({"json": json.dumps({**described, "foreign": {"0:b": "object"}})})
+        records["tree"] = ConfigRecord(
+            {"json": json.dumps({**described, "foreign": {"0:b": "object"}})}
+        )
     elif change == "names":
         records["tree"] = ConfigRecord({"json": json.dumps({**described, "keys": [["b"]]})})
     else:

@@ -29,7 +29,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedbn": ("decssl-simclr-cifar10-dirichlet5-mini", {}),
     "fedu": ("fedu-cifar10-noniid-mini", {}),
     "fedema": ("fedema-cifar10-noniid-mini", {"rounds": 3}),
-    "fedema-global": ("fedema-cifar10-noniid-mini", {"rounds": 3, "algorithm.divergence": "global"}),
+    "fedema-global": (
+        "fedema-cifar10-noniid-mini",
+        {"rounds": 3, "algorithm.divergence": "global"},
+    ),
     "fedema-sampled": ("fedema-cifar10-noniid-mini", {"rounds": 4, "topology.participation": 0.6}),
     "fedca": ("fedca-cnn5-cifar10-noniid-mini", {}),
     "ccl": ("ccl-cifar10-noniid1-mini", {}),
@@ -54,17 +57,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "centralized": ("demo", {"topology.name": "centralized"}),
     "complete": ("demo", {"topology.name": "complete"}),
     "cycle": ("demo", {"topology.name": "cycle"}),
-    "edges": ("demo", {"topology": {"name": "edges", "edges": [["0", "1"], ["1", "2"], ["2", "3"], ["3", "4"]]}}),
+    "edges": (
+        "demo",
+        {"topology": {"name": "edges", "edges": [["0", "1"], ["1", "2"], ["2", "3"], ["3", "4"]]}},
+    ),
     "isolated": ("demo", {"topology.name": "isolated"}),
     "random-graph": ("demo", {"topology.name": "random"}),
     "tree": ("demo", {"topology.name": "tree"}),
     # backbones and the guard
-    "resnet18": ("demo", {"rounds": 1, "method.backbone": "resnet18", "train.epochs": 1, "partition.share": 0.03}),
+    "resnet18": (
+        "demo",
+        {"rounds": 1, "method.backbone": "resnet18", "train.epochs": 1, "partition.share": 0.03},
+    ),
     "clipped": ("demo", {"guard.norm_bound": 1.01, "guard.clip": True}),
 }
 ROUNDS = 2
 # Probes do not decide a backbone's bits. A checkpoint in every round is part of what is tested.
-COMMON = {"train.checkpoint_every": 0, "probe.every": 0, "probe.beside": [], "probe.picture": False, "probe.epochs": 1}
+COMMON = {
+    "train.checkpoint_every": 0,
+    "probe.every": 0,
+    "probe.beside": [],
+    "probe.picture": False,
+    "probe.epochs": 1,
+}
 
 
 def platform() -> str:

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import record
 
-from fedssl.experiment import Experiment
-from fedssl.recipes import recipes
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.recipes import recipes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -36,13 +36,17 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tree = tmp_path_factory.mktemp("start") / "tree"
     add = ["git", "-C", str(ROOT), "worktree", "add", "--detach", str(tree), START]
     if subprocess.run(add, capture_output=True).returncode != 0:
-        pytest.skip(f"no record for {record.platform()}, and this clone does not have commit {START[:12]}")
+        pytest.skip(
+            f"no record for {record.platform()}, and this clone does not have commit {START[:12]}"
+        )
     try:
         command = [sys.executable, str(HERE / "record.py")]
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         output = subprocess.run(command, capture_output=True, check=True, env=environment).stdout
     finally:
-        subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree)], check=True)
+        subprocess.run(
+            ["git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree)], check=True
+        )
     hashes: dict[str, str] = json.loads(output)[record.platform()]
     return hashes
 
@@ -50,7 +54,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("case", record.CASES)
-def test_training_gives_the_recorded_bits(case: str, expected: dict[str, str], tmp_path: Path) -> None:
+def test_training_gives_the_recorded_bits(
+    case: str, expected: dict[str, str], tmp_path: Path
+) -> None:
     assert record.train(case, tmp_path / "run") == expected[case]
 
 
@@ -68,6 +74,8 @@ def test_an_old_run_directory_resumes(tmp_path: Path) -> None:
 
 def test_every_recipe_has_its_recorded_hash() -> None:
     recorded = json.loads((HERE / "recipes.json").read_text())
-    hashes = {name: Experiment.from_dict(recipe.values).hash()[:16] for name, recipe in recipes().items()}
+    hashes = {
+        name: Experiment.from_dict(recipe.values).hash()[:16] for name, recipe in recipes().items()
+    }
     assert {name: hashes.get(name) for name in recorded} == recorded
     assert hashes.keys() == recorded.keys(), "a new recipe needs an entry in recipes.json"

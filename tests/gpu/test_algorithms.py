@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fedssl.algorithm import ALGORITHMS
-from fedssl.combinations import Combination, attempt, images, tiny, train
-from fedssl.experiment import Experiment
-from fedssl.memory import Memory
-from fedssl.models import models_of
-from fedssl.numerics import numerics
-from fedssl.tree import State
+from fedssl.cli.combinations import Combination, attempt, images, tiny, train
+from fedssl.core.devices.precision import numerics
+from fedssl.core.state.state import State
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.evaluation.models import models_of
+from fedssl.experiment.experiment import Experiment
 
 DEVICE = torch.device("cuda", 0)
 STEPS = {"batch": 4, "lr": 0.001, "workers": 1, "precision": "fp32", "deterministic": True}
@@ -21,7 +21,9 @@ STEPS = {"batch": 4, "lr": 0.001, "workers": 1, "precision": "fp32", "determinis
 def fitting(algorithm: str) -> str:
     """The first of some methods that an algorithm goes with."""
     some = [
-        method for method in ("byol", "mocov2") if attempt(Combination(algorithm, method, "star"), None).refused is None
+        method
+        for method in ("byol", "mocov2")
+        if attempt(Combination(algorithm, method, "star"), None).refused is None
     ]
     return some[0]
 
@@ -42,12 +44,18 @@ def test_captured_is_eager(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> N
     experiment = tiny(Combination(algorithm, fitting(algorithm), "star"), rounds=3, train=STEPS)
     replayed: list[int] = []
     replay = torch.cuda.CUDAGraph.replay
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(1), replay(graph)))
-    start, eager = (rows(e, "eager") for e in (experiment.with_changes({"train.lr": 1e-12}), experiment))
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(1), replay(graph))
+    )
+    start, eager = (
+        rows(e, "eager") for e in (experiment.with_changes({"train.lr": 1e-12}), experiment)
+    )
     assert not replayed
     captured = rows(experiment, "captured")
     assert len(replayed) >= 8
     way = (eager - start).norm()
     assert way > 0
-    print(f"{algorithm}: {len(replayed)} steps replayed, off by {((captured - eager).norm() / way).item():.1e}")
+    print(
+        f"{algorithm}: {len(replayed)} steps replayed, off by {((captured - eager).norm() / way).item():.1e}"
+    )
     assert (captured - eager).norm() < 0.01 * way

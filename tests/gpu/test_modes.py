@@ -14,13 +14,13 @@ from torch import Tensor
 import fedssl.methods  # noqa: F401 - registers them
 from fedssl import nets
 from fedssl.algorithms import FedAvg
-from fedssl.data.embedded import FashionMini
-from fedssl.layout import PARAMETERS
+from fedssl.core.devices.precision import numerics
+from fedssl.core.state.layout import PARAMETERS
+from fedssl.data.fashion_mini import FashionMini
 from fedssl.method import METHODS, Method
 from fedssl.nets.norm import BatchNorm2d
-from fedssl.numerics import numerics
-from fedssl.optim import SGD, Follower, FusedSGD
-from fedssl.train import Task, Trainer, TrainSettings
+from fedssl.training.optimizers import SGD, Follower, FusedSGD
+from fedssl.training.trainer import Task, Trainer, TrainSettings
 
 CUDA = torch.device("cuda")
 STEPS = 50
@@ -46,13 +46,20 @@ SMALL = {"hidden": 512, "dim": 256, "queue": 512, "classes": CLASSES}
 
 
 def trainer(
-    name: str, mode: str, precision: str = "fp32", batch: int = 64, lr: float = 0.01, sizes: Mapping[str, int] = SMALL
+    name: str,
+    mode: str,
+    precision: str = "fp32",
+    batch: int = 64,
+    lr: float = 0.01,
+    sizes: Mapping[str, int] = SMALL,
 ) -> Trainer:
     torch.manual_seed(0)
     cls = METHODS[name].Settings
     chosen = {k: v for k, v in sizes.items() if k in cls.model_fields}
     backbone = "vit_mini" if cls.model_fields["backbone"].default.startswith("vit") else "resnet18"
-    method: Method = cls(backbone=backbone, **chosen).build(nets.build(backbone, 3, "cifar"), 32, CUDA)
+    method: Method = cls(backbone=backbone, **chosen).build(
+        nets.build(backbone, 3, "cifar"), 32, CUDA
+    )
     method.fresh(torch.Generator().manual_seed(0))
     return Trainer(method, TrainSettings(mode=mode, precision=precision, batch=batch, lr=lr))
 
@@ -61,7 +68,11 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
     """The loss of each step."""
     step = model._captured or model.step
     stream = torch.Generator(CUDA).manual_seed(0)
-    labels = torch.arange(len(pixels), device=CUDA) % CLASSES if model.method.learns_from_labels else None
+    labels = (
+        torch.arange(len(pixels), device=CUDA) % CLASSES
+        if model.method.learns_from_labels
+        else None
+    )
     task = Task(pixels, labels, stream, model.settings.lr, 0.0, threading.Event())
     model.method.train()
     losses = []
@@ -70,7 +81,9 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
         given = model.method.before_epoch(lambda: model.embed(pixels))
         model.step.refresh()
         for _ in range(steps):
-            rows = torch.randint(len(pixels), (model.settings.batch,), generator=stream, device=CUDA)
+            rows = torch.randint(
+                len(pixels), (model.settings.batch,), generator=stream, device=CUDA
+            )
             model.step.loss.zero_()
             step(model._inputs(task, rows, pixels[rows]), OBJECTIVE, given)
             losses.append(model.step.loss.item())
@@ -78,7 +91,9 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_modes_train_the_same(name: str, pixels: Tensor, record_property: Callable[[str, object], None]) -> None:
+def test_modes_train_the_same(
+    name: str, pixels: Tensor, record_property: Callable[[str, object], None]
+) -> None:
     """float32 over 50 steps: captured and compiled losses are the same numbers. The first is eager's to 1e-4, and all
     differ from eager's by no more than three times as much as eager's own do when it starts from weights moved by one
     part in 10⁷ or 10⁶.
@@ -87,12 +102,23 @@ def test_modes_train_the_same(name: str, pixels: Tensor, record_property: Callab
     """
     eager, twin, other, compiled, captured = (
         torch.tensor(curve(nudged(trainer(name, mode), by), pixels))
-        for mode, by in (("eager", 0.0), ("eager", 1e-7), ("eager", 1e-6), ("compiled", 0.0), ("captured", 0.0))
+        for mode, by in (
+            ("eager", 0.0),
+            ("eager", 1e-7),
+            ("eager", 1e-6),
+            ("compiled", 0.0),
+            ("captured", 0.0),
+        )
     )
-    off = {"compiled": _furthest(compiled, eager), "nudged": max((_furthest(t, eager) for t in (twin, other)), key=max)}
+    off = {
+        "compiled": _furthest(compiled, eager),
+        "nudged": max((_furthest(t, eager) for t in (twin, other)), key=max),
+    }
     for what, (first, largest) in off.items():
         record_property(what, f"{first:.1e} {largest:.1e}")
-        print(f"{name}, {what}: off by {first:.1e} of eager's mean loss at first, by {largest:.1e} at most")
+        print(
+            f"{name}, {what}: off by {first:.1e} of eager's mean loss at first, by {largest:.1e} at most"
+        )
     assert torch.equal(captured, compiled)
     assert off["compiled"][0] < 1e-4
     assert off["compiled"][1] <= 3 * off["nudged"][1]
@@ -123,16 +149,18 @@ def test_bfloat16_gradients(name: str, pixels: Tensor) -> None:
         for model in models:
             model.method.state.load(trained.method.state)
         truth, autocast, ours = (gradients(model, pixels) for model in models)
-        least = 1e-3 * max(g.norm() for g in truth.values())  # a layer with hardly any gradient is not held to it
+        least = 1e-3 * max(
+            g.norm() for g in truth.values()
+        )  # a layer with hardly any gradient is not held to it
         for layer, true in truth.items():
             size = true.norm() + least
             off, mine = ((g[layer] - true).norm() / size for g in (autocast, ours))
             longer = ((ours[layer] - autocast[layer]) * true).sum() / true.norm() / size
-            text = (
-                f"{name}, {layer} after {steps}: autocast off by {off:.3f}, ours by {mine:.3f}, longer by {longer:+.4f}"
-            )
+            text = f"{name}, {layer} after {steps}: autocast off by {off:.3f}, ours by {mine:.3f}, longer by {longer:+.4f}"
             print(text)
-            if mine >= 1.5 * off + 0.01 or longer.abs() >= 0.02 + 3 * off * math.sqrt(2 / len(true)):
+            if mine >= 1.5 * off + 0.01 or longer.abs() >= 0.02 + 3 * off * math.sqrt(
+                2 / len(true)
+            ):
                 faults.append(text)
     assert not faults
 
@@ -158,7 +186,8 @@ def gradients(model: Trainer, pixels: Tensor) -> dict[str, Tensor]:
         total += optimizer.buffer - model.settings.weight_decay * optimizer.row
     layout = model.method.state.layout.pick(model.method.trained, PARAMETERS)
     return {
-        e.name: total[(at := layout.offsets[e.name]) : at + e.size].view(e.shape[0], -1) / 10 for e in layout.entries
+        e.name: total[(at := layout.offsets[e.name]) : at + e.size].view(e.shape[0], -1) / 10
+        for e in layout.entries
     }
 
 
@@ -172,14 +201,23 @@ def test_trainers_side_by_side(pixels: Tensor) -> None:
     """Three threads on three streams: the bits of one after the other."""
 
     def work(model: Trainer, seed: int) -> None:
-        task = Task(pixels[:640], None, torch.Generator(CUDA).manual_seed(seed), 0.01, 0.0, threading.Event())
+        task = Task(
+            pixels[:640],
+            None,
+            torch.Generator(CUDA).manual_seed(seed),
+            0.01,
+            0.0,
+            threading.Event(),
+        )
         model.fit(task, OBJECTIVE, {})
 
     alone = [trainer("byol", "captured", "bf16") for _ in range(3)]
     together = [trainer("byol", "captured", "bf16") for _ in range(3)]
     for seed, model in enumerate(alone):
         work(model, seed)
-    threads = [threading.Thread(target=work, args=(model, seed)) for seed, model in enumerate(together)]
+    threads = [
+        threading.Thread(target=work, args=(model, seed)) for seed, model in enumerate(together)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -198,11 +236,18 @@ def test_normalisation(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         layer = BatchNorm2d(shape[1], relu=True).to(CUDA)
         layer.groups, layer.fused = 2, fused
         layer = layer.to(torch.float64) if not fused else layer
-        a, b = (t.to(kind).contiguous(memory_format=torch.channels_last).requires_grad_() for t in (x, skip))
+        a, b = (
+            t.to(kind).contiguous(memory_format=torch.channels_last).requires_grad_()
+            for t in (x, skip)
+        )
         y, again = layer.twice(a, b)
-        grads = torch.autograd.grad((y * dy).sum() + (again * dy2).sum(), [a, b, layer.weight, layer.bias])
+        grads = torch.autograd.grad(
+            (y * dy).sum() + (again * dy2).sum(), [a, b, layer.weight, layer.bias]
+        )
         made.append([y, *grads, layer.running_mean, layer.running_var])
-    tolerance = 1e-3 if dtype == torch.float32 else 2e-2  # a ReLU's mask flips where its input is next to zero
+    tolerance = (
+        1e-3 if dtype == torch.float32 else 2e-2
+    )  # a ReLU's mask flips where its input is next to zero
     for once, twice, truth in zip(*made, strict=True):
         assert torch.equal(once, twice)
         assert (once.double() - truth).norm() / truth.norm() < tolerance
@@ -219,7 +264,11 @@ def test_update(start: int, size: int, low: bool) -> None:
     ours.rate.fill_(rate)
     ours.low = row.bfloat16() if low else None
     ours.follower = Follower(target, target.bfloat16() if low else None, share, start)
-    true, true_target, buffer = row.double(), target.double(), torch.zeros(n, device=CUDA, dtype=torch.float64)
+    true, true_target, buffer = (
+        row.double(),
+        target.double(),
+        torch.zeros(n, device=CUDA, dtype=torch.float64),
+    )
     for _ in range(3):
         grad, piece = torch.randn(n, device=CUDA), torch.randn(30_000, device=CUDA).bfloat16()
         whole = torch.cat([grad[:55_000], piece.float(), grad[85_000:]]).double()
@@ -235,12 +284,20 @@ def test_update(start: int, size: int, low: bool) -> None:
 
 
 def test_stem() -> None:
-    from fedssl.kernels.stem import stem
+    from fedssl.core.kernels.stem import stem
 
     images = torch.rand(64, 3, 32, 32, device=CUDA)
-    weight = torch.randn(64, 3, 3, 3, device=CUDA).contiguous(memory_format=torch.channels_last).bfloat16()
+    weight = (
+        torch.randn(64, 3, 3, 3, device=CUDA)
+        .contiguous(memory_format=torch.channels_last)
+        .bfloat16()
+    )
     weight.requires_grad_()
-    dy = torch.randn(64, 64, 32, 32, device=CUDA).bfloat16().contiguous(memory_format=torch.channels_last)
+    dy = (
+        torch.randn(64, 64, 32, 32, device=CUDA)
+        .bfloat16()
+        .contiguous(memory_format=torch.channels_last)
+    )
     y = stem(images, weight)
     (grad,) = torch.autograd.grad(y, weight, dy)
     twin = weight.detach().double().requires_grad_()

@@ -11,18 +11,20 @@ from torch import Tensor
 
 import fedssl.methods  # noqa: F401 - registers them
 from fedssl.algorithms import FedAvg
+from fedssl.core.devices.precision import numerics
+from fedssl.data.image_pool import Pixels, Rows, Streamed, place
 from fedssl.method import METHODS
 from fedssl.nets import CNN
-from fedssl.numerics import numerics
-from fedssl.pixels import Pixels, Rows, Streamed, place
-from fedssl.train import Task, Trainer, TrainSettings
+from fedssl.training.trainer import Task, Trainer, TrainSettings
 
 CUDA = torch.device("cuda")
 OBJECTIVE = FedAvg().objective
 
 
 def _pool(n: int, side: int = 16) -> Tensor:
-    return torch.randint(256, (n, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        256, (n, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def _streamed(held: Rows) -> Pixels:
@@ -73,7 +75,9 @@ def test_training_is_the_same_streamed_or_not(name: str, mode: str) -> None:
     def fit(make: Callable[[Rows], Pixels]) -> tuple[Tensor, Tensor]:
         torch.manual_seed(5)
         method = METHODS[name].Settings(hidden=32, dim=16).build(CNN(), 16, CUDA)
-        settings = TrainSettings(batch=32, lr=0.05, epochs=3, mode=mode, precision="fp32", deterministic=True)
+        settings = TrainSettings(
+            batch=32, lr=0.05, epochs=3, mode=mode, precision="fp32", deterministic=True
+        )
         trainer, images = Trainer(method, settings), make(Rows(pool)).select(rows)
         stream = torch.Generator(CUDA).manual_seed(1)
         task = Task(images, None, stream, 0.05, 0.0, threading.Event())

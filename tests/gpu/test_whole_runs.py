@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedssl
-from fedssl.drive import Interrupted
-from fedssl.report.rounds import RoundsLog
+from fedssl.runs.local import Interrupted
+from fedssl.runs.rounds_log import RoundsLog
 
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
@@ -40,7 +40,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(tmp_path_factory.mktemp("run") / "straight")
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(straight: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    straight: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     append, count = RoundsLog.append, []
 
     def stop_after_two(self: RoundsLog, line: dict[str, Any]) -> None:

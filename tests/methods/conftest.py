@@ -11,11 +11,18 @@ import torch
 from fedssl import views
 from fedssl.method import Batch, Method, Output
 from fedssl.nets import CNN
-from fedssl.optim import SGD
-from fedssl.step import Inputs, Step
+from fedssl.training.optimizers import SGD
+from fedssl.training.step import Inputs, Step
 
 SIZE = 8
-SMALL: dict[str, Any] = {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5, "clusters": 5, "bottleneck": 4}
+SMALL: dict[str, Any] = {
+    "hidden": 6,
+    "dim": 5,
+    "queue": 7,
+    "prototypes": 5,
+    "clusters": 5,
+    "bottleneck": 4,
+}
 SMALL |= {"classes": 5, "width": 3}
 
 Make = Callable[..., Method]
@@ -27,7 +34,8 @@ class Small(CNN):
 
 @pytest.fixture
 def make() -> Make:
-    """make(BYOL, momentum=0.5): small widths, always the same weights, resident, in training mode."""
+    """make(BYOL, momentum=0.5): small widths, always the same weights, resident, in training
+    mode."""
 
     def build(cls: type[Method], **settings: Any) -> Method:
         small = {key: value for key, value in SMALL.items() if key in cls.Settings.model_fields}
@@ -42,23 +50,24 @@ def make() -> Make:
 
 @pytest.fixture
 def step() -> Callable[[Method], Output]:
-    """step(method): a training step on six images at a rate of 0, so that only what follows the optimizer moves."""
+    """step(method): a training step on six images at a rate of 0, so that only what follows the
+    optimizer moves."""
 
     def call(method: Method) -> Output:
         stream = torch.Generator().manual_seed(7)
         images = torch.randint(256, (6, 3, SIZE, SIZE), dtype=torch.uint8, generator=stream)
         uniforms = tuple(views.draw(g.count * 6, stream, "cpu") for g in method.views)
-        made = Step(method, SGD(method.parameter_row(method.online), decay=0.0, momentum=0.9))
+        train_step = Step(method, SGD(method.parameter_row(method.online), decay=0.0, momentum=0.9))
         inputs = Inputs(torch.arange(6), images, uniforms, None, {})
-        return made(inputs, lambda method, batch, out, given: method.loss(out, given), {})
+        return train_step(inputs, lambda method, batch, out, given: method.loss(out, given), {})
 
     return call
 
 
 @pytest.fixture
 def batch() -> Batch:
-    """Six images, two views; the second view is brighter, so that statistics of the two differ. Labels come with it,
-    whether a method looks at them or not."""
+    """Six images, two views; the second view is brighter, so that statistics of the two differ.
+    Labels come with it, whether a method looks at them or not."""
     generator = torch.Generator().manual_seed(7)
     views = torch.randn(2, 6, 3, SIZE, SIZE, generator=generator)
     views[1] = 2 * views[1] + 1

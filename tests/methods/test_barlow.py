@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedssl.method import Batch
 from fedssl.methods import Barlow
-from fedssl.methods.barlow import redundancy
+from fedssl.methods.barlow import redundancy_loss
 
 
 def _views(n: int = 6, k: int = 4) -> Tensor:
@@ -16,8 +16,10 @@ def _views(n: int = 6, k: int = 4) -> Tensor:
 
 
 def _slow(z: Tensor, lam: float) -> float:
-    (a, b), total = z.tolist(), 0.0
-    n, k = len(a), len(a[0])
+    (a, b) = z.tolist()
+    total = 0.0
+    n = len(a)
+    k = len(a[0])
 
     def column(rows: list[list[float]], i: int) -> list[float]:
         values = [row[i] for row in rows]
@@ -34,34 +36,40 @@ def _slow(z: Tensor, lam: float) -> float:
 
 @pytest.mark.parametrize("lam", [0.0, 0.005, 1.0])
 def test_equals_the_sum_over_pairs_of_entries(lam: float) -> None:
-    assert redundancy(_views(), lam).item() == pytest.approx(_slow(_views(), lam), rel=1e-4)
+    assert redundancy_loss(_views(), lam).item() == pytest.approx(_slow(_views(), lam), rel=1e-4)
 
 
 def test_by_hand() -> None:
-    """Columns (1, 1, −1, −1) and (1, −1, 1, −1) are uncorrelated: equal views lose nothing. Where the second view has
-    its columns exchanged, C is 0 on the diagonal and 1 beside it: 2 + 2λ. Two equal columns: C = 1 everywhere, 2λ."""
+    """Columns (1, 1, −1, −1) and (1, −1, 1, −1) are uncorrelated: equal views lose nothing. Where
+    the second view has its columns exchanged, C is 0 on the diagonal and 1 next to it: 2 + 2λ. Two
+    equal columns: C = 1 everywhere, 2λ."""
     apart = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     alike = apart[:, :1].expand(4, 2)
-    for first, second, expected in ((apart, apart, 0.0), (apart, apart.flip(1), 3.0), (alike, alike, 1.0)):
-        found = redundancy(torch.stack([first, second]), 0.5).item()
-        assert found == pytest.approx(expected, abs=1e-3)
+    for first, second, expected in (
+        (apart, apart, 0.0),
+        (apart, apart.flip(1), 3.0),
+        (alike, alike, 1.0),
+    ):
+        loss = redundancy_loss(torch.stack([first, second]), 0.5).item()
+        assert loss == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_constant_entry_is_finite() -> None:
     z = _views().index_fill(2, torch.tensor([1]), 2.0).requires_grad_()
-    redundancy(z, 0.005).backward()
+    redundancy_loss(z, 0.005).backward()
     assert z.grad.isfinite().all()
 
 
 def test_the_loss_is_scaled(make, batch: Batch) -> None:
     out = make(Barlow)(batch)
-    plain, scaled = make(Barlow, scale=1.0).loss(out, {}), make(Barlow, scale=0.25).loss(out, {})
+    plain = make(Barlow, scale=1.0).loss(out, {})
+    scaled = make(Barlow, scale=0.25).loss(out, {})
     torch.testing.assert_close(scaled, plain / 4)
-    torch.testing.assert_close(plain, redundancy(out.z, 0.005))
+    torch.testing.assert_close(plain, redundancy_loss(out.z, 0.005))
 
 
 @pytest.mark.oracle
 def test_equals_lightly() -> None:
     criterion = pytest.importorskip("lightly.loss").BarlowTwinsLoss(lambda_param=0.01)
     z = _views(16, 8)
-    torch.testing.assert_close(redundancy(z, 0.01), criterion(*z), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(redundancy_loss(z, 0.01), criterion(*z), rtol=1e-4, atol=1e-5)

@@ -1,4 +1,5 @@
-"""Spherical k-means and the loss against loops; what a method finds before an epoch reaches the right images."""
+"""Spherical k-means and the loss against loops; what a method finds before an epoch reaches the
+right images."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fedssl.method import Batch
 from fedssl.methods import DeepCluster
 from fedssl.methods.deepcluster import cluster_loss, spherical_k_means
-from fedssl.train import Task
+from fedssl.training.trainer import Task
 
 
 def _units(*shape: int, seed: int = 1) -> Tensor:
@@ -39,7 +40,8 @@ def _slow_k_means(rows: Tensor, k: int, iterations: int) -> tuple[list[Tensor], 
 
 @pytest.mark.parametrize(("n", "k", "iterations"), [(20, 3, 4), (30, 8, 2), (5, 5, 1), (4, 7, 3)])
 def test_k_means_equals_loops(n: int, k: int, iterations: int) -> None:
-    """Also with more clusters than images: some centroids are then alike, and the first of them is the nearest."""
+    """Also with more clusters than images: some centroids are then alike, and the first of them is
+    the nearest."""
     rows = _units(n, 4)
     centroids, clusters = spherical_k_means(rows, k, iterations)
     slow_centroids, slow_clusters = _slow_k_means(rows, k, iterations)
@@ -58,13 +60,17 @@ def test_k_means_finds_what_is_apart() -> None:
 
 
 def test_loss_equals_loops() -> None:
-    z, centroids, clusters = 3 * _units(2, 5, 4), _units(6, 4, seed=2), torch.tensor([0, 5, 2, 2, 1])
+    z = 3 * _units(2, 5, 4)
+    centroids = _units(6, 4, seed=2)
+    clusters = torch.tensor([0, 5, 2, 2, 1])
     losses = []
     for view in range(2):
         for b in range(5):
             powers = [math.exp((z[view, b] / 3 @ c).item() / 0.1) for c in centroids]
             losses.append(-math.log(powers[clusters[b]] / sum(powers)))
-    assert cluster_loss(z, centroids, clusters, 0.1).item() == pytest.approx(sum(losses) / 10, rel=1e-4)
+    assert cluster_loss(z, centroids, clusters, 0.1).item() == pytest.approx(
+        sum(losses) / 10, rel=1e-4
+    )
 
 
 def test_by_hand() -> None:
@@ -85,27 +91,33 @@ def test_clusters_are_those_of_the_batchs_images(make, batch: Batch) -> None:
 
 def test_before_an_epoch_projections_are_clustered(make) -> None:
     method = make(DeepCluster)
-    before, h = method.state.clone(), torch.randn(9, 24, generator=torch.Generator().manual_seed(0))
-    found = method.before_epoch(lambda: h)
+    before = method.state.clone()
+    h = torch.randn(9, 24, generator=torch.Generator().manual_seed(0))
+    result = method.before_epoch(lambda: h)
     assert method.projector.training
     assert torch.equal(method.state.floats, before.floats)
     method.eval()
     with torch.no_grad():
         centroids, clusters = spherical_k_means(F.normalize(method.projector(h), dim=1), 5, 10)
-    assert torch.equal(found["centroids"], centroids)
-    assert torch.equal(found["clusters"][:9], clusters)
-    assert found["clusters"].shape == (16,)
+    assert torch.equal(result["centroids"], centroids)
+    assert torch.equal(result["clusters"][:9], clusters)
+    assert result["clusters"].shape == (16,)
 
 
-def test_training_clusters_every_epoch(make_trainer, pixels, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, seen = make_trainer("deepcluster", {"epochs": 2}), []
+def test_training_clusters_every_epoch(
+    make_trainer, pixels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("deepcluster", {"epochs": 2})
+    seen = []
     trainer.fit(
         Task(pixels(24), None, torch.Generator().manual_seed(0), 0.05, 0.0, threading.Event()),
         lambda method, batch, out, given: seen.append(given) or method.loss(out, given),
         {},
     )
     shapes = [{name: tensor.shape for name, tensor in given.items()} for given in seen]
-    assert shapes == [{"centroids": (5, 5), "clusters": (32,)}] * 6  # a recorded step serves them all
+    assert (
+        shapes == [{"centroids": (5, 5), "clusters": (32,)}] * 6
+    )  # a recorded step serves them all
     assert not torch.equal(seen[0]["centroids"], seen[-1]["centroids"])
 
 

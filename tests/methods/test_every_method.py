@@ -1,4 +1,5 @@
-"""What holds for every method: on a flat row, in one pass over its views, with a capability for each part."""
+"""What holds for every method: on a flat row, in one pass over its views, with a capability for
+each part."""
 
 from __future__ import annotations
 
@@ -26,15 +27,21 @@ from fedssl.methods import (
     VICReg,
 )
 
-EVERY = [cls for cls in map(METHODS.__getitem__, METHODS.names()) if cls is not MAE]  # it needs patches: test_mae.py
+EVERY = [
+    cls for cls in map(METHODS.__getitem__, METHODS.names()) if cls is not MAE
+]  # it needs patches: test_mae.py
 AT_ONCE = [Autoencoder, Rotation, SimCLR]  # BatchNorm sees all that they encode as one batch
-PER_VIEW = [cls for cls in EVERY if cls not in (*AT_ONCE, SwAV)]  # SwAV's p are scores, which `encode` knows nothing of
+PER_VIEW = [
+    cls for cls in EVERY if cls not in (*AT_ONCE, SwAV)
+]  # SwAV's p are scores, which `encode` knows nothing of
 SHAPES = {Autoencoder: (1, 6, 192), Rotation: (4, 6, 4)}  # of projections, where not (2, 6, 5)
 
 
 def _given(method: Method) -> Given:
     """What the method finds before an epoch of six images."""
-    return method.before_epoch(lambda: torch.randn(6, 24, generator=torch.Generator().manual_seed(8)))
+    return method.before_epoch(
+        lambda: torch.randn(6, 24, generator=torch.Generator().manual_seed(8))
+    )
 
 
 def _descend(method: Method, batch: Batch, rate: float = 0.01, after: bool = True) -> float:
@@ -67,7 +74,9 @@ def test_a_step_through_views_moves_the_row(cls: type[Method], make, batch: Batc
     online = method.parameter_row(method.online).clone()
     _descend(method, batch)
     assert (method.parameter_row(method.online) != online).float().mean() > 0.9
-    assert torch.equal(method.state.view(method.state.layout.entries[0]), method.backbone.layers[0][0].weight)
+    assert torch.equal(
+        method.state.view(method.state.layout.entries[0]), method.backbone.layers[0][0].weight
+    )
     assert not torch.equal(method.state.floats, before.floats)
 
 
@@ -102,7 +111,8 @@ def test_shapes_and_precision_of_an_output(cls: type[Method], make, batch: Batch
 
 @pytest.mark.parametrize("cls", PER_VIEW)
 def test_one_pass_equals_a_pass_for_each_view(cls: type[Method], make, batch: Batch) -> None:
-    together, apart = make(cls), make(cls)
+    together = make(cls)
+    apart = make(cls)
     out = together(batch)
     for i, view in enumerate(batch.views[0]):
         alone = apart.encode(view)
@@ -116,7 +126,8 @@ def test_one_pass_equals_a_pass_for_each_view(cls: type[Method], make, batch: Ba
 
 @pytest.mark.parametrize("cls", PER_VIEW)
 def test_one_pass_has_the_gradient_of_two(cls: type[Method], make, batch: Batch) -> None:
-    together, apart = make(cls), make(cls)
+    together = make(cls)
+    apart = make(cls)
     weights = torch.linspace(-1, 1, 60).view(2, 6, 5)
     (together.encode_views(batch.views[0]).p * weights).sum().backward()
     sum((apart.encode(batch.views[0][i]).p * weights[i]).sum() for i in range(2)).backward()
@@ -126,7 +137,8 @@ def test_one_pass_has_the_gradient_of_two(cls: type[Method], make, batch: Batch)
 
 
 def test_simclr_shares_statistics_between_views(make, batch: Batch) -> None:
-    method, twin = make(SimCLR), make(SimCLR)
+    method = make(SimCLR)
+    twin = make(SimCLR)
     both = twin.encode(batch.views[0].flatten(0, 1))
     torch.testing.assert_close(method(batch).z.flatten(0, 1), both.z)
     assert (method.encode(batch.views[0][0]).z - both.z[:6]).abs().max() > 0.01
@@ -174,7 +186,12 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
         (SimSiam, {"predictor": False}, {"backbone", "projector"}, ()),
         (BYOL, {}, {"backbone", "projector", "predictor", "target"}, ("target",)),
         (BYOL, {"ema": False}, {"backbone", "projector", "predictor", "target"}, ("target",)),
-        (BYOL, {"stop_gradient": False}, {"backbone", "projector", "predictor", "target"}, ("target",)),
+        (
+            BYOL,
+            {"stop_gradient": False},
+            {"backbone", "projector", "predictor", "target"},
+            ("target",),
+        ),
         (DeepCluster, {}, {"backbone", "projector"}, ()),
         (SwAV, {}, {"backbone", "projector", "prototypes"}, ()),
         (DINO, {}, {"backbone", "projector", "target", "centre"}, ("target", "centre")),
@@ -190,7 +207,9 @@ def test_what_an_instance_provides_and_keeps(cls, settings, parts, kept, make) -
 
 
 @pytest.mark.parametrize("cls", EVERY)
-def test_counters_of_norm_layers_advance_and_nothing_else(cls: type[Method], make, batch: Batch) -> None:
+def test_counters_of_norm_layers_advance_and_nothing_else(
+    cls: type[Method], make, batch: Batch
+) -> None:
     method = make(cls)
     method(batch)
     method.count_batch()
@@ -235,8 +254,15 @@ def test_published_defaults() -> None:
         4096,
         2048,
     )
-    v1, v2 = MoCoV1.Settings(), MoCoV2.Settings()
-    assert (v1.queue, v1.momentum, v1.dim, v1.temperature, v2.temperature) == (4096, 0.99, 128, 0.07, 0.2)
+    v1 = MoCoV1.Settings()
+    v2 = MoCoV2.Settings()
+    assert (v1.queue, v1.momentum, v1.dim, v1.temperature, v2.temperature) == (
+        4096,
+        0.99,
+        128,
+        0.07,
+        0.2,
+    )
     assert v1.augment.jitter == (0.4, 0.4, 0.4, 0.1)
     assert v2.augment == BYOL.Settings().augment
     assert BYOL.Settings().momentum == 0.99
@@ -246,6 +272,7 @@ def test_published_defaults() -> None:
 
 
 def test_a_copy_of_settings_builds_the_same_method(make) -> None:
-    a, b = make(MoCoV2), make(MoCoV2, **copy.deepcopy(dict(make(MoCoV2).settings)))
+    a = make(MoCoV2)
+    b = make(MoCoV2, **copy.deepcopy(dict(make(MoCoV2).settings)))
     assert a.state.layout == b.state.layout
     assert torch.equal(a.state.floats, b.state.floats)

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.method import Batch
 from fedssl.methods import MAE
-from fedssl.methods.mae import masked_error, patchify
+from fedssl.methods.mae import masked_mse, patchify
 from fedssl.nets import ViTMini
 
 
 class SmallViT(ViTMini):
-    width, depth, heads = 8, 2, 2
+    width = 8
+    depth = 2
+    heads = 2
 
 
 def _method(size: int = 16, **settings: Any) -> MAE:
@@ -29,24 +31,31 @@ def _method(size: int = 16, **settings: Any) -> MAE:
 
 def _batch(method: MAE, n: int = 6, seed: int = 0) -> Batch:
     stream = torch.Generator().manual_seed(seed)
-    images = torch.randint(256, (n, 3, method.size, method.size), dtype=torch.uint8, generator=stream)
+    images = torch.randint(
+        256, (n, 3, method.size, method.size), dtype=torch.uint8, generator=stream
+    )
     return Batch(torch.arange(n), images, (), None, method.draw(n, stream), torch.zeros(()))
 
 
 def _slow(method: MAE, batch: Batch, drawn: Tensor, norm_pix: bool) -> float:
-    """The error of drawings (n, t, k) of all patches: over images, masked patches and pixels, one by one."""
-    total, count = 0.0, 0
+    """The error of drawings (n, t, k) of all patches: over images, masked patches and pixels, one
+    by one."""
+    total = 0.0
+    count = 0
     for i, image in enumerate(batch.images.float() / 255):
         chances = batch.draws["mask"][i].tolist()
         seen = sorted(range(len(chances)), key=chances.__getitem__)[: method.seen]
         for place in set(range(len(chances))) - set(seen):
-            row, column = 4 * (place // 4), 4 * (place % 4)
+            row = 4 * (place // 4)
+            column = 4 * (place % 4)
             pixels = image[:, row : row + 4, column : column + 4].flatten().tolist()
             if norm_pix:
                 mean = sum(pixels) / 48
                 spread = (sum((p - mean) ** 2 for p in pixels) / 47 + 1e-6) ** 0.5
                 pixels = [(p - mean) / spread for p in pixels]
-            total += sum((a - b) ** 2 for a, b in zip(drawn[i, place].tolist(), pixels, strict=True))
+            total += sum(
+                (a - b) ** 2 for a, b in zip(drawn[i, place].tolist(), pixels, strict=True)
+            )
             count += 48
     return total / count
 
@@ -63,20 +72,23 @@ def test_equals_the_loop_over_masked_pixels(norm_pix: bool) -> None:
 
 def test_by_hand() -> None:
     """Two patches of two pixels: errors 1, 0, 2, 1, so (1 + 0 + 4 + 1) / 4."""
-    drawn, patches = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[0.0, 2], [5, 3]])
-    assert masked_error(drawn, patches, norm_pix=False).item() == 1.5
+    drawn = torch.tensor([[1.0, 2], [3, 4]])
+    patches = torch.tensor([[0.0, 2], [5, 3]])
+    assert masked_mse(drawn, patches, norm_pix=False).item() == 1.5
 
 
 def test_a_flat_patch_has_a_normalised_error() -> None:
     flat = torch.full((2, 48), 0.7)
-    assert masked_error(torch.zeros(2, 48), flat, norm_pix=True).item() == pytest.approx(0, abs=1e-6)
+    assert masked_mse(torch.zeros(2, 48), flat, norm_pix=True).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_patches_are_cut_line_by_line() -> None:
     images = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6)
     patches = patchify(images, 2)
     assert patches.shape == (2, 6, 12)
-    assert torch.equal(patches[1, 4], images[1, :, 2:4, 2:4].flatten())  # second line, second column
+    assert torch.equal(
+        patches[1, 4], images[1, :, 2:4, 2:4].flatten()
+    )  # second line, second column
 
 
 @pytest.mark.parametrize(("mask", "seen"), [(0.75, 4), (0.5, 8), (0.99, 1), (0.01, 15)])
@@ -84,7 +96,7 @@ def test_share_that_is_seen(mask: float, seen: int) -> None:
     method = _method(mask=mask)
     out = method(_batch(method))
     assert method.seen == seen
-    assert out.p.shape == out.wanted.shape == (1, 6, 16 - seen, 48)
+    assert out.p.shape == out.expected.shape == (1, 6, 16 - seen, 48)
     assert out.h.shape == out.z.shape == (1, 6, 8)
 
 
@@ -92,14 +104,18 @@ def test_what_is_masked_is_not_seen_but_is_asked_for() -> None:
     method = _method()
     batch = _batch(method, n=1)
     masked = batch.draws["mask"].argsort(1)[0, -1].item()
-    row, column = 4 * (masked // 4), 4 * (masked % 4)
+    row = 4 * (masked // 4)
+    column = 4 * (masked % 4)
     other = batch._replace(images=batch.images.clone())
-    other.images[..., row : row + 4, column : column + 4] = 255 - other.images[..., row : row + 4, column : column + 4]
-    one, two = method(batch), method(other)
+    other.images[..., row : row + 4, column : column + 4] = (
+        255 - other.images[..., row : row + 4, column : column + 4]
+    )
+    one = method(batch)
+    two = method(other)
     assert torch.equal(one.p, two.p)
     assert torch.equal(one.h, two.h)
-    assert torch.equal(one.wanted[0, 0, :-1], two.wanted[0, 0, :-1])
-    assert not torch.equal(one.wanted[0, 0, -1], two.wanted[0, 0, -1])
+    assert torch.equal(one.expected[0, 0, :-1], two.expected[0, 0, :-1])
+    assert not torch.equal(one.expected[0, 0, -1], two.expected[0, 0, -1])
 
 
 def test_every_patch_is_masked_equally_often() -> None:
@@ -112,7 +128,8 @@ def test_every_patch_is_masked_equally_often() -> None:
 
 def test_steps_lower_the_loss_and_every_parameter_takes_a_gradient() -> None:
     method = _method()
-    batch, losses = _batch(method), []
+    batch = _batch(method)
+    losses = []
     for _ in range(10):
         loss = method.loss(method(batch), {})
         loss.backward()
@@ -148,10 +165,10 @@ def test_other_backbones_are_refused(make: Any) -> None:
         make(MAE)
     with pytest.raises(ConfigError, match="an image of 4 pixels is one patch"):
         _method(size=4)
-    with pytest.raises(ConfigError, match="10 x 10 is no multiple of"):
+    with pytest.raises(ConfigError, match="10 x 10 is not a multiple of"):
         _method(size=10)
 
 
 def test_nothing_waits_for_the_device() -> None:
     with FakeTensorMode():  # has shapes and no values: reading one raises
-        assert masked_error(torch.empty(6, 3, 8), torch.empty(6, 3, 8), norm_pix=True).shape == ()
+        assert masked_mse(torch.empty(6, 3, 8), torch.empty(6, 3, 8), norm_pix=True).shape == ()

@@ -31,16 +31,21 @@ def _slow(queries: Tensor, keys: Tensor, negatives: Tensor, temperature: float) 
 
 @pytest.mark.parametrize("temperature", [0.07, 0.2])
 def test_equals_the_sum_over_pairs(temperature: float) -> None:
-    queries, keys, negatives = _units(2, 5, 4), _units(2, 5, 4, seed=2), _units(7, 4, seed=3)
+    queries = _units(2, 5, 4)
+    keys = _units(2, 5, 4, seed=2)
+    negatives = _units(7, 4, seed=3)
     mine = info_nce(queries, keys, negatives, temperature).item()
     assert mine == pytest.approx(_slow(queries, keys, negatives, temperature), rel=1e-5)
 
 
 def test_by_hand() -> None:
-    """A query equal to its key, three negatives at right angles, t = 1: log(e + 3) − 1, for each view."""
+    """A query equal to its key, three negatives at right angles, t = 1: log(e + 3) − 1, for each
+    view."""
     query = torch.tensor([1.0, 0.0]).expand(2, 4, 2)
     negatives = torch.tensor([0.0, 1.0]).expand(3, 2)
-    assert info_nce(query, query, negatives, 1.0).item() == pytest.approx(2 * (math.log(math.e + 3) - 1))
+    assert info_nce(query, query, negatives, 1.0).item() == pytest.approx(
+        2 * (math.log(math.e + 3) - 1)
+    )
 
 
 @pytest.mark.parametrize("cls", [MoCoV1, MoCoV2])
@@ -56,7 +61,8 @@ def test_a_query_belongs_to_the_key_of_the_other_view(cls, make, batch: Batch) -
 
 def test_queue_goes_round() -> None:
     """Five places, three keys at a time: 0 1 2 · ·, then 5 1 2 3 4, then 5 6 7 8 4."""
-    queue, keys = Queue(5, 2), torch.arange(18.0).view(9, 2)
+    queue = Queue(5, 2)
+    keys = torch.arange(18.0).view(9, 2)
     rows = []
     for step in range(3):
         queue.push(keys[3 * step : 3 * step + 3])
@@ -67,7 +73,8 @@ def test_queue_goes_round() -> None:
 
 @pytest.mark.parametrize(("size", "batch"), [(6, 3), (5, 3), (7, 7), (4, 6), (1, 2)])
 def test_queue_holds_the_newest_keys(size: int, batch: int) -> None:
-    queue, pushed = Queue(size, 1), []
+    queue = Queue(size, 1)
+    pushed = []
     for step in range(9):
         keys = torch.arange(batch * step, batch * (step + 1)).float()[:, None]
         queue.push(keys)
@@ -78,7 +85,9 @@ def test_queue_holds_the_newest_keys(size: int, batch: int) -> None:
 
 
 def test_queue_is_filled_from_its_generator() -> None:
-    a, b, c = Queue(50, 8), Queue(50, 8), Queue(50, 8)
+    a = Queue(50, 8)
+    b = Queue(50, 8)
+    c = Queue(50, 8)
     for queue, seed in ((a, 1), (b, 1), (c, 2)):
         queue.push(torch.ones(3, 8))
         queue.fill(torch.Generator().manual_seed(seed))
@@ -111,7 +120,9 @@ def test_key_encoder_follows(make, step) -> None:
 
 
 def test_heads(make) -> None:
-    v1, v2, wide = make(MoCoV1), make(MoCoV2, hidden=None), make(MoCoV2, hidden=9)
+    v1 = make(MoCoV1)
+    v2 = make(MoCoV2, hidden=None)
+    wide = make(MoCoV2, hidden=9)
     assert [tuple(p.shape) for p in v1.projector.parameters()] == [(5, 24), (5,)]
     assert [m.weight.shape[0] for m in (v2.projector[0], wide.projector[0])] == [24, 9]
 
@@ -127,18 +138,23 @@ def test_nothing_waits_for_the_device() -> None:
 @pytest.mark.parametrize("temperature", [0.07, 0.2])
 def test_equals_lightly(temperature: float) -> None:
     loss = pytest.importorskip("lightly.loss")
-    queries, keys, negatives = _units(2, 6, 8), _units(2, 6, 8, seed=2), _units(32, 8, seed=3)
+    queries = _units(2, 6, 8)
+    keys = _units(2, 6, 8, seed=2)
+    negatives = _units(32, 8, seed=3)
     theirs = torch.zeros(())
     for view in range(2):
         criterion = loss.NTXentLoss(temperature=temperature, memory_bank_size=(32, 8))
         criterion.memory_bank.bank = negatives.clone()
         theirs = theirs + criterion(queries[view], keys[view])
-    torch.testing.assert_close(info_nce(queries, keys, negatives, temperature), theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        info_nce(queries, keys, negatives, temperature), theirs, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("cls", [MoCoV1, MoCoV2])
 def test_a_queue_that_is_full_too_late(cls, make) -> None:
-    """Two keys of an image: with 10 images in a round a queue of 100 is full after five rounds, one of 101 later."""
+    """Two keys of an image: with 10 images in a round a queue of 100 is full after five rounds, one
+    of 101 later."""
     assert make(cls, queue=100).caution(10) is None
     assert make(cls, queue=101).caution(10) == (
         "makes 20 keys in a round and fills method.queue = 101 after 6: until then its other negatives are random "

@@ -1,4 +1,4 @@
-"""A method made from another is itself, whether or not it has settings of its own."""
+"""A method made from another is itself, with or without settings of its class."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedssl.experiment import Experiment
+from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS
 from fedssl.methods.simclr import SimCLR
 
@@ -27,9 +27,13 @@ def test_a_method_that_extends_another_is_the_one_that_runs() -> None:
     class Sharing(SimCLR):
         Settings = SimCLR.Settings
 
-    for name, wanted in (("plain-child", Plain), ("sharing-child", Sharing), ("simclr", SimCLR)):
-        values = {"clients": 2, "data": {"name": "fashion-mini"}, "method": {"name": name, "hidden": 7}}
+    for name, expected in (("plain-child", Plain), ("sharing-child", Sharing), ("simclr", SimCLR)):
+        values = {
+            "clients": 2,
+            "data": {"name": "fashion-mini"},
+            "method": {"name": name, "hidden": 7},
+        }
         experiment = Experiment.from_dict(values)
-        assert experiment.method.method is wanted
+        assert experiment.method.method is expected
         assert experiment.to_dict()["method"]["name"] == name
         assert experiment.to_dict()["method"]["hidden"] == 7

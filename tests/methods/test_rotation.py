@@ -9,7 +9,7 @@ import torch
 
 from fedssl.method import Batch
 from fedssl.methods import Rotation
-from fedssl.methods.rotation import quarter_turns, which_turn
+from fedssl.methods.rotation import quarter_turns, rotation_loss
 from fedssl.methods.supervised import cross_entropy
 
 
@@ -26,20 +26,21 @@ def test_equals_the_sum_over_images() -> None:
     for turn in range(4):
         for scores in logits[turn].tolist():
             slow -= math.log(math.exp(scores[turn]) / sum(math.exp(score) for score in scores)) / 20
-    assert which_turn(logits).item() == pytest.approx(slow, rel=1e-5)
+    assert rotation_loss(logits).item() == pytest.approx(slow, rel=1e-5)
     labels = torch.arange(4)[:, None].expand(4, 5)
-    torch.testing.assert_close(which_turn(logits), cross_entropy(logits, labels))
+    torch.testing.assert_close(rotation_loss(logits), cross_entropy(logits, labels))
 
 
 def test_by_hand() -> None:
     """A guess costs log 4; log 5 on the right one of four leaves it 5/8."""
-    assert which_turn(torch.zeros(4, 3, 4)).item() == pytest.approx(math.log(4))
+    assert rotation_loss(torch.zeros(4, 3, 4)).item() == pytest.approx(math.log(4))
     right = torch.eye(4)[:, None].expand(4, 3, 4) * math.log(5)
-    assert which_turn(right).item() == pytest.approx(math.log(8 / 5))
+    assert rotation_loss(right).item() == pytest.approx(math.log(8 / 5))
 
 
 def test_all_four_turns_are_one_batch(make, batch: Batch) -> None:
-    method, twin = make(Rotation), make(Rotation)
+    method = make(Rotation)
+    twin = make(Rotation)
     out = method(batch)
     together = twin.encode(torch.cat([batch.views[0][0].rot90(turn, (2, 3)) for turn in range(4)]))
     torch.testing.assert_close(out.z, together.z.view(4, 6, 4))

@@ -13,7 +13,9 @@ from fedssl.methods.simclr import nt_xent
 
 
 def _slow(z: Tensor, temperature: float) -> float:
-    rows = [[x / math.sqrt(sum(y * y for y in row)) for x in row] for row in z.flatten(0, 1).tolist()]
+    rows = [
+        [x / math.sqrt(sum(y * y for y in row)) for x in row] for row in z.flatten(0, 1).tolist()
+    ]
     n = len(rows) // 2
 
     def similarity(i: int, j: int) -> float:
@@ -31,7 +33,9 @@ def _slow(z: Tensor, temperature: float) -> float:
 @pytest.mark.parametrize("n", [1, 5])
 def test_equals_the_sum_over_pairs(n: int, temperature: float) -> None:
     z = torch.randn(2, n, 4, generator=torch.Generator().manual_seed(1))
-    assert nt_xent(z, temperature).item() == pytest.approx(_slow(z, temperature), rel=1e-5, abs=1e-6)
+    assert nt_xent(z, temperature).item() == pytest.approx(
+        _slow(z, temperature), rel=1e-5, abs=1e-6
+    )
 
 
 def test_by_hand() -> None:
@@ -67,4 +71,6 @@ def test_equals_lightly(temperature: float) -> None:
     theirs = loss.NTXentLoss(temperature=temperature)(z[0], z[1])
     mine = nt_xent(z, temperature)
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(*(torch.autograd.grad(x, z)[0] for x in (mine, theirs)), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(x, z)[0] for x in (mine, theirs)), rtol=1e-4, atol=1e-6
+    )

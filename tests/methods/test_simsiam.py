@@ -19,8 +19,12 @@ def _cosine(a: list[float], b: list[float]) -> float:
 
 def test_equals_the_sum_over_pairs() -> None:
     p, z = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(1)).unbind()
-    rows_p, rows_z = p.tolist(), z.tolist()
-    slow = [-0.5 * _cosine(rows_p[0][i], rows_z[1][i]) - 0.5 * _cosine(rows_p[1][i], rows_z[0][i]) for i in range(5)]
+    rows_p = p.tolist()
+    rows_z = z.tolist()
+    slow = [
+        -0.5 * _cosine(rows_p[0][i], rows_z[1][i]) - 0.5 * _cosine(rows_p[1][i], rows_z[0][i])
+        for i in range(5)
+    ]
     assert symmetric_cosine(p, z).item() == pytest.approx(sum(slow) / 5, rel=1e-5)
 
 
@@ -36,9 +40,11 @@ def _gradient(method: SimSiam, batch: Batch) -> torch.Tensor:
 
 
 def test_stopping_the_gradient_changes_it_and_not_the_loss(make, batch: Batch) -> None:
-    stopped, flowing = make(SimSiam), make(SimSiam, stop_gradient=False)
+    stopped = make(SimSiam)
+    flowing = make(SimSiam, stop_gradient=False)
     torch.testing.assert_close(stopped.loss(stopped(batch), {}), flowing.loss(flowing(batch), {}))
-    a, b = _gradient(make(SimSiam), batch), _gradient(make(SimSiam, stop_gradient=False), batch)
+    a = _gradient(make(SimSiam), batch)
+    b = _gradient(make(SimSiam, stop_gradient=False), batch)
     assert (a - b).norm() > 0.05 * a.norm()
 
 

@@ -1,4 +1,5 @@
-"""Cross-entropy against loops; labels reach this method and no other, and are checked before it trains."""
+"""Cross-entropy against loops; labels reach this method and no other, and are checked before it
+trains."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import fedssl
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.method import METHODS, Batch
 from fedssl.methods import Supervised
 from fedssl.methods.supervised import cross_entropy
@@ -17,17 +18,23 @@ from fedssl.methods.supervised import cross_entropy
 
 def test_equals_the_sum_over_images() -> None:
     stream = torch.Generator().manual_seed(1)
-    logits, labels = torch.randn(2, 5, 4, generator=stream), torch.randint(4, (2, 5), generator=stream)
+    logits = torch.randn(2, 5, 4, generator=stream)
+    labels = torch.randint(4, (2, 5), generator=stream)
     slow = 0.0
     for view in range(2):
         for scores, label in zip(logits[view].tolist(), labels[view].tolist(), strict=True):
-            slow -= math.log(math.exp(scores[label]) / sum(math.exp(score) for score in scores)) / 10
+            slow -= (
+                math.log(math.exp(scores[label]) / sum(math.exp(score) for score in scores)) / 10
+            )
     assert cross_entropy(logits, labels).item() == pytest.approx(slow, rel=1e-5)
 
 
 def test_by_hand() -> None:
-    """Logits all alike: log of the number of classes. One logit of log 9 among four: 9/12 for it, 1/12 for another."""
-    assert cross_entropy(torch.zeros(1, 3, 4), torch.tensor([[0, 1, 3]])).item() == pytest.approx(math.log(4))
+    """Logits all alike: log of the number of classes. One logit of log 9 among four: 9/12 for it,
+    1/12 for another."""
+    assert cross_entropy(torch.zeros(1, 3, 4), torch.tensor([[0, 1, 3]])).item() == pytest.approx(
+        math.log(4)
+    )
     one = torch.tensor([[[0.0, math.log(9), 0.0, 0.0]]])
     assert cross_entropy(one, torch.tensor([[1]])).item() == pytest.approx(math.log(12 / 9))
     assert cross_entropy(one, torch.tensor([[2]])).item() == pytest.approx(math.log(12))
@@ -36,8 +43,8 @@ def test_by_hand() -> None:
 def test_every_view_has_its_images_label(make, batch: Batch) -> None:
     method = make(Supervised)
     out = method(batch)
-    assert torch.equal(out.wanted, torch.stack([batch.labels, batch.labels]))
-    torch.testing.assert_close(method.loss(out, {}), cross_entropy(out.z, out.wanted))
+    assert torch.equal(out.expected, torch.stack([batch.labels, batch.labels]))
+    torch.testing.assert_close(method.loss(out, {}), cross_entropy(out.z, out.expected))
     assert [group.count for group in method.views] == [1]
 
 
@@ -84,10 +91,14 @@ def test_labels_beyond_the_classes_end_a_run(tmp_path: Path) -> None:
     images, labels = _halves().tensors
     given = torch.utils.data.TensorDataset(images, labels + 1)
     with pytest.raises(ConfigError, match="label 2"):
-        fedssl.run(fedssl.Experiment.from_dict(SMALL), tmp_path / "run", "cpu", dataset=given, quiet=True)
+        fedssl.run(
+            fedssl.Experiment.from_dict(SMALL), tmp_path / "run", "cpu", dataset=given, quiet=True
+        )
 
 
 def test_images_without_labels_are_refused(tmp_path: Path) -> None:
     images = _halves().tensors[0].numpy().transpose(0, 2, 3, 1)
     with pytest.raises(ConfigError, match="learns from labels"):
-        fedssl.run(fedssl.Experiment.from_dict(SMALL), tmp_path / "run", "cpu", dataset=images, quiet=True)
+        fedssl.run(
+            fedssl.Experiment.from_dict(SMALL), tmp_path / "run", "cpu", dataset=images, quiet=True
+        )

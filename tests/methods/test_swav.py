@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedssl.method import Batch
 from fedssl.methods import SwAV
-from fedssl.methods.swav import sinkhorn, swapped_prediction
+from fedssl.methods.swav import sinkhorn, swapped_prediction_loss
 
 
 def _scores(*shape: int, seed: int = 1) -> Tensor:
@@ -35,7 +35,12 @@ def _slow_loss(scores: Tensor, codes: Tensor, temperature: float) -> float:
         for v in range(len(scores)):
             for b in range(scores.shape[1] if g != v else 0):
                 p = (scores[v, b] / temperature).softmax(0)
-                losses.append(-sum(q * math.log(x) for q, x in zip(codes[g, b].tolist(), p.tolist(), strict=True)))
+                losses.append(
+                    -sum(
+                        q * math.log(x)
+                        for q, x in zip(codes[g, b].tolist(), p.tolist(), strict=True)
+                    )
+                )
     return sum(losses) / len(losses)
 
 
@@ -44,7 +49,9 @@ def test_sinkhorn_equals_loops(epsilon: float) -> None:
     scores = _scores(2, 6, 4)
     for view in range(2):
         expected = torch.tensor(_slow_sinkhorn(scores[view], epsilon, 3))
-        torch.testing.assert_close(sinkhorn(scores, epsilon, 3)[view], expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            sinkhorn(scores, epsilon, 3)[view], expected, rtol=1e-4, atol=1e-6
+        )
 
 
 def test_codes_spread_over_prototypes() -> None:
@@ -64,15 +71,18 @@ def test_sinkhorn_by_hand() -> None:
 def test_loss_equals_the_mean_over_pairs(small: int) -> None:
     scores = _scores(2 + small, 5, 4)
     codes = sinkhorn(scores[:2], 0.05, 3)
-    mine = swapped_prediction(scores, codes, 0.1).item()
+    mine = swapped_prediction_loss(scores, codes, 0.1).item()
     assert mine == pytest.approx(_slow_loss(scores, codes, 0.1), rel=1e-5)
 
 
 def test_a_code_is_predicted_from_the_other_view() -> None:
-    """Codes certain of prototypes 0 and 1; views certain of 1 and 0: each predicts the other's, −log(1/(1 + e⁻²))."""
+    """Codes certain of prototypes 0 and 1; views certain of 1 and 0: each predicts the other's,
+    −log(1/(1 + e⁻²))."""
     codes = torch.eye(2)[:, None]  # view 0: prototype 0, view 1: prototype 1
     scores = torch.tensor([[[-1.0, 1]], [[1.0, -1]]])
-    assert swapped_prediction(scores, codes, 1.0).item() == pytest.approx(math.log(1 + math.exp(-2)), rel=1e-5)
+    assert swapped_prediction_loss(scores, codes, 1.0).item() == pytest.approx(
+        math.log(1 + math.exp(-2)), rel=1e-5
+    )
 
 
 def test_codes_take_no_gradient(make, batch: Batch) -> None:
@@ -81,16 +91,21 @@ def test_codes_take_no_gradient(make, batch: Batch) -> None:
     scores = out.p.detach().requires_grad_()
     method.loss(out._replace(p=scores), {}).backward()
     twin = out.p.detach().requires_grad_()
-    swapped_prediction(twin, sinkhorn(out.p.detach(), 0.05, 3), 0.1).backward()
+    swapped_prediction_loss(twin, sinkhorn(out.p.detach(), 0.05, 3), 0.1).backward()
     torch.testing.assert_close(scores.grad, twin.grad)
 
 
 def test_prototypes_are_of_unit_length(make, batch: Batch) -> None:
-    """From the start, after a step, and in an epoch that begins with the mean of several clients'."""
+    """From the start, after a step, and in an epoch that begins with the mean of several
+    clients'."""
     method = make(SwAV)
-    weight, ones = method.prototypes.weight, torch.ones(method.settings.prototypes)
+    weight = method.prototypes.weight
+    ones = torch.ones(method.settings.prototypes)
     torch.testing.assert_close(weight.norm(dim=1), ones)
-    for change in (lambda: method.after_step(method(batch)), lambda: method.before_epoch(pytest.fail)):
+    for change in (
+        lambda: method.after_step(method(batch)),
+        lambda: method.before_epoch(pytest.fail),
+    ):
         with torch.no_grad():
             weight.mul_(0.5)
         assert dict(change() or {}) == {}
@@ -115,7 +130,7 @@ def test_small_crops(make, batch: Batch) -> None:
 def test_nothing_waits_for_the_device() -> None:
     with FakeTensorMode():  # has shapes and no values: reading one raises
         scores = torch.empty(3, 6, 4)
-        assert swapped_prediction(scores, sinkhorn(scores[:2], 0.05, 3), 0.1).shape == ()
+        assert swapped_prediction_loss(scores, sinkhorn(scores[:2], 0.05, 3), 0.1).shape == ()
 
 
 @pytest.mark.oracle
@@ -124,5 +139,5 @@ def test_equals_lightly(small: int) -> None:
     loss = pytest.importorskip("lightly.loss")
     scores = _scores(2 + small, 8, 6)
     theirs = loss.SwaVLoss()(list(scores[:2]), list(scores[2:]))
-    mine = swapped_prediction(scores, sinkhorn(scores[:2], 0.05, 3), 0.1)
+    mine = swapped_prediction_loss(scores, sinkhorn(scores[:2], 0.05, 3), 0.1)
     torch.testing.assert_close(mine, theirs.squeeze(), rtol=1e-5, atol=1e-6)

@@ -18,16 +18,19 @@ def _views(n: int = 6, k: int = 4, spread: float = 0.7) -> Tensor:
 
 
 def _covariances(rows: list[list[float]]) -> list[list[float]]:
-    n, k = len(rows), len(rows[0])
+    n = len(rows)
+    k = len(rows[0])
     mean = [sum(row[i] for row in rows) / n for i in range(k)]
     return [
-        [sum((row[i] - mean[i]) * (row[j] - mean[j]) for row in rows) / (n - 1) for j in range(k)] for i in range(k)
+        [sum((row[i] - mean[i]) * (row[j] - mean[j]) for row in rows) / (n - 1) for j in range(k)]
+        for i in range(k)
     ]
 
 
 def _slow(z: Tensor, lam: float, mu: float, nu: float) -> float:
     a, b = z.tolist()
-    n, k = len(a), len(a[0])
+    n = len(a)
+    k = len(a[0])
     total = lam * sum((a[r][i] - b[r][i]) ** 2 for r in range(n) for i in range(k)) / (n * k)
     for c in (_covariances(a), _covariances(b)):
         total += mu * sum(max(0.0, 1 - (c[i][i] + 1e-4) ** 0.5) for i in range(k)) / k / 2
@@ -43,8 +46,9 @@ def test_equals_the_sums(weights: tuple[float, float, float], make) -> None:
 
 
 def test_by_hand() -> None:
-    """Rows (1, 1), (−1, −1): both variances and the covariance are 2. So the hinge is at rest, and each view has
-    (2² + 2²)/2 = 4. A tenth of it: variance and covariance 0.02, hinge 1 − √0.0201, covariance term 0.0004 a view."""
+    """Rows (1, 1), (−1, −1): both variances and the covariance are 2. So the hinge is at rest, and
+    each view has (2² + 2²)/2 = 4. A tenth of it: variance and covariance 0.02, hinge 1 − √0.0201,
+    covariance term 0.0004 a view."""
     z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]]).expand(2, 2, 2)
     assert variance(z).item() == 0
     assert covariance(z).item() == pytest.approx(8)
@@ -62,5 +66,8 @@ def test_a_collapsed_batch_has_a_finite_gradient(make) -> None:
 
 @pytest.mark.oracle
 def test_equals_lightly(make) -> None:
-    criterion, z = pytest.importorskip("lightly.loss").VICRegLoss(), _views(16, 8)
-    torch.testing.assert_close(make(VICReg).loss(Output(z, z, z), {}), criterion(*z), rtol=1e-4, atol=1e-5)
+    criterion = pytest.importorskip("lightly.loss").VICRegLoss()
+    z = _views(16, 8)
+    torch.testing.assert_close(
+        make(VICReg).loss(Output(z, z, z), {}), criterion(*z), rtol=1e-4, atol=1e-5
+    )

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.nets import CNN5, BatchNorm1d, build, expander, linear, mlp
 
 
@@ -38,7 +38,8 @@ def test_cnn5_averages_four_fields(size: int) -> None:
     class Tiny(CNN5):
         widths = (3, 4, 4, 4, 5)
 
-    net, seen = Tiny().eval(), []
+    net = Tiny().eval()
+    seen = []
     net.layers[-1].register_forward_hook(lambda _m, _i, out: seen.append(out))
     features = net(torch.randn(2, 3, size, size))
     pooled = F.max_pool2d(seen[0], 2)
@@ -62,7 +63,8 @@ def test_cnn_is_small() -> None:
 
 @pytest.mark.parametrize("size", [(28, 28), (32, 16), (9, 9)])
 def test_cnn_averages_four_fields(size: tuple[int, int]) -> None:
-    net, seen = build("cnn").eval(), []
+    net = build("cnn").eval()
+    seen = []
     net.layers[-1].register_forward_hook(lambda _m, _i, out: seen.append(out))
     features = net(torch.randn(2, 3, *size))
     torch.testing.assert_close(features, F.adaptive_avg_pool2d(seen[0], 2).flatten(1))
@@ -71,7 +73,8 @@ def test_cnn_averages_four_fields(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (5, 8), (8, 8), (4, 24), (24, 4)])
 def test_cnn_takes_images_of_any_size(size: tuple[int, int]) -> None:
     """Where a map has one row or column, all fields see it: the two halves across it are equal."""
-    net, seen = build("cnn").eval(), []
+    net = build("cnn").eval()
+    seen = []
     net.layers[-1].register_forward_hook(lambda _m, _i, out: seen.append(out))
     features = net(torch.randn(3, 3, *size)).view(3, 128, 2, 2)
     rows, columns = seen[0].shape[2:]
@@ -92,13 +95,17 @@ def test_heads() -> None:
     normal = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
     torch.testing.assert_close(head(x), F.linear(normal.relu(), head[3].weight, head[3].bias))
     assert isinstance(head[1], BatchNorm1d)
-    assert sum(p.numel() for p in mlp(512, 4096, 2048).parameters()) == 512 * 4096 + 3 * 4096 + 4096 * 2048 + 2048
+    assert (
+        sum(p.numel() for p in mlp(512, 4096, 2048).parameters())
+        == 512 * 4096 + 3 * 4096 + 4096 * 2048 + 2048
+    )
     assert list(linear(5, 3).state_dict()) == ["0.weight", "0.bias"]
     assert linear(5, 3)(x).shape == (6, 3)
 
 
 def test_the_expanders_missing_biases_would_do_nothing() -> None:
-    head, x = expander(5, 7, 3), torch.randn(6, 5)
+    head = expander(5, 7, 3)
+    x = torch.randn(6, 5)
     for i, norm in ((0, 1), (2, 3)):
         hidden = F.linear(x, head[i].weight, torch.full((7,), 2.0))
         normal = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()

@@ -13,7 +13,9 @@ from fedssl.nets import BatchNorm1d, BatchNorm2d
 
 def _twins(dims: int) -> tuple[nn.Module, nn.Module, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    mine, theirs = (BatchNorm1d(5), nn.BatchNorm1d(5)) if dims == 2 else (BatchNorm2d(5), nn.BatchNorm2d(5))
+    mine, theirs = (
+        (BatchNorm1d(5), nn.BatchNorm1d(5)) if dims == 2 else (BatchNorm2d(5), nn.BatchNorm2d(5))
+    )
     with torch.no_grad():
         mine.weight.copy_(torch.rand(5, generator=generator))
         mine.bias.copy_(torch.rand(5, generator=generator))
@@ -28,7 +30,8 @@ def _twins(dims: int) -> tuple[nn.Module, nn.Module, Tensor]:
 def test_groups_equal_separate_passes(dims: int, groups: int) -> None:
     mine, theirs, x = _twins(dims)
     mine.groups = groups
-    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    a = x.clone().requires_grad_()
+    b = x.clone().requires_grad_()
     one = mine(a)
     many = torch.cat([theirs(chunk) for chunk in b.chunk(groups)])
     torch.testing.assert_close(one, many, rtol=1e-5, atol=1e-6)
@@ -71,7 +74,8 @@ def test_counter_is_left_to_the_training_step() -> None:
 def test_running_statistics_move_inside_their_row() -> None:
     mine, _, x = _twins(2)
     row = torch.cat([mine.running_mean, mine.running_var])
-    mine._buffers["running_mean"], mine._buffers["running_var"] = row[:5], row[5:]
+    mine._buffers["running_mean"] = row[:5]
+    mine._buffers["running_var"] = row[5:]
     mine.groups = 2
     mine(x)
     by_hand = torch.zeros(5)
@@ -83,4 +87,6 @@ def test_running_statistics_move_inside_their_row() -> None:
 def test_memory_format_survives() -> None:
     mine, _, x = _twins(4)
     mine.groups = 2
-    assert mine(x.to(memory_format=torch.channels_last)).is_contiguous(memory_format=torch.channels_last)
+    assert mine(x.to(memory_format=torch.channels_last)).is_contiguous(
+        memory_format=torch.channels_last
+    )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.nets import BACKBONES, ResNet, build
 from fedssl.nets.resnet import Basic, Bottleneck
 
@@ -16,11 +16,15 @@ NAMES = ["resnet18", "resnet34", "resnet50"]
 
 
 class TinyBasic(ResNet):
-    block, depths, width = Basic, (1, 1, 1, 1), 4
+    block = Basic
+    depths = (1, 1, 1, 1)
+    width = 4
 
 
 class TinyBottleneck(ResNet):
-    block, depths, width = Bottleneck, (1, 2, 1, 1), 4
+    block = Bottleneck
+    depths = (1, 2, 1, 1)
+    width = 4
 
 
 @pytest.mark.parametrize(
@@ -50,7 +54,12 @@ def test_keys_of_resnet18() -> None:
     for stage in range(1, 5):
         for block in range(2):
             at = f"layer{stage}.{block}"
-            expected += [f"{at}.conv1.weight", *norm(f"{at}.bn1"), f"{at}.conv2.weight", *norm(f"{at}.bn2")]
+            expected += [
+                f"{at}.conv1.weight",
+                *norm(f"{at}.bn1"),
+                f"{at}.conv2.weight",
+                *norm(f"{at}.bn2"),
+            ]
             if stage > 1 and block == 0:
                 expected += [f"{at}.downsample.0.weight", *norm(f"{at}.downsample.1")]
     with torch.device("meta"):
@@ -60,7 +69,8 @@ def test_keys_of_resnet18() -> None:
 @pytest.mark.parametrize("tiny", [TinyBasic, TinyBottleneck])
 @pytest.mark.parametrize(("stem", "size"), [("cifar", 8), ("imagenet", 32)])
 def test_resolution_of_each_stage(tiny: type[ResNet], stem: str, size: int) -> None:
-    net, sizes = tiny(channels=2, stem=stem), []
+    net = tiny(channels=2, stem=stem)
+    sizes = []
     for stage in (net.layer1, net.layer2, net.layer3, net.layer4):
         stage.register_forward_hook(lambda _m, _i, out: sizes.append(out[0].shape[-1]))
     features = net(torch.randn(3, 2, size, size))
@@ -70,12 +80,14 @@ def test_resolution_of_each_stage(tiny: type[ResNet], stem: str, size: int) -> N
 
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_initialisation(stem: str) -> None:
-    """CIFAR stem: uniform within 1/√fan_in, as torch. ImageNet stem: normal of variance 2/fan_out, as torchvision."""
+    """CIFAR stem: uniform within 1/√fan_in, as torch. ImageNet stem: normal of variance 2/fan_out,
+    as torchvision."""
     net = build("resnet18", stem=stem)
     for module in net.modules():
         if isinstance(module, nn.Conv2d) and module.weight.numel() > 30_000:
             area = module.kernel_size[0] ** 2
-            fan_in, fan_out = module.in_channels * area, module.out_channels * area
+            fan_in = module.in_channels * area
+            fan_out = module.out_channels * area
             std = math.sqrt(2 / fan_out) if stem == "imagenet" else math.sqrt(1 / (3 * fan_in))
             assert module.weight.std().item() == pytest.approx(std, rel=0.02)
         if isinstance(module, nn.BatchNorm2d):
@@ -85,7 +97,9 @@ def test_initialisation(stem: str) -> None:
 
 
 def test_wrong_names_are_sentences() -> None:
-    with pytest.raises(ConfigError, match=r'unknown backbone "resnet81", did you mean "resnet18"\?'):
+    with pytest.raises(
+        ConfigError, match=r'unknown backbone "resnet81", did you mean "resnet18"\?'
+    ):
         build("resnet81")
     with pytest.raises(ConfigError, match=r'unknown stem "imagnet", did you mean "imagenet"\?'):
         build("resnet18", stem="imagnet")
@@ -114,7 +128,8 @@ def test_equals_torchvision(name: str) -> None:
 @pytest.mark.oracle
 def test_initialised_as_torchvision() -> None:
     models = pytest.importorskip("torchvision").models
-    mine, theirs = build("resnet50", stem="imagenet").state_dict(), models.resnet50().state_dict()
+    mine = build("resnet50", stem="imagenet").state_dict()
+    theirs = models.resnet50().state_dict()
     for key, tensor in mine.items():
         if tensor.dim() == 4:
             assert tensor.std().item() == pytest.approx(theirs[key].std().item(), rel=0.05), key

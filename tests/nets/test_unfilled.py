@@ -11,11 +11,12 @@ from fedssl import nets
 
 ASK = """
 import sys
-from fedssl.experiment import Experiment, plain_values
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.lookup import load_values
 from fedssl.method import METHODS
 for name in METHODS.names():
     needed = {"classes": 10} if name == "supervised" else {}
-    Experiment.from_dict({**plain_values("demo"), "method": {"name": name, **needed}}).check()
+    Experiment.from_dict({**load_values("demo"), "method": {"name": name, **needed}}).check()
 print("torch._dynamo" in sys.modules)
 """
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.nets import ViT, ViTMini, build, load_backbone, save_backbone
 from fedssl.nets.vit import Attention, resample, sines
 
@@ -18,14 +18,23 @@ from fedssl.nets.vit import Attention, resample, sines
 @pytest.mark.parametrize(
     ("name", "stem", "size", "parameters", "dim"),
     [
-        ("vit_tiny", "imagenet", 224, 5_524_416, 192),  # timm's 5,717,416 less a classifier of 192·1000 + 1000
+        (
+            "vit_tiny",
+            "imagenet",
+            224,
+            5_524_416,
+            192,
+        ),  # timm's 5,717,416 less a classifier of 192·1000 + 1000
         ("vit_tiny", "cifar", 32, 5_390_784, 192),
         ("vit_mini", "cifar", 28, 207_424, 64),
         ("vit_mini", "imagenet", 64, 261_952, 64),
     ],
 )
-def test_parameters_and_features(name: str, stem: str, size: int, parameters: int, dim: int) -> None:
-    """A block has 12·dim² + 13·dim: 4 + 8 of dim² in attention and MLP, 4 + 5 of biases, 4 of norms."""
+def test_parameters_and_features(
+    name: str, stem: str, size: int, parameters: int, dim: int
+) -> None:
+    """A block has 12·dim² + 13·dim: 4 + 8 of dim² in attention and MLP, 4 + 5 of biases, 4 of
+    norms."""
     with torch.device("meta"):
         net = build(name, stem=stem)
     assert sum(p.numel() for p in net.parameters()) == parameters
@@ -55,21 +64,26 @@ def _attend(x: Tensor, attention: Attention) -> Tensor:
             q, k, v = (rows[:, part * dim + head * size :][:, :size] for part in range(3))
             for a in range(t):
                 weight = torch.stack([q[a] @ k[b] / math.sqrt(size) for b in range(t)]).softmax(0)
-                mixed[i, a, head * size : (head + 1) * size] = sum(weight[b] * v[b] for b in range(t))
+                mixed[i, a, head * size : (head + 1) * size] = sum(
+                    weight[b] * v[b] for b in range(t)
+                )
     return mixed @ attention.proj.weight.T + attention.proj.bias
 
 
 def test_attention_equals_loops() -> None:
     torch.manual_seed(0)
-    attention, x = Attention(6, 2), torch.randn(2, 3, 6)
+    attention = Attention(6, 2)
+    x = torch.randn(2, 3, 6)
     torch.testing.assert_close(attention(x), _attend(x, attention))
 
 
 def test_all_patches_in_any_order_are_the_whole_image() -> None:
     torch.manual_seed(0)
-    net, images = ViTMini(), torch.randn(2, 3, 16, 16)
+    net = ViTMini()
+    images = torch.randn(2, 3, 16, 16)
     order = torch.stack([torch.randperm(16), torch.randperm(16)])
-    whole, shuffled = net.tokens(images), net.tokens(images, order)
+    whole = net.tokens(images)
+    shuffled = net.tokens(images, order)
     torch.testing.assert_close(shuffled[:, 0], net(images), rtol=1e-4, atol=1e-5)
     for i in range(2):
         torch.testing.assert_close(shuffled[i, 1:], whole[i, 1:][order[i]], rtol=1e-4, atol=1e-5)
@@ -77,7 +91,8 @@ def test_all_patches_in_any_order_are_the_whole_image() -> None:
 
 def test_a_patch_that_is_not_kept_is_not_seen() -> None:
     torch.manual_seed(0)
-    net, images = ViTMini(), torch.randn(1, 3, 8, 8)
+    net = ViTMini()
+    images = torch.randn(1, 3, 8, 8)
     keep = torch.tensor([[0, 3]])
     before = net.tokens(images, keep)
     images[..., :4, 4:] += 1  # the second of four patches
@@ -88,10 +103,13 @@ def test_a_patch_that_is_not_kept_is_not_seen() -> None:
 
 
 def test_places_differ() -> None:
-    """Sines of row and column: distances depend on the step between two places, and no two places are alike."""
+    """Sines of row and column: distances depend on the step between two places, and no two places
+    are equal."""
     places = sines(5, 16).view(5, 5, 16)
     assert len(places.flatten(0, 1).unique(dim=0)) == 25
-    torch.testing.assert_close((places[1, 2] - places[2, 4]).norm(), (places[3, 1] - places[4, 3]).norm())
+    torch.testing.assert_close(
+        (places[1, 2] - places[2, 4]).norm(), (places[3, 1] - places[4, 3]).norm()
+    )
     torch.testing.assert_close(places.square().sum(-1), torch.full((5, 5), 8.0))
 
 
@@ -121,17 +139,20 @@ def test_every_parameter_takes_a_gradient(size: int) -> None:
     net = build("vit_mini", channels=1)
     net(torch.randn(2, 1, size, size)).square().sum().backward()
     assert [name for name, p in net.named_parameters() if p.grad is None] == []
-    assert (net.pos_embed.grad != 0).any(-1).all()  # also of positions that a small image only has a share in
+    assert (
+        (net.pos_embed.grad != 0).any(-1).all()
+    )  # also of positions that a small image only has a share in
 
 
 def test_images_that_cannot_be_cut() -> None:
-    with pytest.raises(ConfigError, match="patches of 4 x 4 pixels, which 30 x 32 is no multiple of"):
+    with pytest.raises(ConfigError, match="patches of 4 x 4 pixels, but 30 x 32 is not a multiple"):
         build("vit_mini")(torch.empty(1, 3, 30, 32))
 
 
 def test_weights_with_a_classifier_load(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    one, other = build("vit_mini"), build("vit_mini", channels=1)
+    one = build("vit_mini")
+    other = build("vit_mini", channels=1)
     head = {"head.weight": torch.ones(10, 64), "head.bias": torch.ones(10)}
     save_backbone({**one.state_dict(), **head}, tmp_path / "w.safetensors", {})
     load_backbone(other, tmp_path / "w.safetensors")
@@ -160,4 +181,6 @@ def test_positions_equal_timms() -> None:
     layers = pytest.importorskip("timm.layers")
     positions = torch.randn(1, 1 + 14 * 14, 8, generator=torch.Generator().manual_seed(0))
     theirs = layers.resample_abs_pos_embed(positions, [9, 20])
-    torch.testing.assert_close(resample(positions[:, 1:], 14, (9, 20)), theirs[:, 1:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        resample(positions[:, 1:], 14, (9, 20)), theirs[:, 1:], rtol=1e-4, atol=1e-5
+    )

@@ -1,4 +1,4 @@
-"""Weights files: round trips, foreign names, other channels, and sentences for files that do not fit."""
+"""Weights files: round trips, foreign names, other channels, and errors for other files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedssl.errors import ConfigError
+from fedssl.core.errors import ConfigError
 from fedssl.nets import ResNet, build, load_backbone, read_weights, save_backbone
 from fedssl.nets.resnet import Basic
 from fedssl.nets.weights import adapt_channels
 
 
 class Tiny(ResNet):
-    block, depths, width = Basic, (1, 1, 1, 1), 4
+    block = Basic
+    depths = (1, 1, 1, 1)
+    width = 4
 
 
 def _saved(tmp_path: Path, tensors: dict[str, Tensor]) -> Path:
@@ -27,17 +29,24 @@ def _saved(tmp_path: Path, tensors: dict[str, Tensor]) -> Path:
 
 
 def _equal(a: ResNet, b: ResNet) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    mine, other, path = Tiny(), Tiny(), tmp_path / "out" / "backbone.safetensors"
+    mine = Tiny()
+    other = Tiny()
+    path = tmp_path / "out" / "backbone.safetensors"
     save_backbone(mine.state_dict(), path, {"name": "tiny", "round": "3"})
     assert not _equal(mine, other)
     pointers = [tensor.data_ptr() for tensor in other.state_dict().values()]
     load_backbone(other, path)
     assert _equal(mine, other)
-    assert pointers == [t.data_ptr() for t in other.state_dict().values()], "weights must be copied in place"
+    assert pointers == [t.data_ptr() for t in other.state_dict().values()], (
+        "weights must be copied in place"
+    )
     assert [file.name for file in path.parent.iterdir()] == ["backbone.safetensors"]
     with safe_open(path, "pt") as file:
         header = file.metadata()
@@ -45,7 +54,9 @@ def test_round_trip(tmp_path: Path) -> None:
     assert header.keys() - {"name", "round"} == {"fedssl.hash", "fedssl.sha256"}
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "backbone.safetensors"
     save_backbone({"a": torch.ones(1)}, path, {})
     before = path.read_bytes()
@@ -53,17 +64,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def full(_: int) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("fedssl.nets.weights.os.fsync", full)
+    monkeypatch.setattr("fedssl.core.files.atomic.os.fsync", full)
     with pytest.raises(OSError, match="no space"):
         save_backbone({"a": torch.zeros(1)}, path, {})
     assert path.read_bytes() == before
 
 
 def test_a_new_name_is_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is synced, and after the file has its name: a power cut may else take the file with it."""
+    """The folder is synced after the file is renamed: otherwise a power cut may remove the file."""
     synced: list[tuple[Path, bool]] = []
     path = tmp_path / "backbone.safetensors"
-    monkeypatch.setattr("fedssl.nets.weights.sync_folder", lambda folder: synced.append((folder, path.is_file())))
+    monkeypatch.setattr(
+        "fedssl.core.files.atomic.sync_folder",
+        lambda folder: synced.append((folder, path.is_file())),
+    )
     save_backbone({"a": torch.ones(1)}, path, {})
     assert synced == [(tmp_path, True)]
 
@@ -79,7 +93,8 @@ def test_weights_laid_out_for_an_accelerator_are_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "module.", "backbone.", "encoder.", "module.encoder."])
 def test_prefixes_and_classifier(tmp_path: Path, prefix: str) -> None:
-    mine, other = Tiny(), Tiny()
+    mine = Tiny()
+    other = Tiny()
     tensors = {prefix + name: tensor for name, tensor in mine.state_dict().items()}
     tensors |= {f"{prefix}fc.weight": torch.ones(10, 32), f"{prefix}fc.bias": torch.ones(10)}
     load_backbone(other, _saved(tmp_path, tensors))
@@ -87,8 +102,11 @@ def test_prefixes_and_classifier(tmp_path: Path, prefix: str) -> None:
 
 
 def test_counters_may_be_missing(tmp_path: Path) -> None:
-    mine, other = Tiny(), Tiny()
-    tensors = {name: t for name, t in mine.state_dict().items() if not name.endswith("num_batches_tracked")}
+    mine = Tiny()
+    other = Tiny()
+    tensors = {
+        name: t for name, t in mine.state_dict().items() if not name.endswith("num_batches_tracked")
+    }
     load_backbone(other, _saved(tmp_path, tensors))
     assert torch.equal(mine.conv1.weight, other.conv1.weight)
 
@@ -96,12 +114,16 @@ def test_counters_may_be_missing(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     tensors = Tiny().state_dict()
     del tensors["layer3.0.conv2.weight"]
-    with pytest.raises(ConfigError, match=r"does not fit this backbone: it lacks layer3\.0\.conv2\.weight$"):
+    with pytest.raises(
+        ConfigError, match=r"does not fit this backbone: it lacks layer3\.0\.conv2\.weight$"
+    ):
         load_backbone(Tiny(), _saved(tmp_path, tensors))
     surplus = {**Tiny().state_dict(), **{f"projector.{i}.bias": torch.ones(1) for i in range(5)}}
     with pytest.raises(ConfigError, match=r"also has projector\.0\.bias, .*2\.bias and 2 more$"):
         load_backbone(Tiny(), _saved(tmp_path, surplus))
-    with pytest.raises(ConfigError, match=r"its conv1\.weight is \(4, 3, 7, 7\), not \(4, 3, 3, 3\)"):
+    with pytest.raises(
+        ConfigError, match=r"its conv1\.weight is \(4, 3, 7, 7\), not \(4, 3, 3, 3\)"
+    ):
         load_backbone(Tiny(), _saved(tmp_path, Tiny(stem="imagenet").state_dict()))
     twice = {
         **Tiny().state_dict(),
@@ -124,12 +146,15 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no weights file"):
         load_backbone(Tiny(), tmp_path / "absent.safetensors")
     torch.save({"a": torch.ones(1)}, tmp_path / "pickled.pth")
-    with pytest.raises(ConfigError, match=r"pickled\.pth is not a safetensors file .* pickled weights are not read"):
+    with pytest.raises(
+        ConfigError, match=r"pickled\.pth is not a safetensors file .* pickled weights are not read"
+    ):
         load_backbone(Tiny(), tmp_path / "pickled.pth")
 
 
 def test_grey_images_give_what_three_equal_channels_gave(tmp_path: Path) -> None:
-    colour, grey = Tiny(channels=3).eval(), Tiny(channels=1).eval()
+    colour = Tiny(channels=3).eval()
+    grey = Tiny(channels=1).eval()
     load_backbone(grey, _saved(tmp_path, colour.state_dict()))
     x = torch.randn(2, 1, 8, 8)
     torch.testing.assert_close(grey(x), colour(x.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5)
@@ -177,7 +202,9 @@ def test_equal_weights_make_equal_files(tmp_path: Path) -> None:
 
 
 def _small_file(path: Path) -> bytes:
-    save_backbone({"a": torch.arange(6.0), "b": torch.ones(2, dtype=torch.int64)}, path, {"model": "global"})
+    save_backbone(
+        {"a": torch.arange(6.0), "b": torch.ones(2, dtype=torch.int64)}, path, {"model": "global"}
+    )
     return path.read_bytes()
 
 

@@ -16,7 +16,7 @@ from fedssl.probes import balanced, embed
 
 
 class Channels(nn.Module):
-    """An image's mean in each channel, to one decimal more if it should train."""
+    """Return the mean of each channel; fail in training mode."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert not self.training
@@ -24,17 +24,23 @@ class Channels(nn.Module):
 
 
 def test_normalised_by_hand() -> None:
-    """Pixels 51, 102, 255 are 0.2, 0.4, 1; (0.2 − 0.1)/0.5 = 0.2, (0.4 − 0.2)/0.25 = 0.8, (1 − 0.5)/1 = 0.5."""
+    """Pixels 51, 102, 255 are 0.2, 0.4, 1.
+
+    (0.2 − 0.1)/0.5 = 0.2, (0.4 − 0.2)/0.25 = 0.8, (1 − 0.5)/1 = 0.5.
+    """
     pixels = torch.tensor([51, 102, 255], dtype=torch.uint8).view(1, 3, 1, 1).expand(4, 3, 2, 2)
-    torch.testing.assert_close(embed(Channels(), pixels, None, "cpu"), torch.tensor([[0.2, 0.4, 1.0]]).expand(4, 3))
-    by = Normalisation((0.1, 0.2, 0.5), (0.5, 0.25, 1.0))
-    torch.testing.assert_close(embed(Channels(), pixels, by, "cpu"), torch.tensor([[0.2, 0.8, 0.5]]).expand(4, 3))
+    plain = embed(Channels(), pixels, None, "cpu")
+    torch.testing.assert_close(plain, torch.tensor([[0.2, 0.4, 1.0]]).expand(4, 3))
+    normalisation = Normalisation((0.1, 0.2, 0.5), (0.5, 0.25, 1.0))
+    normalised = embed(Channels(), pixels, normalisation, "cpu")
+    torch.testing.assert_close(normalised, torch.tensor([[0.2, 0.8, 0.5]]).expand(4, 3))
 
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_in_eval_mode_whatever_the_batch(batch: int) -> None:
-    """An image's features do not depend on its company, and running statistics do not move."""
-    pixels = torch.randint(256, (20, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    """Features do not depend on other images in the batch; running statistics do not change."""
+    stream = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (20, 3, 8, 8), dtype=torch.uint8, generator=stream)
     torch.manual_seed(0)
     backbone = CNN().train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
@@ -48,14 +54,15 @@ def test_in_eval_mode_whatever_the_batch(batch: int) -> None:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 70), st.integers(0, 9))
 def test_a_draw_is_as_balanced_as_it_can_be(labels: list[int], count: int, seed: int) -> None:
-    """No class has more than one image above another that still had some to give; no image twice."""
+    """A class has at most one image more than another with images left; no image is drawn twice."""
     index = balanced(torch.tensor(labels), count, torch.Generator().manual_seed(seed)).tolist()
     assert len(index) == len(set(index)) == min(count, len(labels))
     assert index == sorted(index)
-    drawn, there = Counter(labels[i] for i in index), Counter(labels)
+    drawn = Counter(labels[i] for i in index)
+    available = Counter(labels)
     most = max(drawn.values())
-    for label in there:
-        assert drawn[label] >= most - 1 or drawn[label] == there[label]
+    for label in available:
+        assert drawn[label] >= most - 1 or drawn[label] == available[label]
 
 
 def test_ten_of_each_of_ten() -> None:
@@ -76,5 +83,7 @@ def test_draws_repeat_and_differ() -> None:
 
 def test_every_image_of_a_class_may_be_drawn() -> None:
     labels = torch.arange(40) % 4
-    seen = {i for seed in range(100) for i in balanced(labels, 8, torch.Generator().manual_seed(seed)).tolist()}
-    assert seen == set(range(40))
+    drawn: set[int] = set()
+    for seed in range(100):
+        drawn.update(balanced(labels, 8, torch.Generator().manual_seed(seed)).tolist())
+    assert drawn == set(range(40))

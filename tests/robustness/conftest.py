@@ -18,8 +18,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedssl
-from fedssl.changes import parse_assignment
-from fedssl.experiment import METHODS
+from fedssl.experiment.experiment import METHODS
+from fedssl.experiment.plain_values import parse_assignment
 
 TINY = """
 rounds = 4
@@ -50,9 +50,17 @@ class Federation:
         self.root = root
         random = np.random.default_rng(0)
         labels = np.arange(48) % 3
-        images = (random.integers(0, 80, (48, 12, 12, 3)) + labels[:, None, None, None] * 60).astype(np.uint8)
+        images = (
+            random.integers(0, 80, (48, 12, 12, 3)) + labels[:, None, None, None] * 60
+        ).astype(np.uint8)
         (root / "data").mkdir(exist_ok=True)
-        np.savez(root / "data/tiny.npz", x_train=images, y_train=labels, x_test=images[:24], y_test=labels[:24])
+        np.savez(
+            root / "data/tiny.npz",
+            x_train=images,
+            y_train=labels,
+            x_test=images[:24],
+            y_test=labels[:24],
+        )
 
     def toml(self, method: str = "simclr") -> Path:
         path, fields = self.root / f"{method}.toml", METHODS[method].Settings.model_fields
@@ -63,12 +71,21 @@ class Federation:
         return path
 
     def command(self, folder: str, method: str = "simclr", *sets: str) -> list[str]:
-        args = ["run", str(self.toml(method)), "--dir", str(self.root / folder), "--data-dir", str(self.root / "data")]
+        args = [
+            "run",
+            str(self.toml(method)),
+            "--dir",
+            str(self.root / folder),
+            "--data-dir",
+            str(self.root / "data"),
+        ]
         for text in sets:
             args += ["--set", text]
-        return [sys.executable, "-m", "fedssl.cli", *args]
+        return [sys.executable, "-m", "fedssl", *args]
 
-    def start(self, folder: str, method: str = "simclr", *sets: str, **how: Any) -> subprocess.Popen[str]:
+    def start(
+        self, folder: str, method: str = "simclr", *sets: str, **how: Any
+    ) -> subprocess.Popen[str]:
         # Its own session: a signal meant for it must not reach the tests.
         return subprocess.Popen(
             self.command(folder, method, *sets),
@@ -79,12 +96,16 @@ class Federation:
             **how,
         )
 
-    def run(self, folder: str, method: str = "simclr", *sets: str, **how: Any) -> tuple[int, str, str]:
+    def run(
+        self, folder: str, method: str = "simclr", *sets: str, **how: Any
+    ) -> tuple[int, str, str]:
         process = self.start(folder, method, *sets, **how)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 
-    def here(self, folder: str, method: str = "simclr", *sets: str, quiet: bool = True, **how: Any) -> fedssl.Run:
+    def here(
+        self, folder: str, method: str = "simclr", *sets: str, quiet: bool = True, **how: Any
+    ) -> fedssl.Run:
         """The same run in this process, which is quicker; the bits are the same."""
         changes = dict(map(parse_assignment, sets))
         path, data = self.root / folder, self.root / "data"
@@ -92,7 +113,11 @@ class Federation:
 
     def rounds(self, folder: str) -> list[dict[str, Any]]:
         path = self.root / folder / "rounds.jsonl"
-        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+        return (
+            [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+            if path.exists()
+            else []
+        )
 
     def wait_for_round(self, folder: str, number: int, process: subprocess.Popen[str]) -> None:
         while len(self.rounds(folder)) < number and process.poll() is None:

@@ -8,18 +8,21 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fedssl import combinations
-from fedssl.admission import Admission
-from fedssl.algorithm import ALGORITHMS, Algorithm, Spec
-from fedssl.bound import Bound, GuardSettings, Usual
-from fedssl.combinations import Combination, images, tiny
-from fedssl.errors import ConfigError
-from fedssl.experiment import Experiment
-from fedssl.federate import Round, Runtime, Sites, federate
-from fedssl.guard import Reply
+from fedssl.algorithm import ALGORITHMS, Algorithm, Sites, Spec
+from fedssl.cli import combinations
+from fedssl.cli.combinations import Combination, images, tiny
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.codec import dumps, loads
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree
+from fedssl.engine.federate import Round, Runtime, federate
+from fedssl.engine.round_rules import RoundRules
+from fedssl.engine.uploads.norm_bound import Typical
+from fedssl.engine.uploads.records import Reply
+from fedssl.engine.uploads.settings import GuardSettings
+from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS
-from fedssl.topology import TOPOLOGIES, Topology
-from fedssl.tree import Mean, State, Tree, dumps, loads
+from fedssl.topologies.topology import TOPOLOGIES, Topology
 
 CLIENTS = 5
 BAD = "1"
@@ -38,7 +41,9 @@ class Played:
     def __init__(self, clients: Sequence[str], replies: Sequence[Reply]) -> None:
         self.clients, self.replies = clients, replies
 
-    def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
+    def exchange(
+        self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+    ) -> Iterator[Reply]:
         for client in home:
             message(client)
         return iter(self.replies)
@@ -51,7 +56,9 @@ class Recorder:
         self.runtime, self.clients = runtime, runtime.clients
         self.rounds: list[list[Reply]] = []
 
-    def exchange(self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]) -> Iterator[Reply]:
+    def exchange(
+        self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+    ) -> Iterator[Reply]:
         self.rounds.append([])
         for reply in self.runtime.exchange(round, home, message):
             assert reply.upload is not None, reply.error
@@ -66,7 +73,7 @@ class Record(NamedTuple):
     topology: Topology
     wire: Mapping[str, Spec]
     sites: Sites  # before it
-    usual: Usual | None
+    typical: Typical | None
     first: Mapping[str, Reply]  # of the round before
     replies: Mapping[str, Reply]
 
@@ -76,18 +83,32 @@ class Record(NamedTuple):
         assert upload is not None
         home = self.topology.plan(list(self.replies), 1, 0).home[client]
         message = self.algorithm.broadcast(self.sites[home], client)
-        return {**message, **{key: message[name] for key, name in self.algorithm.renamed(upload).items()}}
+        return {
+            **message,
+            **{key: message[name] for key, name in self.algorithm.renamed(upload).items()},
+        }
 
     def play(self, replies: Sequence[Reply], clients: Sequence[str] | None = None) -> Round:
         """The round with these replies instead, in a federation of these clients alone."""
-        bound, runtime = Bound(GuardSettings(), usual=self.usual), Played(clients or list(self.replies), replies)
-        admission = Admission(bound)
-        (round,) = federate(self.algorithm, self.topology, runtime, self.wire, self.sites, Mean, 0, 1, 2, admission)
+        runtime = Played(clients or list(self.replies), replies)
+        (round,) = federate(
+            self.algorithm,
+            self.topology,
+            runtime,
+            self.sites,
+            schema=self.wire,
+            rounds=2,
+            start=1,
+            typical=self.typical,
+            rules=RoundRules(GuardSettings()),
+        )
         return round
 
     def instead(self, reply: Reply) -> Round:
         """The round with this reply in the place of its client's."""
-        return self.play([reply if reply.client == client else honest for client, honest in self.replies.items()])
+        return self.play(
+            [reply if reply.client == client else honest for client, honest in self.replies.items()]
+        )
 
     def without(self, client: str) -> Round:
         """The round with a client that has not even been asked."""
@@ -108,7 +129,12 @@ def fitting(algorithm: Mapping[str, Any], topology: str) -> Experiment | None:
     """An experiment with the first method, of a few usual ones and then of all, that goes with an algorithm."""
     for method in ("byol", "simclr", "mocov2", *METHODS.names()):
         train = {"batch": 4, "lr": 0.01, "workers": 1}
-        experiment = tiny(Combination("fedavg", method, topology), algorithm=algorithm, clients=CLIENTS, train=train)
+        experiment = tiny(
+            Combination("fedavg", method, topology),
+            algorithm=algorithm,
+            clients=CLIENTS,
+            train=train,
+        )
         try:
             experiment.check()
         except ConfigError:
@@ -126,11 +152,13 @@ def recorded(case: str, topology: str = "star") -> Record | None:
         return None
     kept: list[Any] = []
 
-    def watched(algorithm: Algorithm, topology: Topology, runtime: Runtime, *rest: Any) -> Iterator[Round]:
+    def watched(
+        algorithm: Algorithm, topology: Topology, runtime: Runtime, sites: Sites, **rest: Any
+    ) -> Iterator[Round]:
         recorder, rounds = Recorder(runtime), list[Round]()
-        kept[:] = recorder, rest[0], rounds
-        admission = Admission(Bound(GuardSettings()))
-        for round in federate(algorithm, topology, recorder, *rest, admission):
+        kept[:] = recorder, rest["schema"], rounds
+        rules = RoundRules(GuardSettings())
+        for round in federate(algorithm, topology, recorder, sites, **rest, rules=rules):
             rounds.append(round)
             yield round
 
@@ -139,6 +167,14 @@ def recorded(case: str, topology: str = "star") -> Record | None:
         combinations.train(experiment, images())
     recorder, wire, rounds = kept
     first, second = ({reply.client: reply for reply in replies} for replies in recorder.rounds)
-    record = Record(experiment.algorithm, experiment.topology, wire, rounds[0].sites, rounds[0].usual, first, second)
+    record = Record(
+        experiment.algorithm,
+        experiment.topology,
+        wire,
+        rounds[0].sites,
+        rounds[0].typical,
+        first,
+        second,
+    )
     assert bits(record.play(list(second.values()))) == bits(rounds[1])
     return record

@@ -20,11 +20,11 @@ import pytest
 from PIL import Image
 
 import fedssl
-from fedssl.agree import read_experiment
-from fedssl.analysis.scores import measured
-from fedssl.errors import ConfigError, FedsslError, RunError
-from fedssl.loop import Loop
+from benchmarks.run_accuracies import final_accuracies
+from fedssl.core.errors import ConfigError, FedsslError, RunError
 from fedssl.nets import read_weights
+from fedssl.runs.resume_checks import read_experiment
+from fedssl.runs.session import Session
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -85,14 +85,26 @@ class Federation:
         (root / "experiment.toml").write_text(EXPERIMENT.format(root=root))
 
     def start(self, name: str) -> None:
-        fedssl.run(self.root / "experiment.toml", self.root / name, "cpu", self.root / "data", quiet=True)
+        fedssl.run(
+            self.root / "experiment.toml", self.root / name, "cpu", self.root / "data", quiet=True
+        )
 
     def run(self, name: str) -> tuple[int, str, str]:
         arguments = ("--data-dir", str(self.root / "data"), "--device", "cpu", "--json")
-        return self.cli("run", str(self.root / "experiment.toml"), "--dir", str(self.root / name), *arguments)
+        return self.cli(
+            "run", str(self.root / "experiment.toml"), "--dir", str(self.root / name), *arguments
+        )
 
     def evaluate(self, name: str) -> tuple[int, str, str]:
-        arguments = ("--probe", "knn", "--data-dir", str(self.root / "data"), "--device", "cpu", "--json")
+        arguments = (
+            "--probe",
+            "knn",
+            "--data-dir",
+            str(self.root / "data"),
+            "--device",
+            "cpu",
+            "--json",
+        )
         return self.cli("evaluate", str(self.root / name), *arguments)
 
     def attempt(self, name: str) -> Outcome:
@@ -103,7 +115,9 @@ class Federation:
             code, out, err = command(name)
             assert "Traceback" not in err
             assert code == 0 or code in EXIT_CODES, (command, code, err)
-            assert code == 0 or [line.startswith("fedssl: ") for line in err.splitlines()[-1:]] == [True]
+            assert code == 0 or [line.startswith("fedssl: ") for line in err.splitlines()[-1:]] == [
+                True
+            ]
             outputs.append(json.loads(out) if code == 0 else None)
             errors.append(err)
             if command == self.evaluate:
@@ -112,12 +126,24 @@ class Federation:
         evaluated, finished = outputs
         if finished is not None:
             del finished["environment"]
-        return Outcome("".join(errors), evaluated, loaded, finished, None if finished is None else self.left(name))
+        return Outcome(
+            "".join(errors),
+            evaluated,
+            loaded,
+            finished,
+            None if finished is None else self.left(name),
+        )
 
     def left(self, name: str) -> dict[str, Any]:
         """The files of a finished run that are the same whenever it is run; of its log, all but durations."""
         folder = self.root / name
-        names = ("experiment.toml", "images.sha256", "backbone.safetensors", "results.json", "classes.json")
+        names = (
+            "experiment.toml",
+            "images.sha256",
+            "backbone.safetensors",
+            "results.json",
+            "classes.json",
+        )
         files: dict[str, Any] = {each: (folder / each).read_bytes() for each in names}
         for log in ("rounds.jsonl", "isolated/rounds.jsonl"):
             lines = [json.loads(line) for line in (folder / log).read_text().splitlines()]
@@ -133,7 +159,10 @@ def _load(folder: Path) -> tuple[Any, str]:
         stored = read_weights(exported)[1] if exported.is_file() else None
     except FedsslError as problem:
         return None, f"{problem}\n"
-    return [{name: tensor.tolist() for name, tensor in (each or {}).items()} for each in (weights, stored)], ""
+    return [
+        {name: tensor.tolist() for name, tensor in (each or {}).items()}
+        for each in (weights, stored)
+    ], ""
 
 
 @pytest.fixture(scope="module")
@@ -141,17 +170,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """The directory `finished`, and `unfinished` as a kill in the third round leaves it; each kept in a copy."""
     made = Federation(tmp_path_factory.mktemp("flips"))
     made.start("finished")
-    real = Loop._line
+    real = Session.log_line
     lines: list[Any] = []
 
-    def killed_in_the_third(self: Loop, *arguments: Any) -> Any:
+    def killed_in_the_third(self: Session, *arguments: Any) -> Any:
         lines.append(arguments)
         if len(lines) > 2:
             raise SystemExit(9)
         return real(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "_line", killed_in_the_third)
+        patch.setattr(Session, "log_line", killed_in_the_third)
         with pytest.raises(SystemExit):
             made.start("unfinished")
     shutil.copytree(made.root, made.root.with_name(made.root.name + "-intact"))
@@ -177,8 +206,13 @@ def _used(root: Path, path: Path) -> list[range]:
     if path.name == "run.lock":
         return []
     if path.name == "rows":
-        manifests = [json.loads(file.read_bytes()) for file in (path.parents[1] / "checkpoints").glob("*.json")]
-        places = [place for file in manifests for place in json.loads(file["body"])["memory"].values()]
+        manifests = [
+            json.loads(file.read_bytes())
+            for file in (path.parents[1] / "checkpoints").glob("*.json")
+        ]
+        places = [
+            place for file in manifests for place in json.loads(file["body"])["memory"].values()
+        ]
         return [range(offset, offset + length) for _, offset, length, _ in places]
     return [range(path.stat().st_size)]
 
@@ -212,7 +246,9 @@ def _restore(root: Path) -> None:
     shutil.copy(intact / "experiment.toml", root / "experiment.toml")
 
 
-def _classify(federation: Federation, flip: tuple[Path, int, bytes], expected: dict[str, Outcome]) -> str:
+def _classify(
+    federation: Federation, flip: tuple[Path, int, bytes], expected: dict[str, Outcome]
+) -> str:
     """Make one flip, run the commands, and say what came of it: repaired, reported or refused."""
     path, place, byte = flip
     before = path.read_bytes()
@@ -240,7 +276,9 @@ def _expected(federation: Federation) -> dict[str, Outcome]:
     return expected
 
 
-def _sweep(federation: Federation, flips: list[tuple[Path, int, bytes]]) -> Counter[tuple[str, str]]:
+def _sweep(
+    federation: Federation, flips: list[tuple[Path, int, bytes]]
+) -> Counter[tuple[str, str]]:
     expected = _expected(federation)
     counts: Counter[tuple[str, str]] = Counter()
     for flip in flips:
@@ -253,7 +291,13 @@ def _sweep(federation: Federation, flips: list[tuple[Path, int, bytes]]) -> Coun
 def test_some_flips(federation: Federation) -> None:
     """One in each of the files that a run leaves next to its checkpoints, and one in each file of the cache."""
     root = federation.root
-    names = ("results.json", "backbone.safetensors", "experiment.toml", "rounds.jsonl", "integrity.jsonl")
+    names = (
+        "results.json",
+        "backbone.safetensors",
+        "experiment.toml",
+        "rounds.jsonl",
+        "integrity.jsonl",
+    )
     files = [root / "finished" / name for name in names] + [root / "unfinished/rounds.jsonl"]
     files += [next((root / "cache").rglob(name)) for name in ("ledger", "pixels-*.u8")]
     flips = [(path, path.stat().st_size // 2, b"\x07") for path in files]
@@ -300,14 +344,25 @@ def test_any_changed_byte_of_an_experiment_is_noticed(federation: Federation) ->
             except ConfigError as problem:
                 said.append(str(problem))
             assert len(said) == 1 or intact[place : place + 1] == byte
-            assert not said or "is damaged; its copy in" in said[0] or "was changed after" in said[0]
+            assert (
+                not said or "is damaged; its copy in" in said[0] or "was changed after" in said[0]
+            )
             path.write_bytes(intact)
 
 
-@pytest.mark.parametrize("name", ["rounds.jsonl", "rounds.jsonl.copy", "experiment.toml", "integrity.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["rounds.jsonl", "rounds.jsonl.copy", "experiment.toml", "integrity.jsonl"]
+)
 def test_analyses_read_what_is_intact(name: str, federation: Federation, cli: Cli) -> None:
     folder = federation.root / "finished"
-    arguments = ("analyse", "divergence", str(folder), "--out", str(federation.root / "out"), "--json")
+    arguments = (
+        "analyse",
+        "divergence",
+        str(folder),
+        "--out",
+        str(federation.root / "out"),
+        "--json",
+    )
     code, expected, _ = cli(*arguments)
     assert code == 0
     path = folder / name
@@ -322,8 +377,10 @@ def test_analyses_read_what_is_intact(name: str, federation: Federation, cli: Cl
 
 def test_damaged_results_are_not_compared(federation: Federation) -> None:
     _flip(federation.root / "finished/results.json", 60, b"9")
-    with pytest.raises(RunError, match=r"results.json is damaged; `fedssl run` with this directory measures"):
-        measured(fedssl.Run(federation.root / "finished", device="cpu"))
+    with pytest.raises(
+        RunError, match=r"results.json is damaged; `fedssl run` with this directory measures"
+    ):
+        final_accuracies(fedssl.Run(federation.root / "finished", device="cpu"))
 
 
 def test_a_damaged_picture_that_is_not_wanted_any_more_is_removed(federation: Federation) -> None:
@@ -351,7 +408,10 @@ def test_directories_of_an_earlier_version_are_used(federation: Federation) -> N
     """Without hashes: a finished run is not measured again, and one that was stopped goes on to the same end."""
     expected = _expected(federation)
     for name in ("finished", "unfinished"):
-        for path in [*(federation.root / name).rglob("integrity.jsonl"), *(federation.root / name).rglob("*.copy")]:
+        for path in [
+            *(federation.root / name).rglob("integrity.jsonl"),
+            *(federation.root / name).rglob("*.copy"),
+        ]:
             path.unlink()
         found = federation.attempt(name)
         assert found._replace(said="") == expected[name]._replace(said="")

@@ -46,7 +46,7 @@ WRONG = {
     "probe.beside=['randm']": 'unknown comparison "randm", did you mean "random"?',
     "probe.beside=random": "probe.beside: input should be a list (got ",
     "algorithm.update=both": 'algorithm "fedavg" as set needs a method with a target; "simclr" as set has none',
-    "data.mean=[0.5]": "mean and std come together or not at all",
+    "data.mean=[0.5]": "mean and std must be given together",
     "=3": '"=3" is not key=value',
     "rounds": '"rounds" is not key=value',
 }
@@ -117,7 +117,10 @@ def test_no_gpu(federation: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
         (b"", "data: field required"),
         (b"rounds = 3\nrounds = 4\n", "is not valid TOML"),
         (b'[data]\nname = "given"\n', "method: field required"),
-        (b'[method]\nbackbone = "cnn"\n[data]\nname = "given"\n', "[method] needs a name; known: autoencoder, barlow"),
+        (
+            b'[method]\nbackbone = "cnn"\n[data]\nname = "given"\n',
+            "[method] needs a name; known: autoencoder, barlow",
+        ),
     ],
 )
 def test_files_that_are_no_experiment(text: bytes, sentence: str, tmp_path: Path, cli: Any) -> None:
@@ -166,11 +169,19 @@ def test_images_that_are_not_there(federation: Any, cli: Any) -> None:
     ("sets", "code", "sentence"),
     [
         (["method.backbone=cnn5"], 2, "cnn5 needs images of 16 pixels a side or more"),
-        (["data.mean=[0.5]", "data.std=[0.5]"], 2, "data.mean has 1 numbers, the images have 3 channels"),
+        (
+            ["data.mean=[0.5]", "data.std=[0.5]"],
+            2,
+            "data.mean has 1 numbers, the images have 3 channels",
+        ),
         (["clients=100"], 2, "48 images are too few for 100 clients"),
         (["partition.name=natural"], 2, 'partition "natural" needs data with owners'),
         (["data.holdout=48"], 3, "holdout = 48 would leave nothing of 48 training images"),
-        (["partition.name=listed", "partition.path=nowhere.json"], 3, "the partition cannot be read from nowhere.json"),
+        (
+            ["partition.name=listed", "partition.path=nowhere.json"],
+            3,
+            "the partition cannot be read from nowhere.json",
+        ),
         (["partition.name=classes", "partition.per_client=2"], 2, None),
     ],
 )

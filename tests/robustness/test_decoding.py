@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedssl.data import Folder, decode, decoders
-from fedssl.errors import DataError, RunError
-from fedssl.lock import locked
+from fedssl.core.errors import DataError, RunError
+from fedssl.core.files.lock import locked
+from fedssl.data import Folder, decode_parallel, decode_worker
 
 COUNT = 700  # enough for worker processes
 
@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 import fedssl.data.cache
 from fedssl.data import Folder
-fedssl.data.cache.SECONDS = 0
+fedssl.data.cache.SAVE_INTERVAL = 0
 data = Folder(path="photos", size=8, layout="flat", cache="cache").load(Path("."), print)
 print(len(data.train), int(data.train.pixels.sum()))
 """
@@ -40,7 +40,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _start() -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _entries() -> int:
@@ -49,7 +51,11 @@ def _entries() -> int:
 
 
 def _direct() -> torch.Tensor:
-    return Folder(path="photos", size=8, layout="flat", cache="off").load(Path("."), lambda _: None).train.pixels
+    return (
+        Folder(path="photos", size=8, layout="flat", cache="off")
+        .load(Path("."), lambda _: None)
+        .train.pixels
+    )
 
 
 def test_kills_lose_little_and_never_make_a_wrong_image(photos: Path) -> None:
@@ -90,20 +96,25 @@ time.sleep(3)
 HOLD = f"""
 import os, sys
 from pathlib import Path
-from fedssl.data import decode, decoders
-from fedssl.lock import locked
-decode.__file__ = sys.argv[1]
+from fedssl.data import decode_parallel, decode_worker
+from fedssl.core.files.lock import locked
+decode_worker.__file__ = sys.argv[1]
 with locked(Path(".")) as lock:
-    jobs = [[(row, "none") for row in range({decoders.FEW})]]
-    with decoders.filling(os.open("target", os.O_RDWR | os.O_CREAT), 8, 3, jobs, lock) as answers:
+    jobs = [[(row, "none") for row in range({decode_parallel.MIN_FILES_FOR_PROCESSES})]]
+    target = os.open("target", os.O_RDWR | os.O_CREAT)
+    with decode_parallel.decode_into_file(target, 8, 3, jobs, lock=lock) as answers:
         print("held", flush=True)
         next(answers)
 """
 
 
-def test_a_dead_builders_workers_hold_the_lock_until_they_have_stopped_writing(photos: Path) -> None:
+def test_a_dead_builders_workers_hold_the_lock_until_they_have_stopped_writing(
+    photos: Path,
+) -> None:
     (photos / "slow.py").write_text(SLOW)
-    builder = subprocess.Popen([sys.executable, "-c", HOLD, "slow.py"], stdout=subprocess.PIPE, text=True)
+    builder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, "slow.py"], stdout=subprocess.PIPE, text=True
+    )
     assert builder.stdout is not None
     assert builder.stdout.readline() == "held\n"
     builder.kill()
@@ -115,22 +126,29 @@ def test_a_dead_builders_workers_hold_the_lock_until_they_have_stopped_writing(p
         assert said == [f"waiting for process {builder.pid}, which is at work in {photos}"]
 
 
-@pytest.mark.parametrize("program", ["import sys; sys.exit(1)", "import sys; sys.stdin.readline(); sys.exit(1)"])
-def test_a_worker_that_dies_is_an_error(program: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "program", ["import sys; sys.exit(1)", "import sys; sys.stdin.readline(); sys.exit(1)"]
+)
+def test_a_worker_that_dies_is_an_error(
+    program: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (photos / "dies.py").write_text(program)
     folder = Folder(path="photos", size=8, layout="flat", cache="cache")
     with monkeypatch.context() as patch:
-        patch.setattr(decode, "__file__", str(photos / "dies.py"))
+        patch.setattr(decode_worker, "__file__", str(photos / "dies.py"))
         with pytest.raises(DataError, match="a process that decodes images ended early"):
             folder.load(photos, print)
     assert torch.equal(folder.load(photos, print).train.pixels, _direct())
 
 
 def test_a_disk_that_fills_up_under_a_worker_is_an_error(photos: Path) -> None:
-    jobs = [[(0, decode.wire_path(str(photos / "photos/000.png")))] * decoders.FEW]
+    job = (0, decode_worker.encode_path(str(photos / "photos/000.png")))
+    jobs = [[job] * decode_parallel.MIN_FILES_FOR_PROCESSES]
     with (
         open("/dev/full", "wb") as target,
         pytest.raises(OSError, match="No space left on device"),
-        decoders.filling(target.fileno(), 8, 3, jobs, target.fileno()) as answers,
+        decode_parallel.decode_into_file(
+            target.fileno(), 8, 3, jobs, lock=target.fileno()
+        ) as answers,
     ):
         next(answers)

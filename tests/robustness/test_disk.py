@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 import fedssl
-from fedssl import integrity
-from fedssl.errors import ConfigError, RunError
-from fedssl.store import Store
+from fedssl.core.errors import ConfigError, RunError
+from fedssl.core.files import integrity
+from fedssl.engine.checkpoints.store import Store
 
 
 def _small_files_only() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))  # a checkpoint of the tiny model is larger
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (150_000, 150_000)
+    )  # a checkpoint of the tiny model is larger
 
 
 @pytest.mark.parametrize(("method", "tier"), [("simclr", "host"), ("byol", "disk")])
@@ -39,9 +41,19 @@ def test_disk_full_while_a_run_goes_on(method: str, tier: str, federation: Any) 
 
 
 @pytest.mark.parametrize(
-    "file", ["run.lock", "experiment.toml", "images.sha256", "rounds.jsonl", "backbone.safetensors", "results.json"]
+    "file",
+    [
+        "run.lock",
+        "experiment.toml",
+        "images.sha256",
+        "rounds.jsonl",
+        "backbone.safetensors",
+        "results.json",
+    ],
 )
-def test_each_file_that_cannot_be_written(file: str, federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_that_cannot_be_written(
+    file: str, federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Path.open
 
     def full(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +93,10 @@ def _flip(path: Path, place: float = 0.6) -> None:
 
 def _row(folder: Path) -> slice:
     """Where a row lies that the newest checkpoint refers to and the one before does not."""
-    new, old = (json.loads(json.loads(path.read_text())["body"])["memory"] for path in _manifests(folder)[:2])
+    new, old = (
+        json.loads(json.loads(path.read_text())["body"])["memory"]
+        for path in _manifests(folder)[:2]
+    )
     _, offset, length, _ = next(new[client] for client in new if new[client] != old[client])
     return slice(offset, offset + length)
 
@@ -103,7 +118,9 @@ def _in_row(damage: Any) -> Any:
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-@pytest.mark.parametrize("damage", [_truncate, _flip, Path.unlink], ids=["truncated", "one bit", "gone"])
+@pytest.mark.parametrize(
+    "damage", [_truncate, _flip, Path.unlink], ids=["truncated", "one bit", "gone"]
+)
 @pytest.mark.parametrize("what", ["manifest", "model", "memory"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     damage: Any, what: str, tier: str, federation: Any, capsys: pytest.CaptureFixture[str]
@@ -118,7 +135,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     err = capsys.readouterr().err
     if (what, damage) != ("manifest", Path.unlink):  # a checkpoint without manifest never was one
         assert "checkpoint 00004 is damaged" in err
-    assert "going on after round" in err
+    assert "resuming after round" in err
     assert federation.hashes("run") == whole
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
 
@@ -133,7 +150,9 @@ def test_what_clients_remember_is_lost(damage: Any, federation: Any) -> None:
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"}
     with pytest.raises(RunError, match=r"no checkpoint in .* is whole; nothing was changed"):
         federation.here("run", "byol", "rounds=8")
-    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"} == before
+    assert {
+        p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"
+    } == before
 
 
 def test_no_checkpoint_is_whole(federation: Any, cli: Any) -> None:
@@ -163,7 +182,9 @@ def test_a_manifest_with_a_changed_number_is_refused(key: str, federation: Any) 
     snapshot = Store(federation.root / "run").load(said.append)
     assert snapshot is not None
     assert snapshot.rounds == 3
-    assert said == ["checkpoint 00004 is damaged (its manifest does not match its hash); trying the one before"]
+    assert said == [
+        "checkpoint 00004 is damaged (its manifest does not match its hash); trying the one before"
+    ]
 
 
 @pytest.mark.slow
@@ -205,7 +226,14 @@ REFUSED = {
     "train.threads": "2",
     "rounds": "1",
 }
-ALLOWED = ("rounds=3", "probe.every=1", "probe.k=5", "train.workers=1", "train.checkpoint_every=9", "probe.labels=6")
+ALLOWED = (
+    "rounds=3",
+    "probe.every=1",
+    "probe.k=5",
+    "train.workers=1",
+    "train.checkpoint_every=9",
+    "probe.labels=6",
+)
 ALLOWED += ("train.memory=disk",)
 
 
@@ -218,7 +246,9 @@ def begun(tmp_path_factory: pytest.TempPathFactory, make_federation: Any) -> Any
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_another_experiment_is_refused_with_the_difference(key: str, begun: Any, cli: Any) -> None:
-    sets = [f"{key}={REFUSED[key]}"] + (["partition.alpha=1.0"] if REFUSED[key] == "quantity" else [])
+    sets = [f"{key}={REFUSED[key]}"] + (
+        ["partition.alpha=1.0"] if REFUSED[key] == "quantity" else []
+    )
     sets += [] if key == "rounds" else ["rounds=2"]
     before = (begun.root / "run/experiment.toml").read_text()
     (begun.root / "data").rename(begun.root / "away")  # refused before any image is read
@@ -253,13 +283,18 @@ def test_more_rounds_with_a_constant_rate_are_the_same_as_at_once(federation: An
 def test_a_longer_schedule_is_said(federation: Any, capsys: pytest.CaptureFixture[str]) -> None:
     federation.here("run", "simclr", "rounds=1")
     federation.here("run", "simclr", "rounds=2", quiet=False)
-    assert "1 rounds become 2: the learning rate follows the longer schedule from here" in capsys.readouterr().err
+    assert (
+        "1 rounds become 2: the learning rate follows the longer schedule from here"
+        in capsys.readouterr().err
+    )
 
 
 def test_results_of_a_shorter_run_are_not_those_of_a_longer_one(federation: Any) -> None:
     federation.here("run", "simclr", "rounds=1")
     path = federation.root / "run/experiment.toml"
-    longer = path.read_text().replace("rounds = 1", "rounds = 2")  # as a run that was prolonged and killed
+    longer = path.read_text().replace(
+        "rounds = 1", "rounds = 2"
+    )  # as a run that was prolonged and killed
     integrity.write_copied(path.parent, path.name, longer)
     assert fedssl.Run(federation.root / "run").results == {}
 
@@ -271,7 +306,9 @@ def test_other_images_in_the_same_directory(federation: Any) -> None:
     arrays["x_train"][7, 0, 0, 0] ^= 1
     np.savez(path, **arrays)
     for rounds in (1, 2):
-        with pytest.raises(ConfigError, match="holds a run on other images, or on these dealt otherwise"):
+        with pytest.raises(
+            ConfigError, match="holds a run on other images, or on these dealt otherwise"
+        ):
             federation.here("run", "simclr", f"rounds={rounds}")
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from replay import BAD, CASES, CLIENTS, Record, bits, models, recorded
 
 from fedssl.algorithm import ALGORITHMS, Features
-from fedssl.guard import Reply
-from fedssl.layout import PARAMETERS, Entry, Layout
-from fedssl.tree import State, Tree, Value
+from fedssl.core.state.layout import PARAMETERS, Entry, Layout
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, Value
+from fedssl.engine.uploads.records import Reply
 
 Mutation = Callable[[Reply, Tree], Iterator[Reply]]
 OTHER_PEERS = ("complete", "random")
@@ -84,15 +85,30 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
     "minus infinity": (_each_model(lambda s: _poisoned(s, 1, -math.inf)), "is not finite"),
     "a thousand times as far": (_exploded(1e3), "the norm of its update is"),
     "1e30 times as far": (_exploded(1e30), "the norm of its update is"),
-    "extra key": (lambda reply, sent: iter([_with(reply, "more", torch.zeros(1))]), "is not expected"),
+    "extra key": (
+        lambda reply, sent: iter([_with(reply, "more", torch.zeros(1))]),
+        "is not expected",
+    ),
     "missing key": (_each_key_missing, "is missing"),
     "no model": (_each_model(lambda s: s.floats), "is not a model"),
     "missing entry": (_each_model(lambda s: _relaid(s, lambda e: e[1:])), "is missing"),
-    "extra entry": (_each_model(lambda s: _relaid(s, lambda e: (*e, Entry("x", (1,), "weight")))), "is not expected"),
-    "wrong shape": (_each_model(lambda s: _relaid(s, lambda e: (e[0]._replace(shape=(1,)), *e[1:]))), "has shape (1,)"),
-    "a row that would broadcast": (_each_model(lambda s: replace(s, floats=s.floats[:1])), "its float row"),
+    "extra entry": (
+        _each_model(lambda s: _relaid(s, lambda e: (*e, Entry("x", (1,), "weight")))),
+        "is not expected",
+    ),
+    "wrong shape": (
+        _each_model(lambda s: _relaid(s, lambda e: (e[0]._replace(shape=(1,)), *e[1:]))),
+        "has shape (1,)",
+    ),
+    "a row that would broadcast": (
+        _each_model(lambda s: replace(s, floats=s.floats[:1])),
+        "its float row",
+    ),
     "wrong dtype": (_each_model(lambda s: replace(s, floats=s.floats.half())), "its float row"),
-    "wrong dtype of counters": (_each_model(lambda s: replace(s, counts=s.counts.float())), "its counter row"),
+    "wrong dtype of counters": (
+        _each_model(lambda s: replace(s, counts=s.counts.float())),
+        "its counter row",
+    ),
     "-5 images": (_claims(-5), "claims -5 images"),
     "0 images": (_claims(0), "claims 0 images"),
     "NaN images": (_claims(math.nan), "claims nan images"),
@@ -115,7 +131,10 @@ def known(case: str, topology: str = "star") -> Record:
 @pytest.mark.parametrize("case", CASES)
 def test_a_bad_reply_is_as_good_as_none(case: str, mutation: str) -> None:
     record, (mutate, reason) = known(case), MUTATIONS[mutation]
-    expected, replies = bits(record.without(BAD)), list(mutate(record.replies[BAD], record.sent(BAD)))
+    expected, replies = (
+        bits(record.without(BAD)),
+        list(mutate(record.replies[BAD], record.sent(BAD))),
+    )
     assert replies
     for reply in replies:
         round = record.instead(reply)
@@ -143,7 +162,9 @@ def test_the_first_answer_of_this_round_counts_and_no_other(case: str) -> None:
     old = record.first[BAD]._replace(round=0)
     for more in (reply, far, old, far._replace(client="stranger")):
         played = [record.play([*honest, more])]
-        if more is not reply and more is not far:  # who answers for itself, in this round, has answered
+        if (
+            more is not reply and more is not far
+        ):  # who answers for itself, in this round, has answered
             played.append(record.play([more, *honest]))
         for round in played:
             assert bits(round) == expected
@@ -152,7 +173,12 @@ def test_the_first_answer_of_this_round_counts_and_no_other(case: str) -> None:
 
 @pytest.mark.parametrize("value", [-1, 10**6, math.nan, math.inf, "0", True, 0.5])
 def test_a_number_that_must_be_one_of_a_few(value: Any) -> None:
-    tried = [(case, key) for case in CASES for key, spec in known(case).wire.items() if isinstance(spec, range)]
+    tried = [
+        (case, key)
+        for case in CASES
+        for key, spec in known(case).wire.items()
+        if isinstance(spec, range)
+    ]
     assert ("featarc", "cluster") in tried
     for case, key in tried:
         record = known(case)
@@ -161,8 +187,12 @@ def test_a_number_that_must_be_one_of_a_few(value: Any) -> None:
         assert [report.client for report in round.reports if report.dropped] == [BAD]
 
 
-@pytest.mark.parametrize("topology", ["cycle", *(pytest.param(t, marks=pytest.mark.slow) for t in OTHER_PEERS)])
-@pytest.mark.parametrize("case", [case for case, said in CASES.items() if not ALGORITHMS[said["name"]].needs_server])
+@pytest.mark.parametrize(
+    "topology", ["cycle", *(pytest.param(t, marks=pytest.mark.slow) for t in OTHER_PEERS)]
+)
+@pytest.mark.parametrize(
+    "case", [case for case, said in CASES.items() if not ALGORITHMS[said["name"]].needs_server]
+)
 def test_peers_are_as_safe_as_a_server(case: str, topology: str) -> None:
     """Who sends nonsense is to its neighbours, and to its own site, as one that sent nothing."""
     record = known(case, topology)
@@ -177,14 +207,23 @@ def test_peers_are_as_safe_as_a_server(case: str, topology: str) -> None:
 
 SCALARS = st.one_of(st.integers(), st.floats(), st.text(max_size=5), st.booleans())
 NO_COUNTS = st.one_of(
-    st.integers(max_value=0), st.integers(min_value=10**7 + 1), st.floats(), st.text(max_size=5), st.booleans()
+    st.integers(max_value=0),
+    st.integers(min_value=10**7 + 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.booleans(),
 )
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool]
 
 
 def _strict(record: Record) -> list[str]:
     """Keys under which anything else costs the whole upload; of features it costs rows."""
-    loose = {k for key, spec in record.wire.items() if isinstance(spec, Features) for k in (key, *spec.columns)}
+    loose = {
+        k
+        for key, spec in record.wire.items()
+        if isinstance(spec, Features)
+        for k in (key, *spec.columns)
+    }
     return [key for key in record.wire if key not in loose]
 
 
@@ -196,24 +235,38 @@ def corrupted(draw: st.DrawFn, record: Record, reply: Reply) -> Reply:
     state, kind = found[key], draw(st.integers(0, 9))
     if kind == 0:
         value = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
-        return _with(reply, key, _poisoned(state, draw(st.integers(0, len(state.floats) - 1)), value))
+        return _with(
+            reply, key, _poisoned(state, draw(st.integers(0, len(state.floats) - 1)), value)
+        )
     if kind == 1:
         return reply._replace(images=draw(NO_COUNTS))
     if kind == 2:
         return _with(reply, draw(st.sampled_from(sorted(record.wire))), None)
     if kind == 3:
-        return _with(reply, draw(st.text(max_size=5).filter(lambda name: name not in record.wire)), draw(SCALARS))
+        return _with(
+            reply,
+            draw(st.text(max_size=5).filter(lambda name: name not in record.wire)),
+            draw(SCALARS),
+        )
     if kind == 4:
-        return _with(reply, key, replace(state, floats=state.floats.to(draw(st.sampled_from(DTYPES)))))
+        return _with(
+            reply, key, replace(state, floats=state.floats.to(draw(st.sampled_from(DTYPES))))
+        )
     if kind == 5:
-        return _with(reply, key, replace(state, floats=state.floats[: draw(st.integers(0, len(state.floats) - 1))]))
+        return _with(
+            reply,
+            key,
+            replace(state, floats=state.floats[: draw(st.integers(0, len(state.floats) - 1))]),
+        )
     if kind == 6:
         return next(_exploded(10 ** draw(st.floats(3, 38)))(reply, record.sent(reply.client)))
     if kind == 7:
         return reply._replace(round=draw(st.integers().filter(lambda round: round != 1)))
     if kind == 8:
         entry = draw(st.sampled_from(state.layout.entries))
-        return _with(reply, key, _relaid(state, lambda entries: tuple(e for e in entries if e != entry)))
+        return _with(
+            reply, key, _relaid(state, lambda entries: tuple(e for e in entries if e != entry))
+        )
     nothing = draw(st.one_of(st.floats(), st.text(max_size=5), st.booleans()))
     return _with(reply, draw(st.sampled_from(sorted(_strict(record)))), nothing)
 

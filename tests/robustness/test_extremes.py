@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import fedssl
-from fedssl.changes import CHOICES, settings_class
-from fedssl.errors import ConfigError, FedsslError, OutOfMemory
-from fedssl.experiment import Experiment
-from fedssl.settings import LARGEST, Settings
+from fedssl.core.errors import ConfigError, FedsslError, OutOfMemory
+from fedssl.core.settings import LARGEST, Settings
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.overrides import CHOICES, settings_class
 
 HUGE = 2**63
 
@@ -37,7 +37,11 @@ class Number(NamedTuple):
 def _kinds(annotation: Any) -> frozenset[type]:
     """int and float, wherever they are in a type."""
     if get_origin(annotation) in (Annotated, Union, types.UnionType, tuple):
-        arguments = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
+        arguments = (
+            get_args(annotation)[:1]
+            if get_origin(annotation) is Annotated
+            else get_args(annotation)
+        )
         return frozenset().union(*map(_kinds, arguments))
     return frozenset({annotation}) & {int, float}
 
@@ -55,7 +59,9 @@ def _numbers(cls: type[Settings], prefix: str, chosen: dict[str, Any]) -> Iterat
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, Settings):
             yield from _numbers(annotation, f"{prefix}{name}.", chosen)
-        elif name != "edges" and _kinds(annotation):  # edges are pairs of clients, which may be numbers
+        elif name != "edges" and _kinds(
+            annotation
+        ):  # edges are pairs of clients, which may be numbers
             yield Number(f"{prefix}{name}", chosen, _kinds(annotation), _items(annotation))
 
 
@@ -91,16 +97,27 @@ NUMBERS = list(_every_number())
 
 
 def _base() -> Experiment:
-    return Experiment.from_dict({"clients": 3, "data": {"name": "given"}, "method": {"name": "simclr"}})
+    return Experiment.from_dict(
+        {"clients": 3, "data": {"name": "given"}, "method": {"name": "simclr"}}
+    )
 
 
 def test_the_table_has_every_numeric_setting() -> None:
     keys = {number.key for number in NUMBERS}
     assert len(NUMBERS) > 150
-    assert {"train.lr", "method.hidden", "method.augment.crop", "data.mean", "partition.alpha", "probe.k"} <= keys
+    assert {
+        "train.lr",
+        "method.hidden",
+        "method.augment.crop",
+        "data.mean",
+        "partition.alpha",
+        "probe.k",
+    } <= keys
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number.chosen.get(number.key, '')}{number.key}")
+@pytest.mark.parametrize(
+    "number", NUMBERS, ids=lambda number: f"{number.chosen.get(number.key, '')}{number.key}"
+)
 def test_no_number_is_without_a_bound(number: Number) -> None:
     """2⁶³, 1e308, NaN and infinity are refused everywhere; FedU's μ alone may be infinite."""
     base = _base().with_changes(number.chosen)
@@ -116,7 +133,9 @@ def test_no_number_is_without_a_bound(number: Number) -> None:
         assert len(str(refused.value)) < 400
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number.chosen.get(number.key, '')}{number.key}")
+@pytest.mark.parametrize(
+    "number", NUMBERS, ids=lambda number: f"{number.chosen.get(number.key, '')}{number.key}"
+)
 def test_small_and_largest_numbers_are_checked_without_memory(number: Number) -> None:
     """0, −1 and the largest number that any setting allows: accepted or refused in a sentence, before images are read.
 
@@ -125,7 +144,9 @@ def test_small_and_largest_numbers_are_checked_without_memory(number: Number) ->
     base = _base().with_changes(number.chosen)
     for value in (0, -1, LARGEST):
         with contextlib.suppress(ConfigError):
-            changed = base.with_changes({number.key: [value] * number.items if number.items else value})
+            changed = base.with_changes(
+                {number.key: [value] * number.items if number.items else value}
+            )
             changed.check()
 
 
@@ -188,7 +209,9 @@ def _limited(bytes: int) -> Any:
 
 def test_memory_that_runs_out_is_one_line(federation: Any) -> None:
     """A model of 4 GB in a process that may have 3: accepted by the settings, too large for the machine."""
-    process = federation.start("run", "simclr", "method.hidden=900000", "rounds=1", preexec_fn=_limited(3_000_000_000))
+    process = federation.start(
+        "run", "simclr", "method.hidden=900000", "rounds=1", preexec_fn=_limited(3_000_000_000)
+    )
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (5, "")
     assert err.splitlines()[-1].startswith("fedssl: ")
@@ -196,19 +219,25 @@ def test_memory_that_runs_out_is_one_line(federation: Any) -> None:
     assert "Traceback" not in err
 
 
-def test_too_little_free_memory_is_found_before_training(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_free_memory_is_found_before_training(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights and gradients in float32 and the two views of 8 images of 12 × 12 take more than a megabyte."""
-    monkeypatch.setattr("fedssl.assemble.free_host_memory", lambda: 1_000_000)
+    monkeypatch.setattr("fedssl.federation.free_host_memory", lambda: 1_000_000)
     with pytest.raises(OutOfMemory, match=r"takes at least .* GB of memory, and 0.0 GB are free"):
         federation.here("run", "simclr", "rounds=1")
 
 
-def test_a_client_without_memory_on_a_cpu_is_dropped(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_without_memory_on_a_cpu_is_dropped(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def train(*_: Any, **__: Any) -> None:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
+        raise RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+        )
 
-    monkeypatch.setattr("fedssl.client.Client.train", train)
-    with pytest.raises(FedsslError, match="no round had a sound upload"):
+    monkeypatch.setattr("fedssl.training.client.Client.train", train)
+    with pytest.raises(FedsslError, match="no round had a valid upload"):
         federation.here("run", "simclr", "rounds=1")
     (record,) = federation.rounds("run")
     assert {client["dropped"] for client in record["clients"]} == {
@@ -216,11 +245,13 @@ def test_a_client_without_memory_on_a_cpu_is_dropped(federation: Any, monkeypatc
     }
 
 
-def test_other_errors_of_torch_are_not_taken_for_it(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_torch_are_not_taken_for_it(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def train(*_: Any, **__: Any) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr("fedssl.client.Client.train", train)
+    monkeypatch.setattr("fedssl.training.client.Client.train", train)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         federation.here("run", "simclr", "rounds=1")
 
@@ -242,6 +273,8 @@ def test_standard_output_that_takes_ascii_only(args: tuple[str, ...]) -> None:
 
 
 def test_a_run_whose_output_takes_ascii_only(federation: Any) -> None:
-    code, out, err = federation.run("λ", "simclr", "rounds=1", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    code, out, err = federation.run(
+        "λ", "simclr", "rounds=1", env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
     assert code == 0, err
     assert "\\u03bb" in out

@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 import fedssl
+from fedssl.core.errors import DataError, RunError
 from fedssl.data import Dataset, Images
-from fedssl.errors import DataError, RunError
-from fedssl.experiment import METHODS
+from fedssl.experiment.experiment import METHODS
 
 SMALL = {"hidden": 32, "dim": 16, "queue": 32, "classes": 5, "width": 8}
 QUICK = {"train.batch": 4, "train.checkpoint_every": 0, "probe.every": 0, "probe.linear": False}
@@ -26,13 +26,21 @@ QUICK = {"train.batch": 4, "train.checkpoint_every": 0, "probe.every": 0, "probe
 def _settings(method: str = "simclr", **more: Any) -> dict[str, Any]:
     fields = METHODS[method].Settings.model_fields
     usual = fields["backbone"].default
-    backbone = usual if usual.startswith("vit") else "cnn"  # a method that needs patches has no use for a small CNN
+    backbone = (
+        usual if usual.startswith("vit") else "cnn"
+    )  # a method that needs patches has no use for a small CNN
     small = {key: value for key, value in SMALL.items() if key in fields}
-    base = {"clients": 5, "data": {"name": "given"}, "method": {"name": method, "backbone": backbone, **small}}
+    base = {
+        "clients": 5,
+        "data": {"name": "given"},
+        "method": {"name": method, "backbone": backbone, **small},
+    }
     return {"base": base, "set": QUICK | more}
 
 
-def _run(folder: Path, dataset: Any, method: str = "simclr", quiet: bool = True, **more: Any) -> fedssl.Run:
+def _run(
+    folder: Path, dataset: Any, method: str = "simclr", quiet: bool = True, **more: Any
+) -> fedssl.Run:
     settings = _settings(method, **more)
     experiment = fedssl.Experiment.from_dict(settings["base"])
     return fedssl.run(experiment, folder, dataset=dataset, quiet=quiet, set=settings["set"])
@@ -49,7 +57,9 @@ def _labelled(n: int) -> tuple[Tensor, Tensor]:
 
 def _lists(path: Path, sizes: list[int]) -> dict[str, Any]:
     ends = np.cumsum([0, *sizes]).tolist()
-    path.write_text(json.dumps({str(k): list(range(ends[k], ends[k + 1])) for k in range(len(sizes))}))
+    path.write_text(
+        json.dumps({str(k): list(range(ends[k], ends[k + 1])) for k in range(len(sizes))})
+    )
     return {"clients": len(sizes), "partition.name": "listed", "partition.path": str(path)}
 
 
@@ -57,7 +67,14 @@ def _save_all_modes(folder: Path) -> int:
     """One image of every mode a camera, a scanner or an office may leave; the number of files."""
     folder.mkdir(parents=True)
     colour = Image.effect_noise((16, 12), 60).convert("RGB")
-    for mode, suffix in (("L", "png"), ("LA", "png"), ("P", "png"), ("1", "png"), ("RGBA", "png"), ("RGB", "jpg")):
+    for mode, suffix in (
+        ("L", "png"),
+        ("LA", "png"),
+        ("P", "png"),
+        ("1", "png"),
+        ("RGBA", "png"),
+        ("RGB", "jpg"),
+    ):
         colour.convert(mode).save(folder / f"{mode}.{suffix}")
     colour.convert("CMYK").save(folder / "CMYK.jpg")
     colour.save(folder / "anim.gif", save_all=True, append_images=[colour.rotate(90)])
@@ -68,12 +85,22 @@ def _save_all_modes(folder: Path) -> int:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_kind_of_image_is_trained_on(channels: int, tmp_path: Path) -> None:
     counts = [_save_all_modes(tmp_path / "data/photos" / hospital) for hospital in ("a", "b")]
-    data = {"name": "folder", "path": "photos", "layout": "clients", "size": 12, "channels": channels}
+    data = {
+        "name": "folder",
+        "path": "photos",
+        "layout": "clients",
+        "size": 12,
+        "channels": channels,
+    }
     settings = _settings("byol", clients=2, rounds=2, **{"partition.name": "natural"})
     experiment = fedssl.Experiment.from_dict(settings["base"] | {"data": data})
-    run = fedssl.run(experiment, tmp_path / "run", data_dir=tmp_path / "data", quiet=True, set=settings["set"])
+    run = fedssl.run(
+        experiment, tmp_path / "run", data_dir=tmp_path / "data", quiet=True, set=settings["set"]
+    )
     assert [c["client"] for c in run.rounds[-1]["clients"]] == ["a", "b"]
-    assert all(c["dropped"] is None and c["steps"] == counts[0] // 4 for c in run.rounds[-1]["clients"])
+    assert all(
+        c["dropped"] is None and c["steps"] == counts[0] // 4 for c in run.rounds[-1]["clients"]
+    )
     assert run.results["table"] == {}
 
 
@@ -87,7 +114,9 @@ def _folder_with_bad_files(folder: Path, good: int) -> None:
     (folder / "notes.txt").write_text("Patients of March")
 
 
-def test_bad_files_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_files_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _folder_with_bad_files(tmp_path / "data/ward", good=297)
     data = {"name": "folder", "path": "ward", "layout": "flat", "size": 8}
     settings = _settings(clients=3, rounds=1, **{"train.batch": 33})
@@ -99,8 +128,16 @@ def test_bad_files_are_left_out_and_counted(tmp_path: Path, capsys: pytest.Captu
         assert line in err
     assert [c["images"] for c in run.rounds[0]["clients"]] == [99, 99, 99]
     (tmp_path / "data/ward/one-more.png").write_text("no image")
-    with pytest.raises(DataError, match=r"4 of 301 files cannot be read as images, more than bad_share = 0.01"):
-        fedssl.run(experiment, tmp_path / "other", data_dir=tmp_path / "data", quiet=True, set=settings["set"])
+    with pytest.raises(
+        DataError, match=r"4 of 301 files cannot be read as images, more than bad_share = 0.01"
+    ):
+        fedssl.run(
+            experiment,
+            tmp_path / "other",
+            data_dir=tmp_path / "data",
+            quiet=True,
+            set=settings["set"],
+        )
     assert not (tmp_path / "other").exists()
 
 
@@ -109,12 +146,16 @@ def test_an_empty_client_is_said_once_and_never_asked(
     topology: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lists = _lists(tmp_path / "lists.json", [8, 8, 0, 8, 8])
-    run = _run(tmp_path / "run", _pixels(32), quiet=False, rounds=3, **lists, **{"topology.name": topology})
+    run = _run(
+        tmp_path / "run", _pixels(32), quiet=False, rounds=3, **lists, **{"topology.name": topology}
+    )
     assert capsys.readouterr().err.count("without images, so never asked to train: 2") == 1
     for line in run.rounds:
         assert [c["client"] for c in line["clients"]] == ["0", "1", "3", "4"]
         assert not any(c["dropped"] for c in line["clients"])
-    assert len(run.models()) == (1 if topology == "star" else 4)  # nobody is measured who never trained
+    assert len(run.models()) == (
+        1 if topology == "star" else 4
+    )  # nobody is measured who never trained
 
 
 def test_nobody_has_images(tmp_path: Path) -> None:
@@ -126,7 +167,13 @@ def test_nobody_has_images(tmp_path: Path) -> None:
 def test_few_images(method: str, tmp_path: Path) -> None:
     """Clients of 0, 1, 2, 3, 5, 15 and kB + 1 = 9 images with a batch of B = 4."""
     sizes = [0, 1, 2, 3, 5, 15, 9]
-    run = _run(tmp_path / "run", _labelled(sum(sizes)), method, rounds=2, **_lists(tmp_path / "lists.json", sizes))
+    run = _run(
+        tmp_path / "run",
+        _labelled(sum(sizes)),
+        method,
+        rounds=2,
+        **_lists(tmp_path / "lists.json", sizes),
+    )
     for line in run.rounds:
         clients = {c["client"]: c for c in line["clients"]}
         assert list(clients) == ["1", "2", "3", "4", "5", "6"]
@@ -136,7 +183,13 @@ def test_few_images(method: str, tmp_path: Path) -> None:
             "bytes_down": line["clients"][1]["bytes_down"],
             "memory_moved_on": False,
         }
-        assert [c["steps"] for c in clients.values()] == [1, 1, 1, 3, 2]  # the batch shrinks; an incomplete one is left
+        assert [c["steps"] for c in clients.values()] == [
+            1,
+            1,
+            1,
+            3,
+            2,
+        ]  # the batch shrinks; an incomplete one is left
         assert [c["images"] for c in clients.values()] == [2, 3, 4, 12, 8]
         assert all(np.isfinite(c["loss"]) and c["dropped"] is None for c in clients.values())
 
@@ -152,7 +205,9 @@ def _raising() -> NoReturn:
     raise AssertionError("somebody looked at a label")
 
 
-def test_labels_never_reach_training(tmp_path: Path, sha256: Callable[[Path], dict[str, str]]) -> None:
+def test_labels_never_reach_training(
+    tmp_path: Path, sha256: Callable[[Path], dict[str, str]]
+) -> None:
     labels = torch.arange(30) % 5
     hashes = []
     for name, given in (("true", labels), ("permuted", labels.flip(0)), ("raising", _raising)):

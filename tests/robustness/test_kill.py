@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedssl.errors import RunError
-from fedssl.experiment import METHODS
-from fedssl.lock import locked
-from fedssl.store import Store
+from fedssl.core.errors import RunError
+from fedssl.core.files.lock import locked
+from fedssl.engine.checkpoints.store import Store
+from fedssl.experiment.experiment import METHODS
 
 EVERY = METHODS.names()
 Hashes = Callable[..., dict[str, str]]
@@ -28,11 +28,20 @@ SLOWER = "train.epochs=6"  # rounds long enough to be hit in their middle
 
 
 def _killed_and_resumed(
-    federation: Any, kill: Kill, folder: str, method: str, after: int, delay: float, tier: str = "auto"
+    federation: Any,
+    kill: Kill,
+    folder: str,
+    method: str,
+    after: int,
+    delay: float,
+    tier: str = "auto",
 ) -> bool:
     """Kill a run `delay` seconds after a round, and go on with it; whether it was still running."""
     process = federation.start(folder, method, SLOWER, f"train.memory={tier}")
-    while not (federation.root / folder / "checkpoints/00000.json").exists() and process.poll() is None:
+    while (
+        not (federation.root / folder / "checkpoints/00000.json").exists()
+        and process.poll() is None
+    ):
         time.sleep(0.002)
     federation.wait_for_round(folder, after, process)
     time.sleep(delay)
@@ -40,23 +49,31 @@ def _killed_and_resumed(
     log = federation.root / folder / "rounds.jsonl"
     before = log.read_bytes().splitlines(keepends=True) if log.exists() else []
     federation.here(folder, method, SLOWER)
-    if killed:  # a round is logged, and then saved once the one before it is on disk: two may be lost
+    if (
+        killed
+    ):  # a round is logged, and then saved once the one before it is on disk: two may be lost
         kept = b"".join(before[: max(0, len(before) - 2)])
         assert log.read_bytes().startswith(kept), "rounds that were saved are trained again"
     return killed
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_killed_run_goes_on_to_the_same_bits(tier: str, federation: Any, uninterrupted: Hashes, kill: Kill) -> None:
+def test_killed_run_goes_on_to_the_same_bits(
+    tier: str, federation: Any, uninterrupted: Hashes, kill: Kill
+) -> None:
     # A method with a memory beside its model, killed when three of four rounds are done.
-    assert _killed_and_resumed(federation, kill, "run", "mocov2", after=3, delay=random.uniform(0, 0.02), tier=tier)
+    assert _killed_and_resumed(
+        federation, kill, "run", "mocov2", after=3, delay=random.uniform(0, 0.02), tier=tier
+    )
     assert federation.hashes("run") == uninterrupted("mocov2", SLOWER)
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", EVERY)
-def test_every_method_killed_at_random_moments(method: str, federation: Any, uninterrupted: Hashes, kill: Kill) -> None:
+def test_every_method_killed_at_random_moments(
+    method: str, federation: Any, uninterrupted: Hashes, kill: Kill
+) -> None:
     killed = 0
     for turn, after in enumerate((0, 1, 2, 2, 3)):
         delay = random.uniform(0, 0.2)
@@ -85,7 +102,9 @@ def _cut(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
 
         return call
 
-    def torn(descriptor: int, data: memoryview, offset: int, real: Callable[..., int] = os.pwrite) -> int:
+    def torn(
+        descriptor: int, data: memoryview, offset: int, real: Callable[..., int] = os.pwrite
+    ) -> int:
         """Of the write in whose middle the power fails, half is on the disk."""
         calls.append("pwrite")
         if len(calls) > after:
@@ -102,7 +121,11 @@ def _cut(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
 
 
 def _cuts(
-    federation: Any, monkeypatch: pytest.MonkeyPatch, method: str, tier: str, moments: Callable[[int], list[int]]
+    federation: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    tier: str,
+    moments: Callable[[int], list[int]],
 ) -> None:
     sets = (f"train.memory={tier}",)
     with monkeypatch.context() as patch:
@@ -116,19 +139,31 @@ def _cuts(
             with pytest.raises(PowerCut):
                 federation.here(f"cut{moment}", method, *sets)
         federation.here(f"cut{moment}", method, *sets)
-        assert federation.hashes(f"cut{moment}") == whole, f"cut after {moment} of {len(calls)} calls"
+        assert federation.hashes(f"cut{moment}") == whole, (
+            f"cut after {moment} of {len(calls)} calls"
+        )
         assert [line["round"] for line in federation.rounds(f"cut{moment}")] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_power_cut_in_the_middle_of_writes(tier: str, federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_cut_in_the_middle_of_writes(
+    tier: str, federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between any two of sync, rename and delete, or in a write; here six moments spread over the run."""
-    _cuts(federation, monkeypatch, "byol", tier, lambda count: list(range(count // 12, count, count // 6)))
+    _cuts(
+        federation,
+        monkeypatch,
+        "byol",
+        tier,
+        lambda count: list(range(count // 12, count, count // 6)),
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_power_cut_at_every_write(tier: str, federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_cut_at_every_write(
+    tier: str, federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _cuts(federation, monkeypatch, "mocov1", tier, lambda count: list(range(count)))
 
 
@@ -140,9 +175,9 @@ CLIENTS = 3  # of the federation: one training each in a round
 HELD = """
 import sys, threading, time
 from pathlib import Path
-from fedssl import cli
-from fedssl.store import Store
-from fedssl.train import Trainer
+from fedssl.cli.main import main
+from fedssl.engine.checkpoints.store import Store
+from fedssl.training.trainer import Trainer
 
 root, trainings = Path(sys.argv[1]), int(sys.argv[2])
 sys.argv[1:3] = []
@@ -164,13 +199,17 @@ def slow(self, snapshot, save=Store._save):
     save(self, snapshot)
 
 Trainer.fit, Store._save = held, slow
-cli.main()
+main()
 """
 
 
 def _held_after(federation: Any, rounds: int) -> subprocess.Popen[str]:
     """A run in its round `rounds` + 1; the rounds before are in its log and in no checkpoint."""
-    words = [str(federation.root), str(rounds * CLIENTS), *federation.command("run", "simclr", *LONG)[3:]]
+    words = [
+        str(federation.root),
+        str(rounds * CLIENTS),
+        *federation.command("run", "simclr", *LONG)[3:],
+    ]
     process = subprocess.Popen(
         [sys.executable, "-c", HELD, *words],
         stdout=subprocess.PIPE,
@@ -190,20 +229,28 @@ def _saved(federation: Any) -> list[int]:
     return sorted(int(file.stem) for file in (federation.root / "run/checkpoints").glob("*.json"))
 
 
-def _check_saved(federation: Any, rounds: int, capsys: pytest.CaptureFixture[str], whole: dict[str, str]) -> None:
+def _check_saved(
+    federation: Any, rounds: int, capsys: pytest.CaptureFixture[str], whole: dict[str, str]
+) -> None:
     """The stopped run goes on after its last finished round, which is not trained again, to the same bits."""
     assert _saved(federation) == [0, rounds]
     log = federation.root / "run/rounds.jsonl"
     before = log.read_bytes()
     federation.here("run", "simclr", *LONG, quiet=False)
-    assert f"going on after round {rounds} of 4" in capsys.readouterr().err
-    assert log.read_bytes().startswith(before)  # times included: a round that is trained again takes another
+    assert f"resuming after round {rounds} of 4" in capsys.readouterr().err
+    assert log.read_bytes().startswith(
+        before
+    )  # times included: a round that is trained again takes another
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
     assert federation.hashes("run") == whole
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_asked_to_stop(number: int, federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
+def test_asked_to_stop(
+    number: int, federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In round 3, when rounds 1 and 2 are finished and not saved yet: it saves them, within ten seconds."""
     process = _held_after(federation, 2)
     asked = time.monotonic()
@@ -212,12 +259,17 @@ def test_asked_to_stop(number: int, federation: Any, uninterrupted: Hashes, caps
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - asked < 10
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "fedssl: stopped after round 2 of 4; the same command goes on"
+    assert (
+        err.splitlines()[-1]
+        == "fedssl: stopped after round 2 of 4; the same command resumes the run"
+    )
     assert "Traceback" not in err
     _check_saved(federation, 2, capsys, uninterrupted("simclr", *LONG))
 
 
-def test_an_impatient_hand(federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impatient_hand(
+    federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Further signals, while it saves what is finished, do not cut that short."""
     process = _held_after(federation, 2)
     process.send_signal(signal.SIGINT)

@@ -14,20 +14,36 @@ from typing import Any
 import pytest
 import torch
 
-from fedssl.experiment import load
-from fedssl.provenance import code
-from fedssl.reproduce.plan import wants
-from fedssl.reproduce.pool import Pool, devices
-from fedssl.reproduce.work import work
-from fedssl.tables import Cell
+from fedssl.core.provenance import code
+from fedssl.experiment.experiment import load
+from fedssl.tables.plan import plan_seeds
+from fedssl.tables.published import Cell
+from fedssl.tables.scheduler import Pool, devices
+from fedssl.tables.worker import run_job
 
-SWEEP = ["--set", "train.lr=0.01,0.02", "--set", "train.epochs=4", "--set", "rounds=6", "--set", "probe.epochs=2"]
+SWEEP = [
+    "--set",
+    "train.lr=0.01,0.02",
+    "--set",
+    "train.epochs=4",
+    "--set",
+    "rounds=6",
+    "--set",
+    "probe.epochs=2",
+]
 
 
 def _command(federation: Any, folder: str, *more: str) -> list[str]:
-    where = ["--dir", str(federation.root / folder), "--data-dir", str(federation.root / "data"), "--device", "cpu"]
+    where = [
+        "--dir",
+        str(federation.root / folder),
+        "--data-dir",
+        str(federation.root / "data"),
+        "--device",
+        "cpu",
+    ]
     toml = str(federation.toml())
-    return [sys.executable, "-m", "fedssl.cli", "sweep", toml, *SWEEP, "--seeds", "1", *where, *more]
+    return [sys.executable, "-m", "fedssl", "sweep", toml, *SWEEP, "--seeds", "1", *where, *more]
 
 
 def _values(federation: Any, folder: str) -> dict[str, Any]:
@@ -41,7 +57,9 @@ def _trained(root: Path) -> list[Path]:
 
 
 def _worker(parent: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True
+    )
     return [int(word) for word in listed.stdout.split()]
 
 
@@ -52,8 +70,12 @@ def test_killed_sweep_goes_on_and_loses_nothing(federation: Any) -> None:
     assert len(whole) == 2
 
     root = federation.root / "killed"
-    process = subprocess.Popen(_command(federation, "killed"), stderr=subprocess.DEVNULL, start_new_session=True)
-    while len(_trained(root)) < 1 or len([*root.glob("*/rounds.jsonl")]) < 2:  # one is done, the other has begun
+    process = subprocess.Popen(
+        _command(federation, "killed"), stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while (
+        len(_trained(root)) < 1 or len([*root.glob("*/rounds.jsonl")]) < 2
+    ):  # one is done, the other has begun
         assert process.poll() is None
         time.sleep(0.01)
     (done,) = _trained(root)
@@ -61,12 +83,17 @@ def test_killed_sweep_goes_on_and_loses_nothing(federation: Any) -> None:
     process.kill()
     process.wait()
     deadline = time.monotonic() + 20
-    while Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
+    while (
+        Path(f"/proc/{worker}/stat").exists()
+        and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z"
+    ):
         assert time.monotonic() < deadline, "its process trains on"
         time.sleep(0.05)
 
     before = done.stat().st_mtime_ns, (done.parent / "rounds.jsonl").read_bytes()
-    made = subprocess.run(_command(federation, "killed", "--json"), check=True, capture_output=True, text=True)
+    made = subprocess.run(
+        _command(federation, "killed", "--json"), check=True, capture_output=True, text=True
+    )
     assert (done.stat().st_mtime_ns, (done.parent / "rounds.jsonl").read_bytes()) == before
     assert _values(federation, "killed") == whole
     assert {cell["row"] for cell in json.loads(made.stdout)["cells"]} == set(whole)
@@ -77,9 +104,33 @@ def test_killed_sweep_goes_on_and_loses_nothing(federation: Any) -> None:
 
 @pytest.mark.slow
 def test_a_cell_that_fails_is_told_and_the_others_go_on(federation: Any) -> None:
-    where = ["--dir", str(federation.root / "some"), "--data-dir", str(federation.root / "data"), "--device", "cpu"]
-    changes = ["--set", "data.path=tiny.npz,nosuch.npz", "--set", "rounds=1", "--set", "probe.epochs=1"]
-    command = [sys.executable, "-m", "fedssl.cli", "sweep", str(federation.toml()), *changes, "--seeds", "1", *where]
+    where = [
+        "--dir",
+        str(federation.root / "some"),
+        "--data-dir",
+        str(federation.root / "data"),
+        "--device",
+        "cpu",
+    ]
+    changes = [
+        "--set",
+        "data.path=tiny.npz,nosuch.npz",
+        "--set",
+        "rounds=1",
+        "--set",
+        "probe.epochs=1",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "fedssl",
+        "sweep",
+        str(federation.toml()),
+        *changes,
+        "--seeds",
+        "1",
+        *where,
+    ]
     made = subprocess.run(command, capture_output=True, text=True)
     assert made.returncode == 1
     (file,) = (federation.root / "some").glob("sweep-*.json")
@@ -98,22 +149,31 @@ def test_work_leaves_what_it_found_and_does_it_once(federation: Any) -> None:
         {"file": "bad-0.json", "probe": "linear", "settings": {"labels": -1}, "on": None},
     ]
     key = load(toml, changes).with_changes({"train.precision": "fp32"}).hash()
-    job = {"name": str(toml), "changes": changes, "folder": str(folder), "key": key, "device": "cpu"}
+    job = {
+        "name": str(toml),
+        "changes": changes,
+        "folder": str(folder),
+        "key": key,
+        "device": "cpu",
+    }
     job |= {"data_dir": str(federation.root / "data"), "measures": measures}
-    problems = work(job)
+    problems = run_job(job)
     assert list(problems) == ["bad-0.json"]
     assert "labels" in problems["bad-0.json"]
     found = json.loads((folder / "measures/knn-0.json").read_text())
     assert (found["experiment"], found["code"]) == (key, code())
     by_class = json.loads((folder / "classes.json").read_text())["table"]["this run"]["knn"]
     assert {key: found[key] for key in by_class} == by_class
-    assert found["value"] == json.loads((folder / "results.json").read_text())["table"]["this run"]["knn"]["mean"]
+    assert (
+        found["value"]
+        == json.loads((folder / "results.json").read_text())["table"]["this run"]["knn"]["mean"]
+    )
     stamp = os.stat(folder / "measures/knn-0.json").st_mtime_ns
-    work(job)
+    run_job(job)
     assert os.stat(folder / "measures/knn-0.json").st_mtime_ns == stamp
     # A file that says something else than when the table was begun is no result of what was asked for.
     other = job | {"key": "0" * 64, "folder": str(federation.root / "other")}
-    assert all("has changed since" in problem for problem in work(other).values())
+    assert all("has changed since" in problem for problem in run_job(other).values())
     assert not [*(federation.root / "other/measures").glob("*.json")]
 
 
@@ -136,7 +196,10 @@ def test_a_training_whose_process_dies_takes_no_other_with_it(federation: Any) -
     assert process.returncode == 1
     assert "its process was killed (SIGKILL)" in said
     assert len(_trained(root)) == 1
-    assert sorted(value is None for (value,) in _values(federation, "died").values()) == [False, True]
+    assert sorted(value is None for (value,) in _values(federation, "died").values()) == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.slow
@@ -159,7 +222,10 @@ def test_ctrl_c_ends_all_of_it_and_the_same_command_goes_on(federation: Any, mom
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.splitlines()[-1] == "fedssl: stopped; what is trained is saved, and the same command goes on"
+    assert (
+        said.splitlines()[-1]
+        == "fedssl: stopped; finished trainings are saved, run the same command again to resume"
+    )
     assert not Path(f"/proc/{worker}").exists()
     logs = "".join(log.read_text() for log in root.glob("*/log.txt"))
     assert not any(word in said + logs for word in ("Traceback", "Fatal"))
@@ -178,7 +244,9 @@ def test_trainings_are_spread_over_devices(federation: Any) -> None:
     cell = Cell("r", "c", str(federation.toml()), "knn", (), ("rounds=4", "train.epochs=8"))
     todo = {
         want.training: [want.measure]
-        for want in wants([cell], "", range(2), federation.root / "spread", torch.device("cpu"))
+        for want in plan_seeds(
+            [cell], "", range(2), federation.root / "spread", torch.device("cpu")
+        )
         if want.training is not None and want.measure is not None
     }
     pool, most = Pool(todo, ["cpu:0", "cpu:1"], federation.root / "data"), 0
@@ -186,7 +254,12 @@ def test_trainings_are_spread_over_devices(federation: Any) -> None:
         most = max(most, len(pool.running))
         time.sleep(0.01)
     assert most == 2
-    ended = {training: problems for _ in todo if (found := pool.next_ended(0)) for training, problems in [found]}
+    ended = {
+        training: problems
+        for _ in todo
+        if (found := pool.next_ended(0))
+        for training, problems in [found]
+    }
     assert ended == {training: {} for training in todo}
 
 

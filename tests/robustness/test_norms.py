@@ -14,12 +14,15 @@ from pydantic import Field
 import fedssl
 from fedssl.algorithm import ALGORITHMS
 from fedssl.algorithms import FedAvg
-from fedssl.bound import Bound, Measured
-from fedssl.client import Client
-from fedssl.errors import RunError
-from fedssl.layout import PARAMETERS
-from fedssl.topology import TOPOLOGIES
-from fedssl.tree import State, Tree, model
+from fedssl.core.errors import RunError
+from fedssl.core.state.layout import PARAMETERS
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
+from fedssl.engine.uploads import guard
+from fedssl.engine.uploads.movement import apply_bound
+from fedssl.engine.uploads.norm_bound import Movement, NormBound
+from fedssl.topologies.topology import TOPOLOGIES
+from fedssl.training.client import Client
 
 FIVE = "01234"
 
@@ -40,8 +43,12 @@ class Exploding(FedAvg):
             return upload, memory
         sent, back = model(message, "model"), model(upload, "model")
         floats = back.floats.clone()
-        parameters = slice(back.layout.pick(None, PARAMETERS).floats)  # they come first; running statistics stay
-        floats[parameters] = sent.floats[parameters] + self.times * (back.floats - sent.floats)[parameters]
+        parameters = slice(
+            back.layout.pick(None, PARAMETERS).floats
+        )  # they come first; running statistics stay
+        floats[parameters] = (
+            sent.floats[parameters] + self.times * (back.floats - sent.floats)[parameters]
+        )
         return {"model": State(back.layout, floats, back.counts)}, memory
 
 
@@ -54,14 +61,31 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(federation: Any, tmp_path: Path) -> Callable[..., fedssl.Run]:
     """run("folder", "0123", times=1e3): clients named, each with the images it always has."""
 
-    def go(folder: str, clients: str = FIVE, sets: dict[str, Any] | None = None, **algorithm: Any) -> fedssl.Run:
+    def go(
+        folder: str, clients: str = FIVE, sets: dict[str, Any] | None = None, **algorithm: Any
+    ) -> fedssl.Run:
         path = tmp_path / f"{clients}.json"
-        path.write_text(json.dumps({c: list(range(int(c) * 9, int(c) * 9 + 6 + int(c))) for c in clients}))
-        named = {"algorithm.name": "exploding"} | {f"algorithm.{key}": value for key, value in algorithm.items()}
-        settings = {"clients": len(clients), "partition.name": "listed", "partition.path": str(path), "rounds": 3}
+        path.write_text(
+            json.dumps({c: list(range(int(c) * 9, int(c) * 9 + 6 + int(c))) for c in clients})
+        )
+        named = {"algorithm.name": "exploding"} | {
+            f"algorithm.{key}": value for key, value in algorithm.items()
+        }
+        settings = {
+            "clients": len(clients),
+            "partition.name": "listed",
+            "partition.path": str(path),
+            "rounds": 3,
+        }
         settings |= {"train.batch": 4, **(named if algorithm else {}), **(sets or {})}
         toml = federation.toml("byol")
-        return fedssl.run(toml, federation.root / folder, data_dir=federation.root / "data", quiet=True, set=settings)
+        return fedssl.run(
+            toml,
+            federation.root / folder,
+            data_dir=federation.root / "data",
+            quiet=True,
+            set=settings,
+        )
 
     return go
 
@@ -85,7 +109,9 @@ def test_an_exploded_upload_is_dropped_from_the_first_round_on(
 
 
 @pytest.mark.parametrize("times", [1e3, 1e30])
-def test_an_exploded_upload_is_clipped_where_that_is_asked_for(times: float, run: Callable[..., fedssl.Run]) -> None:
+def test_an_exploded_upload_is_clipped_where_that_is_asked_for(
+    times: float, run: Callable[..., fedssl.Run]
+) -> None:
     got = run("clipped", sets={"guard.clip": True}, times=times)
     assert reasons(got) == [[None] * 5] * 3
     first = got.rounds[0]["clients"]
@@ -124,8 +150,16 @@ def test_a_longer_schedule_is_no_explosion(run: Callable[..., fedssl.Run]) -> No
 
 def test_all_exploded(run: Callable[..., fedssl.Run], federation: Any) -> None:
     """Three failed rounds end the run; the model is that of the last round that counted."""
-    with pytest.raises(RunError, match="3 rounds in a row failed; the last: the norm of its update is"):
-        run("all", sets={"rounds": 9, "train.schedule": "constant"}, times=1e3, whom=tuple(FIVE), since=2)
+    with pytest.raises(
+        RunError, match="3 rounds in a row failed; the last: the norm of its update is"
+    ):
+        run(
+            "all",
+            sets={"rounds": 9, "train.schedule": "constant"},
+            times=1e3,
+            whom=tuple(FIVE),
+            since=2,
+        )
     assert [line["failed"] for line in federation.rounds("all")] == [False, False, True, True, True]
     run("two", sets={"rounds": 2, "train.schedule": "constant"})
     kept, two = (fedssl.Run(federation.root / name).models()["global"] for name in ("all", "two"))
@@ -170,23 +204,41 @@ def _possible(algorithm: str, hard: str) -> bool:
     [(*honest, hard) for honest in HONEST for hard in HARD if _possible(honest[1], hard)],
 )
 def test_honest_uploads_stay_far_below_the_bound(
-    method: str, algorithm: str, more: dict[str, Any], hard: str, federation: Any, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    algorithm: str,
+    more: dict[str, Any],
+    hard: str,
+    federation: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At most 3.7 times the typical norm was seen, where 10 times is allowed; and no shift of running statistics above
     four fifths of its limit."""
     norms: list[float] = []
     shifts: list[float] = []
-    within = Bound.within
 
-    def watched(self: Bound, sent: Tree, upload: Tree, measured: Measured, share: float = 1.0) -> Any:
-        norms.append(measured.norm / self.limit(measured.images))
-        shifts.append((measured.shift or 0.0) / self.shift_limit(measured.images, measured.untrained))
-        return within(self, sent, upload, measured, share)
+    def watched(
+        bound: NormBound, sent: Tree, upload: Tree, movement: Movement, share: float
+    ) -> Any:
+        norms.append(movement.norm / bound.norm_limit(movement.images))
+        limit = bound.shift_limit(movement.images, movement.untrained)
+        shifts.append((movement.shift or 0.0) / limit)
+        return apply_bound(bound, sent, upload, movement, share)
 
-    monkeypatch.setattr(Bound, "within", watched)
-    sets = {"algorithm.name": algorithm, "rounds": 8, "clients": 6, "train.batch": 4, **more, **HARD[hard]}
+    monkeypatch.setattr(guard, "apply_bound", watched)
+    sets = {
+        "algorithm.name": algorithm,
+        "rounds": 8,
+        "clients": 6,
+        "train.batch": 4,
+        **more,
+        **HARD[hard],
+    }
     root = federation.root
-    run = fedssl.run(federation.toml(method), root / "run", data_dir=root / "data", quiet=True, set=sets)
-    assert not any(why and "guard" in why for line in reasons(run) for why in line)  # some have too few images
+    run = fedssl.run(
+        federation.toml(method), root / "run", data_dir=root / "data", quiet=True, set=sets
+    )
+    assert not any(
+        why and "guard" in why for line in reasons(run) for why in line
+    )  # some have too few images
     assert 0 < max(norms) < 0.5
     assert max(shifts) < 0.8

@@ -21,7 +21,13 @@ CANARY = "canary-7f3a9c"
 EXPERIMENT = {
     "rounds": 2,
     "clients": 2,
-    "data": {"name": "folder", "path": "photos", "layout": "clients-classes", "size": 16, "bad_share": 0.5},
+    "data": {
+        "name": "folder",
+        "path": "photos",
+        "layout": "clients-classes",
+        "size": 16,
+        "bad_share": 0.5,
+    },
     "partition": {"name": "natural"},
     "method": {"name": "mocov2", "backbone": "cnn", "dim": 16, "queue": 32},
     "train": {"batch": 4, "checkpoint_every": 0},
@@ -32,7 +38,14 @@ EXPERIMENT = {
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     random = np.random.default_rng(1)
-    for part in ("train/a/cat", "train/a/dog", "train/b/cat", "train/b/dog", "test/cat", "test/dog"):
+    for part in (
+        "train/a/cat",
+        "train/a/dog",
+        "train/b/cat",
+        "train/b/dog",
+        "test/cat",
+        "test/dog",
+    ):
         folder = tmp_path / "data/photos" / part
         folder.mkdir(parents=True)
         for n in range(5):
@@ -55,7 +68,9 @@ def test_nothing_of_the_images_is_left_in_a_run_directory(photos: Path, tmp_path
     rows = [image[3].tobytes() for image in pixels] + [image[3, :, 0].tobytes() for image in pixels]
     rows += [(image[3, :, 0].astype(np.float32) / 255).tobytes() for image in pixels]
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert {"results.json", "rounds.jsonl", "picture.png", "backbone.safetensors"} <= {path.name for path in files}
+    assert {"results.json", "rounds.jsonl", "picture.png", "backbone.safetensors"} <= {
+        path.name for path in files
+    }
     assert any(path.parent.name == "memory" for path in files)
     for path in files:
         data = path.read_bytes()
@@ -65,14 +80,23 @@ def test_nothing_of_the_images_is_left_in_a_run_directory(photos: Path, tmp_path
 
 
 def _experiment(folder: Path, share: float) -> Path:
-    changed = {"rounds": 1, "data.bad_share": share, "data.cache": "off", "probe.linear": False, "probe.beside": []}
+    changed = {
+        "rounds": 1,
+        "data.bad_share": share,
+        "data.cache": "off",
+        "probe.linear": False,
+        "probe.beside": [],
+    }
     experiment = fedssl.Experiment.from_dict(EXPERIMENT).with_changes(changed)
     (folder / "sweep.toml").write_text(experiment.to_toml())
     return folder / "sweep.toml"
 
 
 def test_a_person_at_a_terminal_is_told_which_file_it_is(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cli: Callable[..., tuple[int, str, str]],
 ) -> None:
     command = ("partition", str(_experiment(tmp_path, 0.01)), "--data-dir", str(photos))
     code, _, said = cli(*command)
@@ -95,12 +119,16 @@ def test_no_file_of_a_sweep_names_an_image(
         fedssl.sweep(str(file), seeds=1, probes=["knn"], dir=out, device="cpu", data_dir=photos)
     files = [path for path in out.rglob("*") if path.is_file()]
     told = "left out 1 file" if share == 0.5 else "1 of 11 files cannot be read as images"
-    assert any(told in path.read_text("utf-8", "replace") for path in files if path.name == "log.txt")
+    assert any(
+        told in path.read_text("utf-8", "replace") for path in files if path.name == "log.txt"
+    )
     assert not [path for path in files if CANARY.encode() in path.read_bytes()]
     assert CANARY not in "".join(capfd.readouterr())
 
 
-def test_a_local_run_opens_no_socket(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_run_opens_no_socket(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[tuple[Any, ...]] = []
 
     class Refused(socket.socket):
@@ -111,6 +139,8 @@ def test_a_local_run_opens_no_socket(photos: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(socket, "socket", Refused)
     monkeypatch.setattr(socket, "create_connection", Refused)
     monkeypatch.setattr(socket, "getaddrinfo", Refused)
-    fedssl.run(fedssl.Experiment.from_dict(EXPERIMENT), tmp_path / "run", data_dir=photos, quiet=True)
+    fedssl.run(
+        fedssl.Experiment.from_dict(EXPERIMENT), tmp_path / "run", data_dir=photos, quiet=True
+    )
     assert (tmp_path / "run/picture.png").is_file()
     assert opened == []

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fedssl import nets
-from fedssl.errors import ConfigError, DataError, FedsslError, RunError
-from fedssl.loop import Loop
-from fedssl.store import Store
+from fedssl.core.errors import ConfigError, DataError, FedsslError, RunError
+from fedssl.engine.checkpoints.store import Store
+from fedssl.runs.session import Session
 
 
 def _wrong_weights(root: Path) -> str:
@@ -71,15 +71,17 @@ def test_a_start_that_fails_at_its_first_checkpoint_does_not_block_another(
         federation.here("run", "simclr", "rounds=1", "seed=1")
 
 
-def test_a_refused_resume_leaves_the_run_as_it_was(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_resume_leaves_the_run_as_it_was(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It asked for 8 rounds and was refused; a corrected one may ask for fewer."""
     federation.here("run", "simclr", "rounds=1")
 
-    def refuse(self: Loop, *arguments: Any, **more: Any) -> None:
+    def refuse(self: Session, *arguments: Any, **more: Any) -> None:
         raise ConfigError("refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedssl.assemble.build_trainers", refuse)
+        patch.setattr("fedssl.federation.build_trainers", refuse)
         with pytest.raises(ConfigError, match="refused"):
             federation.here("run", "simclr", "rounds=8")
     assert federation.here("run", "simclr", "rounds=2").experiment.rounds == 2

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedssl.algorithm import ALGORITHMS, Features
 from fedssl.algorithms import CCL, FedCA
-from fedssl.client import Client
-from fedssl.guard import Reply
-from fedssl.report.progress import Lines
-from fedssl.tree import Tree, tensor
+from fedssl.core.state.tree import Tree, tensor
+from fedssl.engine.uploads.records import Reply
+from fedssl.runs.progress import Lines
+from fedssl.training.client import Client
 
 SHARING = [case for case, algorithm in CASES.items() if algorithm["name"] in ("ccl", "fedca")]
 
@@ -71,7 +71,9 @@ def test_bad_rows_are_as_if_never_sent(case: str, kind: str, topology: str) -> N
         assert bits(round) == bits(record.instead(_changed(record, **fewer)))
         assert bits(round) != bits(record.instead(record.replies[BAD]))
         said = {report.client: report.rows_left_out for report in round.reports}
-        assert str(said.pop(BAD)).startswith(f"{key}: {broken} of {count} rows left out, {broken} not ")
+        assert str(said.pop(BAD)).startswith(
+            f"{key}: {broken} of {count} rows left out, {broken} not "
+        )
         assert set(said.values()) == {None}
         assert not any(report.dropped for report in round.reports)
 
@@ -82,9 +84,18 @@ def test_features_that_cannot_be_read_are_as_none(case: str) -> None:
     rows = tensor(honest, key)
     none = {name: tensor(honest, name)[:0] for name in (key, *spec.columns)}
     expected = bits(record.instead(_changed(record, **none)))
-    wrong: list[Any] = [torch.cat([rows, rows], 1), rows[:, :1], rows.double(), rows[0], "rows", 1.0]
+    wrong: list[Any] = [
+        torch.cat([rows, rows], 1),
+        rows[:, :1],
+        rows.double(),
+        rows[0],
+        "rows",
+        1.0,
+    ]
     replies = [_changed(record, **{key: value}) for value in wrong]
-    replies += [_changed(record, **{name: value}) for name in spec.columns for value in (rows, "text", 3)]
+    replies += [
+        _changed(record, **{name: value}) for name in spec.columns for value in (rows, "text", 3)
+    ]
     for reply in replies:
         round = record.instead(reply)
         assert bits(round) == expected
@@ -121,9 +132,9 @@ class BadDictionary(FedCA):
 
 
 class BadFeatures(CCL):
-    def upload(self, client: Client, message: Tree) -> Tree:
-        upload = super().upload(client, message)
-        return _with_nan(upload) if client.id == "1" else upload
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client(client, message)
+        return (_with_nan(upload) if client.id == "1" else upload), memory
 
 
 @pytest.mark.parametrize(
@@ -134,7 +145,12 @@ class BadFeatures(CCL):
     ],
 )
 def test_a_run_goes_on_and_says_what_was_left_out(
-    bad: Any, method: str, sets: list[str], federation: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    bad: Any,
+    method: str,
+    sets: list[str],
+    federation: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     monkeypatch.setitem(ALGORITHMS._classes, "bad-rows", bad)
     federation.here("run", method, "algorithm.name=bad-rows", "rounds=2", *sets, quiet=False)
@@ -152,10 +168,22 @@ def test_a_run_goes_on_and_says_what_was_left_out(
 
 def test_a_round_with_rows_left_out_is_told_at_once(capsys: Any) -> None:
     lines = Lines("run", 9)
-    line = {"round": 1, "loss": None, "knn": None, "failed": False, "clients": [{"client": "a", "dropped": None}]}
+    line = {
+        "round": 1,
+        "loss": None,
+        "knn": None,
+        "failed": False,
+        "clients": [{"client": "a", "dropped": None}],
+    }
     lines.round(line)
     lines.round({**line, "round": 2})  # nothing new within a few seconds
-    lines.round({**line, "round": 3, "clients": [{"client": "a", "dropped": None, "rows_left_out": "x: 1 of 2"}]})
+    lines.round(
+        {
+            **line,
+            "round": 3,
+            "clients": [{"client": "a", "dropped": None, "rows_left_out": "x: 1 of 2"}],
+        }
+    )
     assert capsys.readouterr().err.splitlines() == [
         "run: round 1/9  1/1 clients",
         "run: round 3/9  1/1 clients  client a: x: 1 of 2",
@@ -164,11 +192,23 @@ def test_a_round_with_rows_left_out_is_told_at_once(capsys: Any) -> None:
 
 # -- C7: the warning --
 
-FEDCA = ("simclr", ["algorithm.name=fedca", "algorithm.beta=0.0", "algorithm.dictionary=12"], "projections of private")
+FEDCA = (
+    "simclr",
+    ["algorithm.name=fedca", "algorithm.beta=0.0", "algorithm.dictionary=12"],
+    "projections of private",
+)
 WARNED = {
     "fedca": FEDCA,
-    "ccl": ("mocov2", ["algorithm.name=ccl"], "clients share features of images mixed as by InstaHide"),
-    "ccl, not mixed": ("mocov2", ["algorithm.name=ccl", "algorithm.mix=1"], "which are not even mixed"),
+    "ccl": (
+        "mocov2",
+        ["algorithm.name=ccl"],
+        "clients share features of images mixed as by InstaHide",
+    ),
+    "ccl, not mixed": (
+        "mocov2",
+        ["algorithm.name=ccl", "algorithm.mix=1"],
+        "which are not even mixed",
+    ),
 }
 SILENT = {
     "fedca": ("simclr", [*FEDCA[1][:2], "algorithm.dictionary=0"]),
@@ -178,7 +218,9 @@ SILENT = {
 Command = Callable[..., tuple[int, str, str]]
 
 
-def _run(cli: Command, federation: Any, method: str, sets: list[str], *options: str) -> tuple[str, str]:
+def _run(
+    cli: Command, federation: Any, method: str, sets: list[str], *options: str
+) -> tuple[str, str]:
     """Run one in the folder `run`; standard output and standard error."""
     code, out, err = cli(*federation.command("run", method, *sets)[3:], *options)
     assert code == 0, err
@@ -187,7 +229,9 @@ def _run(cli: Command, federation: Any, method: str, sets: list[str], *options: 
 
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("case", WARNED)
-def test_shared_features_are_warned_of_everywhere(case: str, quiet: bool, federation: Any, cli: Command) -> None:
+def test_shared_features_are_warned_of_everywhere(
+    case: str, quiet: bool, federation: Any, cli: Command
+) -> None:
     """When a run starts and when it resumes; in its output, its log and its results; also with --quiet."""
     method, sets, words = WARNED[case]
     options = ["--quiet"] if quiet else []
@@ -198,7 +242,7 @@ def test_shared_features_are_warned_of_everywhere(case: str, quiet: bool, federa
     assert text in out.splitlines()
     out, err = _run(cli, federation, method, [*sets, "rounds=3"], *options)
     assert err.splitlines().count(warning) == 1
-    assert ("going on after round 1 of 3" in err) is not quiet
+    assert ("resuming after round 1 of 3" in err) is not quiet
     assert text in out.splitlines()
     assert [line["warning"] for line in federation.rounds("run")] == [text] * 3
     results = json.loads((federation.root / "run/results.json").read_text())
@@ -208,7 +252,9 @@ def test_shared_features_are_warned_of_everywhere(case: str, quiet: bool, federa
 
 
 @pytest.mark.parametrize("case", WARNED)
-def test_python_warns_of_shared_features_as_the_command_does(case: str, federation: Any, capsys: Any) -> None:
+def test_python_warns_of_shared_features_as_the_command_does(
+    case: str, federation: Any, capsys: Any
+) -> None:
     method, sets, words = WARNED[case]
     run = federation.here("run", method, *sets, "rounds=1", quiet=True)
     (line,) = capsys.readouterr().err.splitlines()
@@ -218,7 +264,9 @@ def test_python_warns_of_shared_features_as_the_command_does(case: str, federati
 
 
 @pytest.mark.parametrize("case", SILENT)
-def test_where_no_features_are_shared_there_is_no_warning(case: str, federation: Any, cli: Command) -> None:
+def test_where_no_features_are_shared_there_is_no_warning(
+    case: str, federation: Any, cli: Command
+) -> None:
     method, sets = SILENT[case]
     out, err = _run(cli, federation, method, [*sets, "rounds=1"])
     assert "warning" not in out + err

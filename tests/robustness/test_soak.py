@@ -21,7 +21,7 @@ SOAK = """
 import ctypes, gc, json, os, sys
 from pathlib import Path
 import torch
-import fedssl, fedssl.loop
+import fedssl, fedssl.runs.session
 from benchmarks.scale import IMAGES, SIDE, experiment
 
 folder, rounds, leaking = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "leak"
@@ -32,7 +32,7 @@ class Mallinfo(ctypes.Structure):
 
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Mallinfo
-resident, heap, leaked, append = {}, {}, [], fedssl.loop.RoundsLog.append
+resident, heap, leaked, append = {}, {}, [], fedssl.runs.session.RoundsLog.append
 
 def noted(log, line):
     append(log, line)
@@ -42,14 +42,14 @@ def noted(log, line):
     found = libc.mallinfo2()
     heap[line["round"]] = found.uordblks + found.hblkhd
 
-def leak(loop, round, *rest, real=fedssl.loop.Loop._line):
+def leak(loop, round, *rest, real=fedssl.runs.session.Session.log_line):
     (site,) = round.sites.values()
     leaked.append(site["model"].clone())
     return real(loop, round, *rest)
 
-fedssl.loop.RoundsLog.append = noted
+fedssl.runs.session.RoundsLog.append = noted
 if leaking:
-    fedssl.loop.Loop._line = leak
+    fedssl.runs.session.Session.log_line = leak
 changes = {"topology.participation": 0.025, "train.checkpoint_every": 0}
 images = torch.randint(256, (1000 * IMAGES, 3, SIDE, SIDE), dtype=torch.uint8)
 run = fedssl.run(experiment(1000, rounds), folder, "cpu", dataset=images, quiet=True, set=changes)
@@ -81,11 +81,15 @@ def test_memory_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
     found = _soak(tmp_path / "run", 100)
     assert _models_per_round(found, 20, 100) < LEAK
     early, late = found["resident"]["20"], found["resident"]["100"]
-    assert late < 1.05 * early, f"{early / 2**20:.0f} MiB after round 20, {late / 2**20:.0f} MiB after round 100"
+    assert late < 1.05 * early, (
+        f"{early / 2**20:.0f} MiB after round 20, {late / 2**20:.0f} MiB after round 100"
+    )
     rounds = (tmp_path / "run/rounds.jsonl").read_text().splitlines()
     assert [len(json.loads(line)["clients"]) for line in rounds] == [25] * 100
     rows = (tmp_path / "run/memory/rows").stat().st_size
-    assert rows < 1.2 * 1000 * 80_000  # a version of each, and of the few that took part lately some more
+    assert (
+        rows < 1.2 * 1000 * 80_000
+    )  # a version of each, and of the few that took part lately some more
 
 
 def test_a_model_leaked_in_each_round_is_noticed(tmp_path: Path) -> None:

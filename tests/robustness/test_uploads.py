@@ -15,12 +15,13 @@ import torch
 import fedssl
 from fedssl.algorithm import ALGORITHMS
 from fedssl.algorithms import FedAvg, FedBN
-from fedssl.client import Client
-from fedssl.errors import ConfigError, RunError
-from fedssl.guard import Reply
-from fedssl.layout import Entry, Layout
-from fedssl.runtimes.local import LocalRuntime
-from fedssl.tree import State, Tree, model
+from fedssl.core.errors import ConfigError, RunError
+from fedssl.core.state.layout import Entry, Layout
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
+from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.uploads.records import Reply
+from fedssl.training.client import Client
 
 Corrupt = Callable[[dict[str, Any]], Tree]
 
@@ -59,7 +60,9 @@ def _half(upload: dict[str, Any]) -> Tree:
 
 def _short(upload: dict[str, Any]) -> Tree:
     sent = model(upload, "model")
-    return {"model": State(sent.layout, sent.floats[:1], sent.counts)}  # of shape (1,), which would broadcast
+    return {
+        "model": State(sent.layout, sent.floats[:1], sent.counts)
+    }  # of shape (1,), which would broadcast
 
 
 CORRUPTIONS: dict[str, tuple[Corrupt, str]] = {
@@ -74,8 +77,14 @@ CORRUPTIONS: dict[str, tuple[Corrupt, str]] = {
     "missing key": (lambda upload: {}, 'key "model" is missing'),
     "not a model": (lambda upload: {"model": torch.zeros(3)}, "model: is not a model"),
     "missing entry": (_relaid(lambda entries: entries[1:]), "is missing"),
-    "extra entry": (_relaid(lambda e: (*e, Entry("backbone.more", (1,), "weight"))), "backbone.more is not expected"),
-    "wrong shape": (_relaid(lambda e: (e[0]._replace(shape=(1,)), *e[1:])), "has shape (1,), expected"),
+    "extra entry": (
+        _relaid(lambda e: (*e, Entry("backbone.more", (1,), "weight"))),
+        "backbone.more is not expected",
+    ),
+    "wrong shape": (
+        _relaid(lambda e: (e[0]._replace(shape=(1,)), *e[1:])),
+        "has shape (1,), expected",
+    ),
     "wrong dtype": (_half, "its float row is not what its layout says"),
     "short row": (_short, "its float row is not what its layout says"),
 }
@@ -89,7 +98,9 @@ class OneBadClient(FedAvg):
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         upload, memory = super().client(client, message)
-        return (CORRUPTIONS[self.kind][0](dict(upload)) if client.id in self.whom else upload), memory
+        return (
+            CORRUPTIONS[self.kind][0](dict(upload)) if client.id in self.whom else upload
+        ), memory
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +114,9 @@ def listed(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
 
     def settings(clients: str) -> dict[str, Any]:
         path = tmp_path / f"{clients}.json"
-        path.write_text(json.dumps({c: list(range(int(c) * 16, int(c) * 16 + 10 + int(c))) for c in clients}))
+        path.write_text(
+            json.dumps({c: list(range(int(c) * 16, int(c) * 16 + 10 + int(c))) for c in clients})
+        )
         return {"clients": len(clients), "partition.name": "listed", "partition.path": str(path)}
 
     return settings
@@ -112,7 +125,9 @@ def listed(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
 def _run(federation: Any, folder: str, settings: dict[str, Any]) -> fedssl.Run:
     root, common = federation.root, {"rounds": 3, "train.batch": 4}
     toml = federation.toml("byol")
-    return fedssl.run(toml, root / folder, data_dir=root / "data", quiet=True, set=common | settings)
+    return fedssl.run(
+        toml, root / folder, data_dir=root / "data", quiet=True, set=common | settings
+    )
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
@@ -120,7 +135,11 @@ def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
     kind: str, federation: Any, listed: Callable[[str], dict[str, Any]]
 ) -> None:
     """With client 1 dropped every round, clients 0 and 2 get what they would have had by themselves."""
-    run = _run(federation, "bad", listed("012") | {"algorithm.name": "one-bad-client", "algorithm.kind": kind})
+    run = _run(
+        federation,
+        "bad",
+        listed("012") | {"algorithm.name": "one-bad-client", "algorithm.kind": kind},
+    )
     _run(federation, "without", listed("02"))
     assert federation.hashes("bad") == federation.hashes("without")
     for line in run.rounds:
@@ -134,7 +153,10 @@ def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
 
 @pytest.mark.parametrize("images", [-5, 0, math.nan, 10**9, 1e9, "many", True, 1.5])
 def test_a_wrong_number_of_images_is_dropped(
-    images: Any, federation: Any, listed: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    images: Any,
+    federation: Any,
+    listed: Callable[[str], dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     exchange = LocalRuntime.exchange
 
@@ -147,12 +169,17 @@ def test_a_wrong_number_of_images_is_dropped(
         run = _run(federation, "lying", listed("012"))
     _run(federation, "without", listed("02"))
     assert federation.hashes("lying") == federation.hashes("without")
-    assert {c["dropped"] for line in run.rounds for c in line["clients"]} == {None, f"claims {images!r} images"}
+    assert {c["dropped"] for line in run.rounds for c in line["clients"]} == {
+        None,
+        f"claims {images!r} images",
+    }
 
 
 def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> None:
     """A learning rate of 1e9 makes weights infinite in one step and the loss NaN in the next."""
-    with pytest.raises(RunError, match="3 rounds in a row failed; the last: its loss is not finite any more"):
+    with pytest.raises(
+        RunError, match="3 rounds in a row failed; the last: its loss is not finite any more"
+    ):
         federation.here("run", "simclr", "train.lr=1e9", "train.epochs=3")
     for line in federation.rounds("run"):
         assert line["failed"]
@@ -172,7 +199,9 @@ def test_a_merged_model_without_finite_features_is_never_exported(
         "algorithm.whom": ("0", "1", "2"),
     }
     off = {"guard.norm_bound": 0, "guard.statistics_bound": 0}
-    with pytest.raises(RunError, match='the merged model is rejected: features of model "global" are not finite'):
+    with pytest.raises(
+        RunError, match='the merged model is rejected: features of model "global" are not finite'
+    ):
         _run(federation, "run", listed("012") | bad | off)
     assert all(line["failed"] for line in federation.rounds("run"))
     assert federation.hashes("run") == {}
@@ -183,18 +212,22 @@ def test_a_merged_model_without_finite_features_is_never_exported(
 class BadNorms(FedBN):
     """FedBN whose client 1 uploads running statistics that leave every feature at 0."""
 
-    def upload(self, client: Client, message: Tree) -> Tree:
-        sent = super().upload(client, message)
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client(client, message)
         if client.id == "1":
-            _statistics("running_mean", 1e30)({"model": sent["norms"]})
-        return sent
+            _statistics("running_mean", 1e30)({"model": upload["norms"]})
+        return upload, memory
 
 
 def test_statistics_that_are_uploaded_but_never_sent_have_a_bound_too(
     federation: Any, listed: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ALGORITHMS._classes, "bad-norms", BadNorms)
-    run = _run(federation, "run", listed("012") | {"algorithm.name": "bad-norms", "algorithm.eval_norm": "mean"})
+    run = _run(
+        federation,
+        "run",
+        listed("012") | {"algorithm.name": "bad-norms", "algorithm.eval_norm": "mean"},
+    )
     for line in run.rounds:
         dropped = {c["client"]: c["dropped"] for c in line["clients"]}
         assert "its running statistics moved by" in dropped["1"]
@@ -212,9 +245,15 @@ def test_a_plan_that_cannot_reach_the_minimum_is_rejected_at_the_start(federatio
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 6])
-def test_every_upload_invalid(rounds: int, federation: Any, listed: Callable[[str], dict[str, Any]]) -> None:
+def test_every_upload_invalid(
+    rounds: int, federation: Any, listed: Callable[[str], dict[str, Any]]
+) -> None:
     """The first model is kept, no backbone is passed off as trained, and asking again changes nothing of that."""
-    bad = {"algorithm.name": "one-bad-client", "algorithm.kind": "nan", "algorithm.whom": ("0", "1", "2")}
+    bad = {
+        "algorithm.name": "one-bad-client",
+        "algorithm.kind": "nan",
+        "algorithm.whom": ("0", "1", "2"),
+    }
     settings = listed("012") | bad | {"rounds": rounds}
     for turn in (1, 2):
         with pytest.raises(RunError, match=r"3 rounds in a row failed|nothing was learned"):
@@ -224,7 +263,11 @@ def test_every_upload_invalid(rounds: int, federation: Any, listed: Callable[[st
     assert not (federation.root / "run/results.json").exists()
     assert federation.hashes("run") == {}
     kept = fedssl.Run(federation.root / "run").models()["global"]
-    fresh = _run(federation, "one", listed("012") | {"rounds": 1, "train.lr": 1e-30, "train.weight_decay": 0.0})
+    fresh = _run(
+        federation,
+        "one",
+        listed("012") | {"rounds": 1, "train.lr": 1e-30, "train.weight_decay": 0.0},
+    )
     # Parameters only: a step of length zero still moves running statistics.
     assert float(kept.distance(fresh.models()["global"])) == pytest.approx(0, abs=1e-6)
     assert np.isfinite(kept.floats.numpy()).all()

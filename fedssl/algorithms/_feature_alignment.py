@@ -1,0 +1,52 @@
+"""Feature alignment: hold a client's predictions near the features of a given model.
+
+Wang et al., "Does learning from decentralized non-IID unlabeled data benefit from self
+supervision?", ICLR 2023, Algorithm 2 without the method's own loss.
+Departures: z_g is computed once a round, in eval mode; D is averaged over both views; without a
+predictor, projections are aligned; the pass over clean images does not update running statistics.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.state import State
+from fedssl.method import Batch, Given, Method, Output
+from fedssl.training.client import Client
+
+KEY = "z_g"
+
+
+def projections(client: Client, state: State) -> Given:
+    """Return z_g (line 6) for the client's images, clean and in eval mode, as `given` tensors.
+
+    Rows are added up to a power of two and never looked up: clients of similar size then share a
+    recorded step.
+    """
+    z = client.embed(state, "z")
+    spare = (1 << (len(z) - 1).bit_length()) - len(z)
+    return {KEY: F.pad(z, (0, 0, 0, spare))}
+
+
+def alignment(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    """Return ½D(p⁺, z_g) + ½D(p, z_g) (line 10): p⁺ of augmented views, p of clean images.
+
+    Without a predictor, these are projections. The pass over clean images does not update running
+    statistics.
+    """
+    z_g = given[KEY][batch.index]
+    augmented = out.p if "predictor" in method.provides else out.z
+    clean = method.encode(method.clean(batch.images), tracked=False).p
+    if clean.shape != z_g.shape:
+        raise ConfigError(
+            f"predictions of {clean.shape[1]} numbers cannot be aligned with "
+            f"projections of {z_g.shape[1]}"
+        )
+    return (distance(augmented, z_g) + distance(clean, z_g)) / 2
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return the paper's D, the mean negative cosine of features (…, n, k): 0-d, −1 if equal."""
+    return -F.cosine_similarity(a, b, dim=-1).mean()

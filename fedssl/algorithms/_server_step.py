@@ -1,0 +1,39 @@
+"""Steps of a server that treats the mean of the uploads as a gradient (FedAvgM, FedAdam).
+
+The gradient, up to its sign, is Δ = mean of the clients' parameters − w. Running statistics, and a
+target that is averaged in addition to the model, take the mean.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedssl.core.state.layout import PARAMETERS
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model
+
+SENT = ("model", "target")
+
+
+def models_of(site: Tree) -> dict[str, State]:
+    """Return the models of a site, without the state of its optimizer."""
+    return {key: model(site, key) for key in SENT if key in site}
+
+
+def parameters(state: State) -> Tensor:
+    """Return a model's parameters (n,): a live slice of its row, where they come first."""
+    (row,) = state.stretches(PARAMETERS)
+    return row
+
+
+def difference(averaged: Tree, site: Tree) -> Tensor:
+    """Return Δ (n,), the averaged parameters minus those of the site."""
+    return parameters(model(averaged, "model")) - parameters(model(site, "model"))
+
+
+def moved_by(step: Tensor, averaged: Tree, delta: Tensor) -> Tree:
+    """Return the averaged models with the parameters w + `step` (n,) in place of w + Δ."""
+    moved = model(averaged, "model").clone()  # the mean may be an alias of a client's upload
+    row = parameters(moved)
+    row += step - delta  # via the mean: the result is exactly the mean if the step is Δ
+    return {**averaged, "model": moved}

@@ -1,0 +1,77 @@
+"""CCL's shared features: projected by clients, joined at a site, sent to all in the next round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedssl.algorithm import Upload
+from fedssl.core.seeds import derive
+from fedssl.core.state.tree import Tree, tensor
+from fedssl.method import Method
+from fedssl.training.trainer import Trainer
+
+
+def local_keys(method: Method) -> Tensor:
+    """Return the queue (K, d) of a method."""
+    return method.get_buffer("queue.keys")
+
+
+def projected(trainer: Trainer, inputs: Iterable[Tensor]) -> Tensor:
+    """Return unit projections (n, d) of inputs (m, C, H, W) by the momentum copy in eval mode."""
+    with trainer.at_rest() as method:
+        return torch.cat([F.normalize(method.encode_target(some), dim=-1) for some in inputs])
+
+
+class FeatureCollector:
+    """Collect the features of many uploads, at most `most` of each."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.features: dict[str, Tensor] = {}  # by client
+
+    def collect(self, upload: Upload) -> Upload:
+        """Store the features of an upload, and return the upload."""
+        features = upload.tree.get("features")
+        if isinstance(features, Tensor):
+            self.features[upload.client] = features[: self.most]
+        return upload
+
+
+def join_features(features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return features (m, d) by client as one tensor (n, d), and the owner of each row (n,)."""
+    owners = []
+    for client_id, rows in features.items():
+        number = owner_number(client_id)
+        owners.append(torch.full((len(rows),), number, dtype=torch.int64, device=rows.device))
+    return {"features": torch.cat(list(features.values())), "owners": torch.cat(owners)}
+
+
+def no_features(method: Method) -> dict[str, Tensor]:
+    """Return the joined features before the first round."""
+    return join_features({"": local_keys(method)[:0].clone()})
+
+
+def features_of_others(
+    message: Tree, client_id: str, most: int, generator: torch.Generator
+) -> tuple[Tensor, int]:
+    """Return features of other clients (r, d), at most `most`, drawn at random, and their number.
+
+    r is a power of two, or `most`, so that few shapes occur; rows after the features are zeros.
+    """
+    features = tensor(message, "features")
+    owners = tensor(message, "owners")
+    foreign = (owners != owner_number(client_id)).nonzero().flatten()
+    order = torch.randperm(len(foreign), generator=generator)[:most]
+    chosen = features[foreign[order.to(foreign.device)]]
+    unit = F.normalize(chosen, dim=-1)  # uploads may hold rows of another length
+    room = min(1 << (max(len(unit), 1) - 1).bit_length(), most)
+    return F.pad(unit, (0, 0, 0, room - len(unit))), len(unit)
+
+
+def owner_number(client_id: str) -> int:
+    """Return a client's number, the same on every machine."""
+    return derive("owner", client_id)

@@ -1,0 +1,1 @@
+"""The command line: `main` is the program, `commands` has one module per command."""

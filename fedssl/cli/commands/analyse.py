@@ -1,0 +1,49 @@
+"""`fedssl analyse`: analyse runs beyond their accuracy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.options import AsJson, DataDir, Device, Sets
+
+Kind = Annotated[
+    str,
+    typer.Argument(
+        metavar="KIND",
+        help="angles, communication, divergence, false-negatives, map, weights.",
+    ),
+]
+
+
+def analyse(
+    kind: Kind,
+    dirs: Annotated[
+        list[Path] | None, typer.Argument(metavar="DIR …", help="Run directories.")
+    ] = None,
+    set: Sets = [],  # noqa: B006
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write OUT.json and OUT.png instead of files in the run directory."),
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = Path("data"),
+    as_json: AsJson = False,
+) -> None:
+    """Analyse runs: write DIR/analysis/KIND.json and .png, and print a table.
+
+    --set images=500 changes a setting of the analysis.
+    """
+    from fedssl.analysis import analyse as run_analysis
+    from fedssl.cli.analysis_summary import print_summary
+    from fedssl.experiment.plain_values import parse_assignment
+
+    settings = dict(map(parse_assignment, set))
+    done = run_analysis(kind, dirs or [], out, device=device, data_dir=data_dir, set=settings)
+    if as_json:
+        print(json.dumps(done.results))
+    else:
+        print_summary(done.summary, done.json, done.png)

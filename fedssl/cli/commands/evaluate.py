@@ -1,0 +1,63 @@
+"""`fedssl evaluate`: measure the models of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedssl.cli.options import AsJson, DataDir, Device, Sets
+from fedssl.core.errors import ConfigError
+
+Probe = Annotated[
+    str, typer.Option(help="knn, linear, semi, classifier, per-client or collaborative.")
+]
+On = Annotated[str | None, typer.Option(metavar="NAME", help="Another data set to measure with.")]
+
+
+def evaluate(
+    dir: Annotated[Path, typer.Argument(help="Run directory.")],
+    probe: Probe = "linear",
+    on: On = None,
+    set: Sets = [],  # noqa: B006
+    device: Device = "auto",
+    data_dir: DataDir = Path("data"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure the models of a run with a probe; --set labels=100 changes a setting under probe.
+
+    With --on, --set data.size=64 changes a setting of that data set.
+    """
+    from fedssl.cli.score import print_score
+    from fedssl.experiment.plain_values import parse_assignments
+    from fedssl.runs.run import Run
+
+    probe_settings, data_settings = _split_settings(parse_assignments(set))
+    if data_settings and on is None:
+        raise ConfigError(
+            "--set data.… changes another data set to measure with: name it with --on"
+        )
+    data = None if on is None else data_settings | {"name": on}
+    run = Run(dir, data_dir, device)
+    score = run.evaluate(probe, data, **probe_settings)
+    if len(run.rounds) < run.experiment.rounds:
+        score.add_note("the run is not finished: this is its newest checkpoint")
+    if as_json:
+        print(json.dumps({"probe": probe} | score.details()))
+    else:
+        print_score(probe, data or run.experiment.to_dict()["data"], score)
+
+
+def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the probe and those of the data set, without their prefixes."""
+    probe: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key.startswith("data."):
+            data[key.removeprefix("data.")] = value
+        else:
+            probe[key.removeprefix("probe.")] = value
+    return probe, data

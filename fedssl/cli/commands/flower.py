@@ -1,0 +1,110 @@
+"""`fedssl flower`: write a Flower app, or run a whole federation on this machine."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.options import DataDir, Name, Quiet, RunDir, Sets
+from fedssl.core.errors import ConfigError
+
+flower = typer.Typer(
+    no_args_is_help=True, help="Run on Flower, with clients on their own machines."
+)
+
+
+@flower.command()
+def init(
+    dir: Annotated[Path, typer.Argument(help="Folder to write; must be new or empty.")],
+    name: Name = "demo",
+    set: Sets = [],  # noqa: B006 - typer reads the default and does not change it
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the images of the server and of simulated nodes."),
+    ] = None,
+) -> None:
+    """Write a Flower app for an experiment, to be started with `flwr run`."""
+    from fedssl.experiment.lookup import check_source
+
+    check_source(name)
+
+    from fedssl.experiment.experiment import load
+    from fedssl.flower.app_template import write_app
+
+    experiment = load(name, set)
+    config = {"data-dir": str(data_dir.resolve())} if data_dir else {}
+    write_app(dir, _title(name), experiment, config)
+    print(f"wrote {dir}; see its README.md for the next steps")
+
+
+@flower.command()
+def up(
+    name: Name,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of SuperNodes that share the experiment's clients; by default one each.",
+        ),
+    ] = None,
+    set: Sets = [],  # noqa: B006
+    dir: RunDir = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:N or auto; for the server and every node.")
+    ] = "auto",
+    data_dir: DataDir = Path("data"),
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment on a local SuperLink and SuperNodes, with TLS and newly made keys."""
+    from fedssl.cli.results import print_results
+    from fedssl.experiment.experiment import load
+    from fedssl.experiment.plain_values import parse_assignments
+    from fedssl.runs.run import Run, default_dir
+
+    _check_flower()
+    from fedssl.flower.local_federation import run_local_federation
+
+    changes = parse_assignments(set)
+    experiment = load(name, changes)
+    title = _title(name)
+    folder = dir or default_dir(f"flower-{title}", experiment, bool(changes))
+    run_local_federation(
+        experiment,
+        folder,
+        data_dir,
+        title=title,
+        device=device,
+        quiet=quiet,
+        nodes=clients,
+    )
+    print_results(Run(folder, data_dir, device))
+
+
+@flower.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def only(
+    app: Annotated[Path, typer.Argument(help="Folder of an app that `fedssl flower init` wrote.")],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND...", help="flower-superlink or flower-supernode, and its options."
+        ),
+    ],
+) -> None:
+    """Start a SuperLink or a SuperNode that runs this app and rejects all others."""
+    _check_flower()
+    from fedssl.flower.app_pinning import start_pinned
+
+    start_pinned(app, command)
+
+
+def _title(name: str) -> str:
+    """Return the name of a recipe, or of a file without its folder and suffix."""
+    return Path(name).name.removesuffix(".toml")
+
+
+def _check_flower() -> None:
+    if find_spec("flwr") is None:
+        raise ConfigError('Flower is not installed: in a clone of fedssl, pip install ".[flower]"')

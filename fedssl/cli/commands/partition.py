@@ -1,0 +1,32 @@
+"""`fedssl partition`: show how images are distributed over clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.options import AsJson, DataDir, Name, Sets, check_output_file
+
+
+def partition(
+    name: Name,
+    set: Sets = [],  # noqa: B006
+    data_dir: DataDir = Path("data"),
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the counts, clients × classes, to this PNG file.")
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help='Write the indices as JSON, for partition.name = "listed".'),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print how many images of each class each client has."""
+    from fedssl.cli.partition import show_partition
+    from fedssl.experiment.experiment import load
+
+    check_output_file(picture, ".png")
+    check_output_file(save)
+    show_partition(load(name, set), data_dir, picture=picture, save=save, as_json=as_json)

@@ -1,0 +1,63 @@
+"""`fedssl recipes`: list recipes, or print one."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.options import AsJson
+
+
+def recipes(
+    pattern: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME_OR_PATTERN",
+            help='Name of a recipe to print, or pattern to list: tau, "Table 6", "*-mu#".',
+        ),
+    ] = None,
+    toml: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Print this recipe with all default values."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the recipes that come with fedssl, by paper, or print one as TOML."""
+    from fedssl.cli.recipes import is_one
+
+    if toml:
+        _print_one(toml, as_json)
+    elif pattern and is_one(pattern):
+        _print_one(pattern, as_json)
+    else:
+        _list(pattern, as_json)
+
+
+def _print_one(name: str, as_json: bool) -> None:
+    from fedssl.experiment.lookup import check_source
+
+    check_source(name)
+
+    from fedssl.experiment.experiment import load
+
+    experiment = load(name)
+    if as_json:
+        print(json.dumps(experiment.to_dict()))
+    else:
+        print(experiment.to_toml().rstrip("\n"))
+
+
+def _list(pattern: str | None, as_json: bool) -> None:
+    from fedssl.cli.recipes import chosen, print_recipes
+
+    recipes = chosen(pattern)
+    if as_json:
+        values = {
+            name: {"about": recipe.about, "source": recipe.source}
+            for name, recipe in recipes.items()
+        }
+        print(json.dumps(values))
+    else:
+        print_recipes(recipes)

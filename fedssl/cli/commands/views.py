@@ -1,0 +1,49 @@
+"""`fedssl views`: draw augmented views of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedssl.cli.options import DataDir, Name, Sets, check_output_file
+from fedssl.core.errors import FedsslError
+
+if TYPE_CHECKING:
+    from fedssl.experiment.experiment import Experiment
+
+IMAGES = 8  # rows of the sheet
+
+
+def views(
+    name: Name,
+    set: Sets = [],  # noqa: B006
+    data_dir: DataDir = Path("data"),
+    out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("views.png"),
+) -> None:
+    """Draw some training images of an experiment with their augmented views."""
+    from fedssl.experiment.experiment import load
+
+    check_output_file(out, ".png")
+    _draw_views(load(name, set), data_dir, out)
+    print(f"wrote {out}")
+
+
+def _draw_views(experiment: Experiment, data_dir: Path, out: Path) -> None:
+    import torch
+
+    from fedssl import federation, nets
+    from fedssl.core.console import say_on_stderr
+    from fedssl.core.seeds import generator
+    from fedssl.experiment.dealing import read_data
+    from fedssl.plots.contact_sheet import draw_sheet
+
+    images = read_data(experiment, data_dir, None, say_on_stderr).train.held
+    with nets.unfilled():
+        backbone = federation.build_backbone(experiment, images.image[0])
+        method = experiment.method.method(experiment.method, backbone, images.image[-1])
+    if not method.views:
+        raise FedsslError("this method trains on unchanged images: there are no views to draw")
+    order = torch.randperm(len(images), generator=generator(experiment.seed, "sheet"))
+    draw_sheet(images[order[:IMAGES]], method.views[0], experiment.seed, out)

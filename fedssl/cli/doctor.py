@@ -1,0 +1,105 @@
+"""Examine the installation: packages, extras, devices and problems."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from fedssl.core import kernels
+
+REQUIRED = (
+    "fedssl",
+    "torch",
+    "numpy",
+    "pillow",
+    "safetensors",
+    "pydantic",
+    "typer",
+    "rich",
+    "tomli-w",
+)
+EXTRAS = {
+    "viz": ("matplotlib", "scikit-learn"),
+    "maps": ("umap-learn",),
+    "vision": ("torchvision", "timm", "pycocotools"),
+    "flower": ("flwr", "cryptography"),
+}
+TORCHVISION_MISMATCH = (
+    "torchvision is built for CUDA and cannot be imported with this CPU build of torch (operator "
+    "torchvision::nms does not exist). Only the extra `vision` needs it: install torch and "
+    "torchvision from the same index."
+)
+
+
+def examine() -> dict[str, Any]:
+    """Return the state of the installation as plain values."""
+    extras = {extra: _versions(packages) for extra, packages in EXTRAS.items()}
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "packages": _versions(REQUIRED),
+        "extras": extras,
+        "cpu_threads": torch.get_num_threads(),
+        "cuda": devices,
+        "problems": _problems(),
+    }
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str | None]:
+    return {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _problems() -> list[str]:
+    problems = []
+    if importlib.util.find_spec("torchvision") is not None:
+        try:
+            import torchvision  # noqa: F401
+        except Exception as failure:  # a broken installation may raise anything
+            if "torchvision::nms" in str(failure):
+                problems.append(TORCHVISION_MISMATCH)
+            else:
+                problems.append(f"torchvision: {failure}")
+    if torch.cuda.is_available():
+        missing = kernels.missing(torch.device("cuda"))
+        if missing:
+            problems.append(
+                f"{missing}: training on CUDA runs at about half its speed without compiled kernels"
+            )
+    elif "+cpu" not in torch.__version__:
+        problems.append("this torch is built for CUDA, but there is no CUDA device")
+    return problems
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """Print the values of `examine`, one per line."""
+    print(f"python {report['python']}")
+    for package, number in report["packages"].items():
+        print(f"{package} {number or 'MISSING'}")
+    for extra, packages in report["extras"].items():
+        print(f"extra {extra}: {_extra_state(extra, packages, report['problems'])}")
+    print(f"CPU threads: {report['cpu_threads']}")
+    print(f"CUDA: {', '.join(report['cuda']) or 'no device'}")
+    for problem in report["problems"]:
+        print(f"! {problem}")
+
+
+def _extra_state(extra: str, packages: Mapping[str, str | None], problems: Iterable[str]) -> str:
+    missing = [package for package, number in packages.items() if number is None]
+    if missing:
+        return f'needs {", ".join(missing)}: in a clone of fedssl, pip install ".[{extra}]"'
+    for problem in problems:
+        if any(package in problem for package in packages):
+            return "installed, but see the problem below"
+    return "ready"

@@ -1,0 +1,129 @@
+"""The program `fedssl`: all commands, signals and exit codes."""
+
+from __future__ import annotations
+
+import io
+import math
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from fedssl.cli.commands.analyse import analyse
+from fedssl.cli.commands.combinations import combinations
+from fedssl.cli.commands.doctor import doctor
+from fedssl.cli.commands.evaluate import evaluate
+from fedssl.cli.commands.finetune import finetune
+from fedssl.cli.commands.flower import flower
+from fedssl.cli.commands.partition import partition
+from fedssl.cli.commands.recipes import recipes
+from fedssl.cli.commands.run import run
+from fedssl.cli.commands.tables import reproduce, sweep
+from fedssl.cli.commands.views import views
+from fedssl.core.errors import DataError, FedsslError, is_out_of_memory, out_of_memory
+from fedssl.core.version import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Pre-train vision backbones on unlabelled images that never leave their owners.",
+)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REPEAT_INTERVAL = 10.0  # seconds after a signal during which further signals are ignored
+INTERRUPTED = 130  # exit code after Ctrl-C
+
+_last_signal = -math.inf
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+app.command()(run)
+app.command()(recipes)
+app.command()(evaluate)
+app.command()(reproduce)
+app.command()(sweep)
+app.command()(analyse)
+app.command()(partition)
+app.command()(views)
+app.command()(combinations)
+app.command()(doctor)
+app.add_typer(finetune, name="finetune")
+app.add_typer(flower, name="flower")
+
+
+def main() -> None:
+    """Run the program: errors meant for a user are one line and an exit code, not a traceback."""
+    for number in SIGNALS:
+        signal.signal(number, _interrupt)
+    _escape_unencodable_output()
+    try:
+        app()
+    except FedsslError as problem:
+        _fail(problem)
+    except (MemoryError, RuntimeError, OSError) as problem:
+        if is_out_of_memory(problem):
+            _fail(out_of_memory(problem))
+        if not isinstance(problem, OSError):
+            raise
+        print(f"fedssl: {problem}", file=sys.stderr)
+        sys.exit(1)
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Typer turns a KeyboardInterrupt into SystemExit(130).
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        print("fedssl: stopped", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    finally:
+        # The work is done: a late signal must not change the exit code.
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, for Ctrl-C or a termination signal.
+
+    A second signal soon after must not interrupt the clean-up that the first has started; a much
+    later one is handled again, in case a library has swallowed the first.
+    """
+    global _last_signal
+    if time.monotonic() - _last_signal > REPEAT_INTERVAL:
+        _last_signal = time.monotonic()
+        raise KeyboardInterrupt
+
+
+def _escape_unencodable_output() -> None:
+    """Escape characters that standard output cannot encode; standard error does so by default."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _fail(problem: FedsslError) -> NoReturn:
+    print(f"fedssl: {problem}", file=sys.stderr)
+    if isinstance(problem, DataError) and problem.detail and sys.stderr.isatty():
+        print(f"  {problem.detail}", file=sys.stderr)
+    sys.exit(problem.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.core.errors import ConfigError
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME_OR_FILE", help="Name of a recipe, or TOML file of an experiment."),
+]
+Sets = Annotated[
+    list[str],
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable."),
+]
+RunDir = Annotated[Path | None, typer.Option(help="Run directory; resumed if it exists.")]
+DataDir = Annotated[Path, typer.Option(help="Directory of data sets; also used for downloads.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="cpu, cuda (all CUDA devices), cuda:N (one of them), or auto (cuda if available)."
+    ),
+]
+Quiet = Annotated[bool, typer.Option(help="Print only the result, no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def check_output_file(path: Path | None, suffix: str = "") -> None:
+    """Raise ConfigError if a file cannot be written; called before any image is read."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    if suffix and path.suffix.lower() != suffix:
+        raise ConfigError(f"{path} cannot be written: the name must end in {suffix}")

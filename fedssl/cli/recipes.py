@@ -1,0 +1,78 @@
+"""Select recipes and print them as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fedssl.cli.wide_console import wide_console
+from fedssl.core.errors import ConfigError
+from fedssl.experiment.recipes import VARIANTS, Recipe, families, matching, recipes
+
+
+def is_one(name: str) -> bool:
+    """True if this is the name or file of an experiment, not a pattern."""
+    known = recipes()
+    base, _, variant = name.rpartition("-")
+    is_variant = variant in VARIANTS and base in known
+    return name in known or is_variant or name.endswith(".toml") or Path(name).is_file()
+
+
+def chosen(pattern: str | None) -> dict[str, Recipe]:
+    """Return the recipes that a pattern selects; all without a pattern.
+
+    A pattern with *, # or {} must match the whole name. Any other text is a part of the name, a
+    table ("FedEMA, Table 6" or "Table 6") or a paper.
+    """
+    known = recipes()
+    if pattern is None:
+        return dict(known)
+    if set(pattern) & set("*#{"):
+        selected = {name: known[name] for name in matching(known, pattern)}
+    else:
+        text = pattern.lower()
+        selected = {
+            name: recipe
+            for name, recipe in known.items()
+            if text in name or _is_published_in(recipe, text)
+        }
+    if not selected:
+        raise ConfigError(f'no recipe matches "{pattern}"; fedssl recipes lists all of them')
+    return selected
+
+
+def _is_published_in(recipe: Recipe, text: str) -> bool:
+    """True if the text is a paper or table that has the recipe; "table 1" is not table 10."""
+    places = [place.lower() for place in recipe.places]
+    return any(text == place or text in place.split(", ") for place in places)
+
+
+def print_recipes(selected: Mapping[str, Recipe]) -> None:
+    """Print a table for each paper; without a terminal, one line per recipe."""
+    console = wide_console()
+    for family, paper in families().items():
+        members = [recipe for recipe in selected.values() if recipe.family == family]
+        if members:
+            console.print(_table(members, paper))
+    console.print(
+        "NAME-short trains one local epoch a round; NAME-mini is small and needs no download.\n"
+        "fedssl recipes NAME prints a recipe, fedssl recipes PATTERN lists some, "
+        "fedssl run NAME runs one.",
+        markup=False,
+        highlight=False,
+    )
+
+
+def _table(members: Sequence[Recipe], paper: str) -> Table:
+    title = Text(paper) if paper else None
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("name", no_wrap=True, overflow="fold")
+    table.add_column("description")
+    table.add_column("source")
+    for recipe in members:
+        table.add_row(Text(recipe.name), Text(recipe.about), Text(recipe.source))
+    return table

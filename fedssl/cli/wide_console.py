@@ -1,0 +1,13 @@
+"""A console for tables whose lines may be searched with other programs."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+UNLIMITED = 10_000  # columns: a table has one line per row
+
+
+def wide_console(width: int = UNLIMITED) -> Console:
+    """Return a console with the width of the terminal, or `width` if there is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)

@@ -1,0 +1,77 @@
+"""Messages and progress on standard error: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Say = Callable[[str], None]  # receives one line of output
+Advance = Callable[[int], None]  # receives the amount of work done since the last call
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def say_on_stderr(line: str) -> None:
+    """Print a line on standard error at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def say_nothing(line: str) -> None:
+    """Discard a line."""
+
+
+def stderr_is_terminal() -> bool:
+    """True if standard error is a terminal.
+
+    If not, output may be kept as a log, which must not contain names of private files.
+    """
+    return sys.stderr.isatty()
+
+
+def hidden_names_note() -> str:
+    """Return the suffix of a message that leaves out file names, or "" on a terminal."""
+    return "" if stderr_is_terminal() else " (files are named on a terminal only)"
+
+
+@contextmanager
+def meter(
+    description: str, total: int | None, say: Say, *, size: bool = False
+) -> Iterator[Advance]:
+    """Show the progress of some work; yield `advance(n)`, to be called as work is done.
+
+    `total` is None if the amount is unknown; `size` means that amounts are bytes.
+    """
+    if not stderr_is_terminal():
+        yield _print_lines(description, total, say)
+        return
+    from rich import progress  # slow to import, and only used on a terminal
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn() if size else progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+def _print_lines(description: str, total: int | None, say: Say) -> Advance:
+    """Print the description now, and the progress every few seconds."""
+    say(description)
+    done = 0
+    last = time.monotonic()
+
+    def advance(amount: int) -> None:
+        nonlocal done, last
+        done += amount
+        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            amount_done = f"{done / total:.0%}" if total else f"{done:,}"
+            say(f"{description}: {amount_done}")
+
+    return advance

@@ -1,0 +1,1 @@
+"""Devices: free memory, numeric precision and threads."""

@@ -1,0 +1,1 @@
+"""Files that survive a crash: atomic writes, locks, hashes and one file of byte strings."""

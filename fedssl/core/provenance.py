@@ -1,0 +1,99 @@
+"""Identify the code and the machine that produced a figure.
+
+The digest of the code changes with every statement that may change a figure. Comments, docstrings and layout do not
+change it, nor do modules that only present results. It does not cover plugins.
+
+`equal_code.txt` lists digests of code that the golden tests have shown to compute the same bits. All of them are
+reported as the first, so that a change of names or layout does not make earlier figures look outdated.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import platform
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedssl.core.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGE = Path(__file__).parent.parent
+EQUAL_CODE = Path(__file__).parent / "equal_code.txt"
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+UNKNOWN = "unknown"  # the code of figures made before digests were kept
+# Modules and packages that only present results. runs/rounds_log.py is not one: tables read figures from its log.
+PRESENTATION = {
+    "analysis",
+    "cli",
+    "experiment/recipes",
+    "plots",
+    "runs/progress",
+    "tables/published",
+}
+
+
+@cache
+def code() -> str:
+    """Return eight hexadecimal digits that identify the running code."""
+    digest = package_digest(PACKAGE)
+    equal = EQUAL_CODE.read_text("utf-8").split()
+    return equal[0] if digest in equal else digest
+
+
+def package_digest(package: Path) -> str:
+    """Return the digest of a package's source, not looked up in the table of equal code."""
+    whole = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        name = file.relative_to(package)
+        module = name.with_suffix("")
+        parts = {part.as_posix() for part in (module, *module.parents)}
+        if not PRESENTATION & parts:
+            whole.update(f"{name.as_posix()}\n{statements(file.read_text('utf-8'))}\n".encode())
+    return whole.hexdigest()[:8]
+
+
+def statements(source: str) -> str:
+    """Return a form of source code without comments, docstrings and layout, the same for every version of Python."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return "".join(_flatten(tree))
+
+
+def _flatten(node: object) -> Iterator[str]:
+    """Yield a syntax tree as text. Fields without a value are left out: versions of Python add such fields."""
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for field, value in ast.iter_fields(node):
+            if value is not None and value != []:
+                yield f" {field}="
+                yield from _flatten(value)
+        yield ")"
+    elif isinstance(node, list):
+        for item in node:
+            yield from _flatten(item)
+    else:
+        yield repr(node)
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Return the versions and the device that figures are reported with."""
+    import torch
+
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = platform.processor() or platform.machine()
+    return {
+        "fedssl": __version__,
+        "code": code(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.type}: {name}",
+    }

@@ -1,0 +1,179 @@
+"""Frozen settings, and registries that find classes by name.
+
+Everything that an experiment chooses by `name` (a data set, a partition, a method, an algorithm, a
+topology) is a frozen `Settings` value, found in a `Registry`. Unknown names and unknown keys are
+errors that name the nearest match.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from fedssl.core.errors import ConfigError
+from fedssl.core.suggestions import suggest
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
+
+LARGEST = 1_000_000_000  # the bound of every number without an explicit upper bound
+LARGEST_VIEW = 4096  # pixels a side
+
+
+class Settings(BaseModel):
+    """Hyper-parameters: validated, immutable and hashable; unknown keys are errors."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=False, allow_inf_nan=False, validate_default=True
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _limit_magnitude(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject numbers that overflow a float32, a 64-bit integer or the memory of any machine."""
+        field = cls.model_fields[info.field_name or ""]
+        bounded = any(hasattr(limit, "le") or hasattr(limit, "lt") for limit in field.metadata)
+        if not bounded:
+            _check_magnitude(value)
+        return value
+
+
+def _check_magnitude(value: Any) -> None:
+    """Raise ValueError if a number, or a number in a tuple, is larger than LARGEST."""
+    if isinstance(value, tuple):
+        for item in value:
+            _check_magnitude(item)
+    elif isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
+        raise ValueError(f"input should be at most {LARGEST:,} in magnitude")
+
+
+def validate(cls: type[S], values: Mapping[str, Any], where: str = "") -> S:
+    """Return settings built from plain values.
+
+    Raise ConfigError for the first problem, in one sentence that names the key. `where` is the
+    dotted name of the table, e.g. `algorithm`.
+    """
+    try:
+        return cls.model_validate(dict(values))
+    except ValidationError as failure:
+        raise ConfigError(explain(cls, failure, where)) from None
+
+
+def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> str:
+    """Return a sentence that names the key and states the first problem of a failed validation."""
+    problem = _first_problem(failure)
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join([where, *path] if where else path)
+    if problem["type"] == "extra_forbidden":
+        known = _model_at(cls, path[:-1]).model_fields
+        hint = suggest(path[-1], known)
+        if not hint and known:
+            hint = f"; known: {', '.join(known)}"
+        return f'unknown key "{key}"{hint}'
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message.replace("valid tuple", "list")  # the term of TOML
+    message = message[:1].lower() + message[1:]
+    # A rule that spans several keys has the whole table as its input.
+    is_table = isinstance(problem["input"], Mapping | BaseModel)
+    if not is_table and problem["type"] != "missing":
+        message += f" (got {_abbreviate(problem['input'])})"
+    return f"{key or 'experiment'}: {message}"
+
+
+def _abbreviate(value: Any) -> str:
+    """Return the `repr` of a user's value in at most 100 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _first_problem(failure: ValidationError) -> Any:
+    """Return the first error; for a field of type `int | float`, its error as a float."""
+    errors = failure.errors()
+    location = errors[0]["loc"][:-1]
+    as_number = [(*location, "int"), (*location, "float")]
+    number_errors = [error for error in errors if error["loc"] in as_number]
+    if len(number_errors) > 1:
+        return {**number_errors[-1], "loc": location}
+    return errors[0]
+
+
+def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel]:
+    """Return the model that a path of field names leads to, as far as it does."""
+    for name in path:
+        field = cls.model_fields.get(name)
+        if field is None:
+            break
+        annotation = field.annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        cls = annotation
+    return cls
+
+
+class Unknown(ConfigError):  # noqa: N818 - a name, not a mishap
+    """A name that no registered class has."""
+
+    def __init__(self, noun: str, group: str, name: str, known: list[str]) -> None:
+        hint = suggest(name, known) or (
+            f"; known: {', '.join(known)}, "
+            "and yours once their module is imported or installed as a plugin"
+        )
+        super().__init__(f'unknown {noun} "{name}"{hint}')
+        self.noun = noun
+        self.group = group
+        self.name = name
+
+
+class Registry(Generic[T]):
+    """Classes by name: those of this package, and those of other packages' entry points."""
+
+    def __init__(self, noun: str, group: str) -> None:
+        self.noun = noun
+        self.group = group
+        self._classes: dict[str, type[T]] = {}
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Return a decorator that registers a class under a name."""
+
+        def add(cls: type[T]) -> type[T]:
+            if self._classes.setdefault(name, cls) is not cls:
+                raise ValueError(f'{self.noun} "{name}" is registered twice')
+            return cls
+
+        return add
+
+    def names(self) -> list[str]:
+        """Return all names, sorted; plugins are not loaded."""
+        plugins = {point.name for point in entry_points(group=self.group)}
+        return sorted(plugins.union(self._classes))
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self._classes:
+            for point in entry_points(group=self.group, name=name):
+                self._classes[name] = self._load(point)
+        if name not in self._classes:
+            raise Unknown(self.noun, self.group, name, self.names())
+        return self._classes[name]
+
+    def _load(self, point: EntryPoint) -> type[T]:
+        """Return a plugin's class; raise ConfigError that names the plugin for any error in it."""
+        try:
+            cls: type[T] = point.load()
+        except Exception as problem:
+            owner = f" of the package {point.dist.name}" if point.dist is not None else ""
+            raise ConfigError(
+                f'{self.noun} "{point.name}" is a plugin{owner}, '
+                f"and {point.value} cannot be loaded: {type(problem).__name__}: {problem}"
+            ) from problem
+        return cls
+
+    def name_of(self, cls: type[Any]) -> str:
+        """Return the name under which a class is registered."""
+        return next(name for name, known in self._classes.items() if known is cls)

@@ -1,0 +1,128 @@
+"""Find the official files of a data set on disk, or download and verify them once."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from fedssl.core.console import Say, meter
+from fedssl.core.errors import DataError
+from fedssl.core.files.atomic import sync_folder
+
+_BLOCK = 1 << 18  # bytes read at a time
+_TIMEOUT = 30.0  # seconds without a byte, not for the whole file
+
+
+class OfficialFile(NamedTuple):
+    """A file as its publisher distributes it."""
+
+    name: str
+    url: str
+    digest: str  # "md5:…" or "sha256:…"
+
+
+def find(root: Path, folder: str, names: Iterable[str], also: Iterable[Path] = ()) -> Path | None:
+    """Return the first of `names` that exists in `root`, `root/folder` or a folder of `also`."""
+    folders = (root, root / folder, *also)
+    for name in names:
+        for parent in folders:
+            if (parent / name).exists():
+                return parent / name
+    return None
+
+
+def find_path(path: str, root: Path) -> Path:
+    """Resolve a user's path in `root` if it exists there, otherwise in the working directory."""
+    local = Path(path).expanduser()
+    if (root / local).exists() or not local.exists():
+        return root / local
+    return local
+
+
+def searched_places(path: str, root: Path) -> str:
+    """Return a path and all directories in which `find_path` looked for it, for a message."""
+    local = Path(path).expanduser()
+    if local.is_absolute():
+        return str(local)
+    return (
+        f"{path} in the data directory (--data-dir) {root.absolute()} "
+        f"or in the working directory {Path.cwd()}"
+    )
+
+
+def find_or_download(
+    root: Path, folder: str, file: OfficialFile, say: Say, also: Iterable[Path] = ()
+) -> Path:
+    """Return the path of an official file, after downloading it to `root/folder` if necessary.
+
+    Files on disk are not verified: users may have repacked them, and the readers check the shape.
+    """
+    path = find(root, folder, [file.name], also)
+    if path is not None:
+        return path
+    return download(file, root / folder / file.name, say)
+
+
+def download(file: OfficialFile, target: Path, say: Say) -> Path:
+    """Download to a temporary file next to `target`; sync and rename it if the checksum matches."""
+    temporary: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=f".{file.name}.", delete=False
+        ) as out:
+            temporary = Path(out.name)
+            digest = _copy(file, out, say)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest != file.digest:
+            raise DataError(
+                f"{file.name} from {file.url} has checksum {digest} instead of {file.digest} "
+                "and was not kept"
+            )
+        temporary.chmod(0o644)  # temporary files are private; data is meant to be shared
+        temporary.replace(target)
+        sync_folder(target.parent)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DataError(
+            f"{file.name} is missing and cannot be downloaded ({error}): get it from {file.url} "
+            f"and put it at {target}"
+        ) from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return target
+
+
+def _copy(file: OfficialFile, out: IO[bytes], say: Say) -> str:
+    """Stream the file into `out` and return its digest in the format of `OfficialFile.digest`."""
+    algorithm = file.digest.partition(":")[0]
+    # Publishers provide MD5: it protects against damage here, not against an attacker.
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    if not file.url.startswith(("http://", "https://")):
+        raise ValueError(f"{file.url} is not a web address")
+    with _open_url(file.url) as response:
+        length = response.headers.get("Content-Length")
+        total = int(length) if length else None
+        with meter(f"downloading {file.url}", total, say, size=True) as advance:
+            while block := response.read(_BLOCK):
+                out.write(block)
+                digest.update(block)
+                advance(len(block))
+    return f"{algorithm}:{digest.hexdigest()}"
+
+
+def _open_url(url: str) -> http.client.HTTPResponse:
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(url, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        error.close()  # the error holds an open connection
+        raise
+    return response

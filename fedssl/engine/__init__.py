@@ -1,0 +1,1 @@
+"""The engine: the round loop, the checks on uploads, the checkpoints and the runtimes."""

@@ -1,0 +1,1 @@
+"""Checkpoints of a run, and the state that clients keep between rounds."""

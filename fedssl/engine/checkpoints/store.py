@@ -1,0 +1,255 @@
+"""Checkpoints: atomic, hashed, never pickled.
+
+    checkpoints/00012.json           the manifest: the SHA-256 of all that makes up round 12
+    checkpoints/00012.safetensors    the sites
+    memory/rows                      what clients remember: for each its place in this file is in the manifest
+
+A file is written under a temporary name, synced and renamed; new rows are synced before the manifest, which comes
+last, so a checkpoint is there whole or not at all. The last two are kept. A row is written to a place that neither
+of them refers to, and one that did not change is not written again: a checkpoint costs one sync for all clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Container, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from fedssl.algorithm import Sites
+from fedssl.core.errors import RunError
+from fedssl.core.files.atomic import write_atomic
+from fedssl.core.files.blob_file import BlobFile, Extent
+from fedssl.core.files.sealed import seal, unseal
+from fedssl.core.state.codec import dumps, loads
+from fedssl.core.state.tree import Tree, Value
+from fedssl.engine.checkpoints.client_memory import Remembered
+from fedssl.engine.uploads.norm_bound import Typical
+
+KEPT = 2
+LOOKS = 10  # at a run that goes on, before giving up
+
+
+class Snapshot(NamedTuple):
+    """A run after `rounds` rounds. Trees are never changed in place, so taking one is a few references."""
+
+    rounds: int
+    sites: Sites
+    memory: Mapping[str, Remembered]
+    typical: Typical | None = None  # the typical upload that the next round is compared with
+
+
+class _Opened(NamedTuple):
+    rows: BlobFile
+    kept: dict[
+        int, dict[str, Extent]
+    ]  # of each checkpoint on disk: while they are here their places are taken
+
+
+class Store:
+    """The checkpoints of one run directory. Saving goes on in the background while training continues."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.checkpoints = root, root / "checkpoints"
+        self._path = root / "memory" / "rows"
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+
+    @property
+    def rows(self) -> BlobFile:
+        """What clients remember on disk, to write to."""
+        return self._opened.rows
+
+    @cached_property
+    def _opened(self) -> _Opened:
+        """The rows file, in which all that the checkpoints on disk refer to is taken before anybody writes."""
+        rows = BlobFile(self._path)
+        kept: dict[int, dict[str, Extent]] = {}
+        known: dict[tuple[int, int, str], Extent] = {}  # rows that did not change are in both
+        for manifest in self._manifests()[:KEPT]:
+            with contextlib.suppress(ValueError, KeyError):  # damaged: nobody will ask for its rows
+                memory = unseal(manifest.read_bytes())["memory"]
+                places = {
+                    client: (offset, length, sha256)
+                    for client, (_, offset, length, sha256) in memory.items()
+                }
+                known |= {
+                    place: rows.claim(*place) for place in places.values() if place not in known
+                }
+                kept[int(manifest.stem)] = {
+                    client: known[place] for client, place in places.items()
+                }
+        return _Opened(rows, kept)
+
+    @property
+    def busy(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Start writing; a failure of the previous write is raised here."""
+        self.wait()
+        self._pending = self._writer.submit(self._save, snapshot)
+
+    def wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            try:
+                pending.result()
+            except OSError as problem:
+                raise RunError(f"a checkpoint could not be written: {problem}") from problem
+
+    def _save(self, snapshot: Snapshot) -> None:
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        sites = self.checkpoints / f"{snapshot.rounds:05d}.safetensors"
+        files = {f"checkpoints/{sites.name}": write_atomic(sites, dumps(_flatten(snapshot.sites)))}
+        rows, kept = self._opened
+        places = {client: version.write(rows) for client, version in snapshot.memory.items()}
+        rows.sync()
+        body = {
+            "rounds": snapshot.rounds,
+            "sites": list(snapshot.sites),
+            "memory": {
+                client: [snapshot.memory[client].round, place.offset, place.length, place.sha256]
+                for client, place in places.items()
+            },
+            "files": files,
+            "usual": snapshot.typical,
+        }
+        write_atomic(sites.with_suffix(".json"), seal(body))
+        kept[snapshot.rounds] = places
+        self._forget_old()
+
+    def _manifests(self) -> list[Path]:
+        numbered = (path for path in self.checkpoints.glob("*.json") if path.stem.isdecimal())
+        return sorted(numbered, key=lambda path: int(path.stem), reverse=True)
+
+    def oldest(self) -> int:
+        """The round that a run may have to go back to, should newer checkpoints prove damaged."""
+        return min((int(manifest.stem) for manifest in self._manifests()[:KEPT]), default=0)
+
+    def _forget_old(self) -> None:
+        manifests = self._manifests()
+        for manifest in manifests[KEPT:]:
+            manifest.unlink()
+            self._opened.kept.pop(
+                int(manifest.stem), None
+            )  # only now: nobody may read a row that is being replaced
+        needed = {f"{manifest.stem}.safetensors" for manifest in manifests[:KEPT]}
+        for path in {*self.checkpoints.glob("*.safetensors*"), *self.checkpoints.glob("*.tmp")}:
+            if path.name not in needed:
+                path.unlink()
+
+    def load(self, say: Callable[[str], None], check_rows: bool = True) -> Snapshot | None:
+        """The newest checkpoint whose every byte is what its manifest says; None if there never was one.
+
+        Only reads, so that anybody may look at a run while it goes on. What clients remember is read when somebody
+        asks for it, and here to be checked.
+        """
+        for _ in range(LOOKS):
+            manifests = self._manifests()
+            for manifest in manifests:
+                try:
+                    return self._read(manifest, check_rows)
+                except (ValueError, KeyError, FileNotFoundError) as problem:
+                    if (
+                        not manifest.exists()
+                    ):  # not damaged: a newer one took its place while it was being read
+                        break
+                    say(f"checkpoint {manifest.stem} is damaged ({problem}); trying the one before")
+                except (
+                    OSError
+                ) as problem:  # the disk's fault, perhaps a passing one: no reason to go back
+                    raise RunError(
+                        f"{manifest} cannot be read: {problem}; nothing was changed"
+                    ) from problem
+            else:
+                if not manifests:
+                    return None
+                raise RunError(
+                    f"no checkpoint in {self.checkpoints} is whole; nothing was changed. Start again in a new directory"
+                )
+        raise RunError(
+            f"checkpoints in {self.checkpoints} are replaced faster than they can be read; try again"
+        )
+
+    def resume(self, say: Callable[[str], None]) -> Snapshot | None:
+        """Load the newest intact checkpoint to resume from it, and set damaged ones aside.
+
+        A newer, damaged one would pass for that of a round about to be replayed. An older one is the spare: it is
+        verified now, while the newest is intact.
+        """
+        snapshot = self.load(say)
+        if snapshot is None:
+            return None
+        damaged = [
+            manifest for manifest in self._manifests() if int(manifest.stem) > snapshot.rounds
+        ]
+        for manifest in damaged + self.damaged_spares(snapshot, say):
+            manifest.rename(manifest.with_suffix(".damaged"))
+        held = self._opened.kept[snapshot.rounds]
+        return snapshot._replace(
+            memory={c: Remembered(v.round, extent=held[c]) for c, v in snapshot.memory.items()}
+        )
+
+    def damaged_spares(self, newest: Snapshot, say: Callable[[str], None]) -> list[Path]:
+        """Verify older checkpoints and return the manifests of damaged ones.
+
+        Rows that the newest one refers to as well have been verified with it.
+        """
+        extents = [
+            version.extent for version in newest.memory.values() if version.extent is not None
+        ]
+        known = {(extent.offset, extent.length, extent.sha256) for extent in extents}
+        damaged = []
+        for spare in self._manifests():
+            if int(spare.stem) >= newest.rounds:
+                continue
+            try:
+                self._read(spare, check_rows=True, known=known)
+            except (ValueError, KeyError, OSError) as problem:
+                say(
+                    f"checkpoint {spare.stem} is damaged ({problem}); the newest, of round {newest.rounds}, is intact"
+                )
+                damaged.append(spare)
+        return damaged
+
+    def _read(
+        self, manifest: Path, check_rows: bool, known: Container[tuple[int, int, str]] = ()
+    ) -> Snapshot:
+        """Read a checkpoint and verify it, except for rows that are `known` to be intact."""
+        body, data = unseal(manifest.read_bytes()), {}
+        for name, expected in body["files"].items():
+            data[name] = (self.root / name).read_bytes()
+            if hashlib.sha256(data[name]).hexdigest() != expected:
+                raise ValueError(f"{name} does not match its hash")
+        if any(isinstance(entry, int) for entry in body["memory"].values()):
+            raise RunError(
+                f"{self.root} was written by an earlier fedssl, with a file for what each client remembers, and cannot "
+                "be gone on with; nothing was changed. Start again in a new directory"
+            )
+        rows, memory = BlobFile(self._path), {}
+        for client, (round, *place) in body["memory"].items():
+            memory[client] = Remembered(round, extent=rows.claim(*place))
+            if check_rows and tuple(place) not in known:
+                memory[client].check()
+        flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])
+        numbers = body.get("usual")
+        typical = Typical(*numbers) if numbers else None
+        return Snapshot(body["rounds"], _unflatten(flat, body["sites"]), memory, typical)
+
+
+def _flatten(sites: Sites) -> dict[str, Value]:
+    return {
+        f"{i}/{key}": value for i, tree in enumerate(sites.values()) for key, value in tree.items()
+    }
+
+
+def _unflatten(flat: Mapping[str, Value], names: list[str]) -> dict[str, Tree]:
+    sites: dict[str, dict[str, Value]] = {name: {} for name in names}
+    for path, value in flat.items():
+        index, _, key = path.partition("/")
+        sites[names[int(index)]][key] = value
+    return dict(sites)

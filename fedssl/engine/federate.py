@@ -1,0 +1,127 @@
+"""The round loop: yield finished rounds. Checkpoints, probes and the rounds log consume them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from fedssl.algorithm import Algorithm, Averaging, Sites
+from fedssl.core.errors import RunError
+from fedssl.core.state.mean import Mean
+from fedssl.core.state.tree import Tree
+from fedssl.engine.round_rules import RoundRules
+from fedssl.engine.uploads.guard import Guard
+from fedssl.engine.uploads.norm_bound import Typical
+from fedssl.engine.uploads.records import Reply, Report
+from fedssl.engine.uploads.routing import Routing
+from fedssl.engine.uploads.validate import Schema
+from fedssl.topologies.topology import Plan, Topology
+
+MAX_FAILED_ROUNDS = 3  # in a row
+
+
+class Runtime(Protocol):
+    """Carries messages to clients and replies back."""
+
+    @property
+    def clients(self) -> Sequence[str]:
+        """The clients that have images, in order."""
+
+    def exchange(
+        self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+    ) -> Iterator[Reply]:
+        """Run one round at the clients in `home`; yield replies in the clients' order."""
+
+
+class Round(NamedTuple):
+    """A finished round, counted from 0, with its sites and a report of every client asked."""
+
+    number: int
+    sites: Sites
+    reports: Sequence[Report]
+    typical: Typical | None = None  # the typical upload that the next round is compared with
+
+    @property
+    def failed(self) -> bool:
+        """True if no upload counted."""
+        return all(report.dropped for report in self.reports)
+
+
+class Broadcast:
+    """The messages of one round: made when a client is asked, kept until it has replied."""
+
+    def __init__(self, algorithm: Algorithm, plan: Plan, sites: Sites) -> None:
+        self.sent: dict[str, Tree] = {}
+        self._algorithm = algorithm
+        self._plan = plan
+        self._sites = sites
+
+    def message(self, client: str) -> Tree:
+        """Return the message to a client."""
+        self.sent[client] = self._algorithm.broadcast(self._site(client), client)
+        return self.sent[client]
+
+    def reference(self, client: str) -> Tree:
+        """Return the models that a client's running statistics are compared with."""
+        return self._algorithm.reference(self._site(client))
+
+    def _site(self, client: str) -> Tree:
+        return self._sites[self._plan.home[client]]
+
+
+def federate(
+    algorithm: Algorithm,
+    topology: Topology,
+    runtime: Runtime,
+    sites: Sites,
+    *,
+    schema: Schema,
+    rounds: int,
+    start: int = 0,
+    seed: int = 0,
+    typical: Typical | None = None,
+    rules: RoundRules | None = None,
+    mean: Callable[[], Averaging] = Mean,
+) -> Iterator[Round]:
+    """Yield rounds `start` … `rounds` − 1, from `sites`. A failed round changes no site."""
+    rules = rules or RoundRules()
+    failures = 0
+    for number in range(start, rounds):
+        plan = topology.plan(runtime.clients, number, seed)
+        broadcast = Broadcast(algorithm, plan, sites)
+        guard = Guard(
+            schema,
+            number,
+            plan.home,
+            broadcast.sent,
+            bound=rules.bound(number, typical),
+            bounded=_bounded(plan, runtime),
+            weights=rules.weights(plan, algorithm),
+            renamed=algorithm.renamed,
+            reference=broadcast.reference,
+        )
+        candidates = guard(runtime.exchange(number, plan.home, broadcast.message))
+        merged = dict(sites)
+        for site, uploads in Routing(plan, candidates, guard.weights):
+            merged[site] = algorithm.merge(sites[site], uploads, mean)
+        sites = rules.admit(sites, merged, guard, asked=len(plan.home))
+        finished = Round(number, sites, guard.reports)
+        if not finished.failed:
+            typical = guard.bound.next_typical()
+        yield finished._replace(typical=typical)
+        failures = failures + 1 if finished.failed else 0
+        if failures == MAX_FAILED_ROUNDS:
+            raise RunError(f"{failures} rounds in a row failed; the last: {_first_reason(guard)}")
+
+
+def _bounded(plan: Plan, runtime: Runtime) -> Collection[str]:
+    """Return the clients whose updates are limited. A single client is compared with no other."""
+    if len(runtime.clients) == 1:
+        return ()
+    return plan.heard
+
+
+def _first_reason(guard: Guard) -> str | None:
+    if not guard.reports:
+        return "no client answered"
+    return guard.reports[0].dropped

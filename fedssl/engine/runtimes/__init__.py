@@ -1,0 +1,1 @@
+"""Runtimes: how messages reach clients and replies come back."""

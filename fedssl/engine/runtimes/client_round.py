@@ -1,0 +1,121 @@
+"""One client's part in a round, the same in every runtime: load its memory, train, store, reply."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedssl.algorithm import Algorithm
+from fedssl.core.errors import ClientError, is_out_of_memory
+from fedssl.core.state.tree import Tree
+from fedssl.data.image_pool import Pixels
+from fedssl.engine.checkpoints.placement import on_device
+from fedssl.engine.uploads.records import Reply
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer
+
+
+class Shard(NamedTuple):
+    """One client's private images, and a function that loads their labels."""
+
+    # (n, C, H, W) uint8, or rows of a pool on each device
+    pixels: Tensor | Pixels | Mapping[torch.device, Pixels]
+    labels: Callable[[], Tensor] | None = None  # called only by methods that learn from labels
+
+    def on(self, device: torch.device) -> Tensor | Pixels:
+        """Return the images for training on a device."""
+        if isinstance(self.pixels, Mapping):
+            return self.pixels[device]
+        return self.pixels
+
+    @property
+    def images(self) -> int:
+        """The number of images."""
+        if isinstance(self.pixels, Mapping):
+            return len(next(iter(self.pixels.values())))
+        return len(self.pixels)
+
+
+class Pace(NamedTuple):
+    """The position of a round in its run."""
+
+    rate: float  # the learning rate
+    progress: float  # from 0 to 1
+    rounds: int = 1  # of the whole run
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all clients of a run have in common."""
+
+    algorithm: Algorithm
+    seed: int
+    pace: Callable[[int], Pace]  # by round
+    # Images that everyone may see, on each device.
+    public: Mapping[torch.device, Tensor] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)  # ends training within a step
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """One client's part in one round."""
+
+    client: str
+    round: int
+    shard: Shard
+    message: Tree
+    load_memory: Callable[[], Tree]
+    store_memory: Callable[[Tree], object]
+
+
+def run_client(work: Work, part: ClientRound, trainer: Trainer, home: torch.device) -> Reply:
+    """Train one client on the trainer's device and return its reply; the upload is on `home`."""
+    try:
+        with trainer.active():
+            client = _client(work, part, trainer)
+            message = on_device(part.message, trainer.device)
+            upload, memory = work.algorithm.client(client, message)
+            part.store_memory(memory)
+        return Reply(
+            part.client,
+            client.count,
+            on_device(upload, home),
+            metrics=client.metrics[0] if client.metrics else None,
+            round=part.round,
+            notes=client.notes,
+        )
+    except ClientError as problem:
+        return failed_reply(part.client, str(problem))
+    except (MemoryError, RuntimeError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        return failed_reply(part.client, "the device is out of memory; try a smaller train.batch")
+
+
+def failed_reply(client: str, error: str) -> Reply:
+    """Return the reply of a client that has no upload."""
+    return Reply(client, images=0, upload=None, metrics=None, error=error)
+
+
+def _client(work: Work, part: ClientRound, trainer: Trainer) -> Client:
+    pace = work.pace(part.round)
+    device = trainer.device
+    return Client(
+        id=part.client,
+        pixels=part.shard.on(device),
+        labels=part.shard.labels,
+        memory=on_device(part.load_memory(), device),
+        trainer=trainer,
+        seed=work.seed,
+        round=part.round,
+        rate=pace.rate,
+        progress=pace.progress,
+        rounds=pace.rounds,
+        public=work.public.get(device),
+        stop=work.stop,
+    )

@@ -1,0 +1,1 @@
+"""Uploads on their way to a merge: validation, bounds, weights and routing."""

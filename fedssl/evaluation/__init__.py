@@ -1,0 +1,1 @@
+"""Evaluation of a run's models with probes on labelled images."""

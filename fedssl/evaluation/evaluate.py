@@ -1,0 +1,259 @@
+"""Evaluate the models of a run: the probes, applied to the labelled images of one experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from fedssl import nets
+from fedssl.core.devices.precision import float32
+from fedssl.core.errors import ConfigError, DataError
+from fedssl.core.seeds import generator
+from fedssl.core.state.state import State
+from fedssl.core.suggestions import suggest
+from fedssl.data import Dataset
+from fedssl.data.image_pool import Rows
+from fedssl.evaluation.labelled_images import LabelledImages
+from fedssl.evaluation.models import backbone_tensors
+from fedssl.evaluation.score import Score, confusion
+from fedssl.experiment.experiment import Experiment
+from fedssl.federation import build_backbone, build_method, normalisation
+from fedssl.probes import (
+    LINEAR,
+    OF_TRAINING,
+    PROBES,
+    Labelled,
+    ProbeSettings,
+    balanced,
+    embed,
+    fine_tune,
+    fine_tuning,
+    how_many,
+    knn_predict,
+    linear_predict,
+)
+
+# Settings that a probe of the whole model starts from: those of an experiment are for its linear
+# probe.
+ANEW = {"labels": 0, **dict.fromkeys(OF_TRAINING)}
+
+
+def check_probe(name: str) -> None:
+    """Raise ConfigError if there is no probe of this name."""
+    if name == "transfer":
+        raise ConfigError(
+            'transfer is a probe on other images: "linear" or "semi" on another data set, --on NAME'
+        )
+    if name not in PROBES:
+        known = "; known: " + ", ".join(PROBES)
+        raise ConfigError(f'unknown probe "{name}"{suggest(name, PROBES) or known}')
+
+
+def check_suits(probe: str, experiment: Experiment) -> None:
+    """Raise ConfigError if a probe cannot measure the models that an experiment trains."""
+    check_probe(probe)
+    if PROBES[probe].learns == "nothing" and not experiment.method.method.classifies:
+        name = experiment.to_dict()["method"]["name"]
+        raise ConfigError(
+            f'probe "{probe}" measures the classifier that the run has trained; {name} trains none'
+        )
+
+
+def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]) -> Experiment:
+    """Return the experiment with settings for one probe; raise ConfigError for unused settings.
+
+    Only `settings` are checked: those in the experiment are meant for several probes. The labels,
+    epochs, lr and batch of an experiment are those of its linear probe; a probe that fine-tunes
+    the whole model does not inherit them.
+    """
+    check_probe(probe)
+    _check_used(experiment, probe, settings)
+    changes = dict(settings)
+    if PROBES[probe].whole:
+        changes = ANEW | changes
+    changed = experiment.with_changes({f"probe.{key}": value for key, value in changes.items()})
+    check_suits(probe, changed)
+    return changed
+
+
+def _check_used(experiment: Experiment, probe: str, settings: Mapping[str, object]) -> None:
+    """Raise ConfigError for a setting that the probe, or its solver, would ignore."""
+    uses = PROBES[probe].uses
+    for key in settings:
+        if key in ProbeSettings.model_fields and key not in uses:
+            raise ConfigError(
+                f'probe "{probe}" does not use {key}; it uses {", ".join(uses) or "no settings"}'
+            )
+    if "solver" not in uses or settings.get("solver", experiment.probe.solver) != "lbfgs":
+        return
+    ignored = [key for key in ("protocol", *OF_TRAINING) if key in settings]
+    if ignored:
+        raise ConfigError(
+            f'solver = "lbfgs" finds the minimum itself and makes no use of {", ".join(ignored)}: '
+            'leave that out, or set solver = "protocol"'
+        )
+
+
+class Evaluation:
+    """The probes for the data of one experiment. Probes of the same model share its features."""
+
+    def __init__(
+        self, experiment: Experiment, data: Dataset, device: torch.device, seen: bool = True
+    ) -> None:
+        """`seen`: models were pre-trained on these images, except those that were left out."""
+        self.experiment = experiment
+        self.data = data
+        self.device = device
+        self.images = LabelledImages(experiment, data, seen)
+        self._channels = data.train.image[0]
+        self._normalisation = normalisation(experiment, self._channels)
+        if data.test is not None and len(data.test) and data.test.image[0] != self._channels:
+            raise DataError(
+                f"test images have {data.test.image[0]} channels, training images {self._channels}"
+            )
+
+    def backbone(self, state: State) -> nets.Backbone:
+        """Return the backbone of a model on the device, in eval mode."""
+        with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
+            backbone = build_backbone(self.experiment, self._channels)
+            return backbone_of(state, backbone).to(self.device)
+
+    @float32()
+    def features(self, state: State, pixels: Tensor | Rows) -> Tensor:
+        """Return the features (n, d) of images."""
+        return embed(self.backbone(state), pixels, self._normalisation, self.device)
+
+    # float32 whatever the precision of training: results must not depend on the kind of GPU.
+    @float32()
+    def measure(
+        self,
+        models: Mapping[str, State],
+        probes: tuple[str, ...],
+        apart: frozenset[str] = frozenset(),
+    ) -> dict[str, Score]:
+        """Return the score of each probe over all models.
+
+        A model with several names is evaluated once. Models in `apart` do not count in the mean.
+        """
+        for probe in probes:
+            check_suits(probe, self.experiment)
+        labels = self.images.test.labels.to(self.device)
+        scores = {probe: Score() for probe in probes}
+        # Weak keys: a client's own model is freed when the next one is built, which may then get
+        # the same address.
+        evaluated: WeakKeyDictionary[State, dict[str, Tensor]] = WeakKeyDictionary()
+        for name, state in models.items():
+            if state not in evaluated:
+                evaluated[state] = self._confusions(state, probes, labels)
+            for probe in probes:
+                scores[probe].add(name, evaluated[state][probe])
+        for probe, score in scores.items():
+            score.note = "; ".join(self.images.notes(probe)) or None
+            score.apart = apart
+            score.labelled = self.images.learned_from(probe)
+        return scores
+
+    def _confusions(
+        self, state: State, probes: tuple[str, ...], labels: Tensor
+    ) -> dict[str, Tensor]:
+        """Return each probe's confusion matrix (C, C) on the test images, for one model."""
+        model = ModelFeatures(self, state)
+        predictors: dict[str, Callable[[ModelFeatures], Tensor]] = {
+            "knn": self._knn,
+            "linear": self._linear,
+            "semi": self._semi,
+            "classifier": self._classifier,
+            "per-client": self._linear,  # per_client.py does the rest
+        }
+        matrices = {}
+        for probe in probes:
+            predictions = predictors[probe](model)
+            matrices[probe] = confusion(labels, predictions, self.images.classes)
+        return matrices
+
+    def _knn(self, model: ModelFeatures) -> Tensor:
+        probe = self.experiment.probe
+        return knn_predict(model.train, model.test, k=probe.k, temperature=probe.temperature)
+
+    def _linear(self, model: ModelFeatures) -> Tensor:
+        probe = self.experiment.probe
+        seed = self.experiment.seed
+        train = model.train
+        if probe.labels:
+            count = how_many(probe.labels, len(train.labels))
+            index = balanced(train.labels, count, generator(seed, "labelled")).to(self.device)
+            train = Labelled(train.features[index], train.labels[index])
+        protocol = LINEAR[probe.protocol].changed(probe.epochs, probe.lr, probe.batch)
+        return linear_predict(
+            train, model.test, protocol, seed=seed, penalty=probe.penalty, solver=probe.solver
+        )
+
+    def _semi(self, model: ModelFeatures) -> Tensor:
+        probe = self.experiment.probe
+        few = self.images.few
+        # Batch normalisation in training mode needs the statistics of two images or more.
+        if len(few.images) < 2 and not probe.frozen:
+            labelled = len(self.images.train)
+            raise ConfigError(
+                f"1 of {labelled} labelled images is too few to fine-tune with: set more with "
+                "labels"
+            )
+        protocol = fine_tuning(probe.protocol, few.share)
+        tuned = fine_tune(
+            self.backbone(model.state),
+            few.images.pixels.to(self.device),
+            few.images.labels.to(self.device),
+            classes=self.images.classes,
+            normalisation=self._normalisation,
+            protocol=protocol.changed(probe.epochs, probe.lr, probe.batch),
+            seed=self.experiment.seed,
+            frozen=probe.frozen,
+        )
+        logits = embed(tuned, self.images.test.held, self._normalisation, self.device)
+        return logits.argmax(1)
+
+    def _classifier(self, model: ModelFeatures) -> Tensor:
+        return classified(self.experiment, model.state, self.images.test.held, self.device)
+
+
+class ModelFeatures:
+    """The features of one model, computed when a probe first needs them."""
+
+    def __init__(self, evaluation: Evaluation, state: State) -> None:
+        self.evaluation = evaluation
+        self.state = state
+
+    @cached_property
+    def train(self) -> Labelled:
+        """Features and labels of the images that probes learn from."""
+        images = self.evaluation.images.train
+        features = self.evaluation.features(self.state, images.held)
+        return Labelled(features, images.labels.to(features.device))
+
+    @cached_property
+    def test(self) -> Tensor:
+        """Features (n, d) of the images that probes are tested on."""
+        return self.evaluation.features(self.state, self.evaluation.images.test.held)
+
+
+@float32()
+@torch.no_grad()
+def classified(experiment: Experiment, state: State, images: Rows, device: torch.device) -> Tensor:
+    """Return the classes (n,) that a model predicts with the classifier it was trained with."""
+    method = build_method(experiment, images.image, device).eval()
+    method.state.load(state)
+    predictions = []
+    for chunk in images.chunks(1000):
+        logits = method.encode(method.clean(chunk.to(device))).z
+        predictions.append(logits.argmax(1))
+    return torch.cat(predictions)
+
+
+def backbone_of(state: State, backbone: nets.Backbone) -> nets.Backbone:
+    """Load the weights of a model into the backbone and return it in eval mode."""
+    backbone.load_state_dict(backbone_tensors(state))
+    return backbone.eval()

@@ -1,0 +1,51 @@
+"""Explain why a probe cannot be measured on some images, and what to do about it."""
+
+from __future__ import annotations
+
+from fedssl.data import Dataset
+
+# Probes that need the labels of the clients' own images, and why.
+OF_CLIENTS = {
+    "per-client": (
+        "the training images have no labels, so the classes of each client are not known"
+    ),
+    "collaborative": (
+        "clients fine-tune with labels of their own, and the training images have none"
+    ),
+}
+_NEEDS_TEST = "probes are measured on labelled test images, and"
+
+
+def lacking(data: Dataset, probe: str = "knn", trained_on: bool = True) -> str | None:
+    """Return why these images are not enough for a probe; None if they are.
+
+    `trained_on`: these are the images of a run that has trained, so no test images can be split
+    off them any more.
+    """
+    train = data.train
+    test = data.test
+    if test is None or not len(test):
+        return f"{_NEEDS_TEST} {_no_test_images(train.labelled, len(train), trained_on)}"
+    if not test.labelled:
+        return f"{_NEEDS_TEST} the {len(test):,} test images here have no labels"
+    if train.labelled:
+        return None
+    if len(test) == 1:
+        return (
+            "the training images have no labels, and one labelled test image cannot be both "
+            "learned from and measured on: probes need two or more"
+        )
+    return OF_CLIENTS.get(probe)
+
+
+def _no_test_images(labelled: bool, count: int, trained_on: bool) -> str:
+    """Return that test images are missing, and where they could come from."""
+    problem = "there are neither test images nor labels here"
+    source = "data.test=PATH names a folder of them"
+    if labelled:
+        problem = "there are no test images here"
+        holdout = f"data.holdout=N sets N of the {count:,} labelled training images aside"
+        source = f"{holdout}, or {source}"
+    if trained_on:
+        return f"{problem}: measure on others with --on, or train anew, where {source}"
+    return f"{problem}: --set {source}"

@@ -1,0 +1,95 @@
+"""Each client's model on all test images, and on test images in the client's own mix of classes.
+
+As Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self
+Supervision?", ICLR 2023, measure models of several clients or clusters; they do not state which
+test images their Table 2 uses, hence both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.state import State
+from fedssl.data import Dataset, histogram
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.evaluation.missing_labels import OF_CLIENTS
+from fedssl.evaluation.models import Models
+from fedssl.evaluation.score import Score, rounded
+
+PROBE = "per-client"
+
+
+class ByClient(Mapping[str, State]):
+    """The model of each client: its own, or the only one there is, which all clients share.
+
+    If some clients have their own model, the clients without one are left out.
+    """
+
+    def __init__(self, models: Models, clients: Sequence[str]) -> None:
+        self._models = models
+        self._shared = next(iter(models)) if len(models) == 1 else None
+        if self._shared is not None:
+            self._clients = list(clients)
+            return
+        self._clients = []
+        for client in clients:
+            # A client may have the name of a shared model, such as "global": that is not its own.
+            if client in models and client not in models.apart:
+                self._clients.append(client)
+        if not self._clients:
+            raise ConfigError(
+                f"this run's models are not those of its clients: {', '.join(models)}"
+            )
+
+    def __getitem__(self, client: str) -> State:
+        if self._shared is not None:
+            return self._models[self._shared]
+        return self._models[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def per_client(
+    evaluation: Evaluation, models: Models, seen: Dataset, owners: Mapping[str, Tensor]
+) -> Score:
+    """Return the linear probe's score for each client's model, and in `own_mix` the second one.
+
+    The probe learns from all labelled training images. `owners` maps clients to the indices of
+    their images. `seen`, the images as clients see them, is not used here.
+    """
+    train = evaluation.data.train
+    if not train.labelled:
+        raise ConfigError(OF_CLIENTS[PROBE])
+    held = {client: index for client, index in owners.items() if len(index)}
+    score = evaluation.measure(ByClient(models, list(held)), (PROBE,))[PROBE]
+    if len(score) < len(held):
+        missing = len(held) - len(score)
+        score.add_note(f"{missing} of {len(held)} clients have no model of their own yet")
+    counts = histogram(held, train.labels, evaluation.images.classes)
+    for client, class_counts in zip(held, counts, strict=True):
+        if client in score:
+            matrix = torch.tensor(score.confusion[client])
+            score.own_mix[client] = weighted(matrix, class_counts)
+    return score
+
+
+def weighted(confusion: Tensor, counts: Tensor) -> float | None:
+    """Return the accuracy in percent on test images with the class proportions of `counts` (C,).
+
+    `confusion` (C, C) counts test images by class (rows) and prediction (columns). Classes without
+    test images do not count; None if there are no others.
+    """
+    tested = confusion.sum(1)
+    mix = torch.where(tested > 0, counts, 0).double()
+    if not mix.sum():
+        return None
+    accuracies = mix / mix.sum() * confusion.diagonal() / tested.clamp(min=1)
+    return rounded(100 * float(accuracies.sum()))

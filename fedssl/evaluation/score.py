@@ -1,0 +1,136 @@
+"""The score of a probe: an accuracy and a confusion matrix for each model."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DIGITS = 4  # decimals of a percentage: enough to count each of a million test images
+
+
+class Score(dict[str, float]):
+    """One probe's accuracy in percent for each model.
+
+    note: what is unusual about the measurement
+    apart: models that do not count in the mean: the mean of peers, or shared models if clients
+        have their own
+    labelled: number of labelled images that the probe learned from
+    confusion: for each model, test images by class (rows) and prediction (columns)
+    own_mix: for a probe that measures clients, each client's accuracy on test images in its own
+        mix of classes
+    """
+
+    note: str | None = None
+    labelled: int = 0
+    apart: frozenset[str] = frozenset()
+
+    def __init__(self, *values: Any, **more: float) -> None:
+        super().__init__(*values, **more)
+        self.confusion: dict[str, list[list[int]]] = {}
+        self.own_mix: dict[str, float | None] = {}
+
+    def add(self, name: str, confusion: Tensor) -> None:
+        """Add a model by its confusion matrix (C, C)."""
+        self[name] = percent(int(confusion.trace()), int(confusion.sum()))
+        self.confusion[name] = confusion.tolist()
+
+    def add_note(self, note: str) -> None:
+        """Append a remark to the note."""
+        self.note = f"{self.note}; {note}" if self.note else note
+
+    @property
+    def per_class(self) -> dict[str, list[float | None]]:
+        """For each model the accuracy in percent by class; None without test images of a class."""
+        accuracies = {}
+        for name, rows in self.confusion.items():
+            accuracies[name] = [_class_accuracy(row, label) for label, row in enumerate(rows)]
+        return accuracies
+
+    @property
+    def tested(self) -> int:
+        """The number of test images."""
+        return sum(map(sum, next(iter(self.confusion.values()), [])))
+
+    @property
+    def mean(self) -> float:
+        """The mean over models, without those apart."""
+        return rounded(statistics.fmean(self._counted()))
+
+    @property
+    def std(self) -> float:
+        """The standard deviation over models, without those apart; 0 for one model."""
+        accuracies = self._counted()
+        if len(accuracies) < 2:
+            return 0.0
+        return rounded(statistics.stdev(accuracies))
+
+    @property
+    def own_mix_mean(self) -> float | None:
+        """The mean over clients, each in its own mix of classes; None if none was measured."""
+        return _mean([accuracy for accuracy in self.own_mix.values() if accuracy is not None])
+
+    @property
+    def common(self) -> float | None:
+        """The mean over the models apart; None if there are none."""
+        return _mean([self[name] for name in self.apart])
+
+    def _counted(self) -> list[float]:
+        return [accuracy for name, accuracy in self.items() if name not in self.apart]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the mean as plain values; with several models also their spread and accuracies."""
+        if len(self) == 1:
+            return {"mean": self.mean}
+        summary: dict[str, Any] = {"mean": self.mean, "std": self.std, "models": dict(self)}
+        apart = [name for name in self if name in self.apart]
+        if apart:
+            summary["apart"] = apart
+        return summary
+
+    def details(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        details = self.summary()
+        details["models"] = dict(self)
+        details["note"] = self.note
+        details["labelled"] = self.labelled
+        details["tested"] = self.tested
+        details["per_class"] = self.per_class
+        details["confusion"] = self.confusion
+        if self.own_mix:
+            details["own_mix"] = self.own_mix
+            details["own_mix_mean"] = self.own_mix_mean
+        return details
+
+
+def confusion(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
+    """Return int64 (C, C): the number of images by class (rows) and predicted class (columns)."""
+    pairs = labels * classes + predictions
+    return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+
+
+def _class_accuracy(row: list[int], label: int) -> float | None:
+    if not sum(row):
+        return None
+    return percent(row[label], sum(row))
+
+
+def _mean(percentages: list[float]) -> float | None:
+    if not percentages:
+        return None
+    return rounded(statistics.fmean(percentages))
+
+
+def percent(part: int, whole: int) -> float:
+    """Return a share in percent.
+
+    817 of 1000 are 81.7, where 100 · (817 / 1000) in floating point is 81.69999999999999.
+    """
+    return rounded(100 * part / whole)
+
+
+def rounded(percentage: float) -> float:
+    """Round a percentage to the digits that are significant and stored."""
+    return round(percentage, DIGITS)

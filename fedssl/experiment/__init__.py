@@ -1,0 +1,1 @@
+"""Experiments: settings, overrides, and the recipes that come with the package."""

@@ -1,0 +1,273 @@
+"""An experiment: all settings of one run, as one frozen, validated value; to and from TOML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import tomli_w
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
+
+from fedssl import nets
+from fedssl.algorithm import ALGORITHMS, Algorithm
+from fedssl.algorithms import FedAvg
+from fedssl.core.errors import ConfigError, is_out_of_memory
+from fedssl.core.settings import Settings, Unknown, explain, validate
+from fedssl.core.suggestions import suggest
+from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
+from fedssl.engine.uploads.settings import GuardSettings
+from fedssl.experiment.lookup import load_values
+from fedssl.experiment.overrides import CHOICES, DEFAULT_NAMES, dump, merge_changes, settings_class
+from fedssl.experiment.plain_values import parse_assignments, parse_toml, read_text
+from fedssl.method import METHODS, Method, MethodSettings
+from fedssl.probes import ProbeSettings
+from fedssl.topologies.topology import TOPOLOGIES, Star, Topology
+from fedssl.training.trainer import TrainSettings
+
+# Settings that earlier versions did not have, by table. They do not change the hash of an
+# experiment while they have their default values.
+ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
+# 8 GB in float32; a ResNet-50 with the papers' heads has 50 million.
+MAX_PARAMETERS = 2_000_000_000
+COMPARISONS = ("random", "isolated", "centralized")
+
+
+def _chosen(table: str) -> BeforeValidator:
+    """Return a validator that turns a table with a `name` into the settings of that choice."""
+
+    def choose(value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, Mapping):
+            return value
+        settings = dict(value)
+        name = settings.pop("name", DEFAULT_NAMES.get(table))
+        if name is None:
+            raise ConfigError(f"[{table}] needs a name; known: {', '.join(CHOICES[table].names())}")
+        return validate(settings_class(table, name), settings, table)
+
+    return BeforeValidator(choose)
+
+
+class Experiment(Settings):
+    """All settings of one run."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    rounds: PositiveInt = 100
+    clients: int = Field(0, ge=0)  # 0: as many as a natural or listed partition has
+    data: Annotated[Source, _chosen("data")]
+    partition: Annotated[Partition, _chosen("partition")] = Field(
+        default_factory=lambda: PARTITIONS["iid"]()
+    )
+    method: Annotated[MethodSettings, _chosen("method")]
+    algorithm: Annotated[Algorithm, _chosen("algorithm")] = FedAvg()
+    topology: Annotated[Topology, _chosen("topology")] = Star()
+    public: Annotated[Public, _chosen("public")] = HeldOut()
+    train: TrainSettings = TrainSettings()
+    guard: GuardSettings = GuardSettings()
+    probe: ProbeSettings = ProbeSettings()
+
+    @model_validator(mode="after")
+    def _enough_clients(self) -> Self:
+        if not self.clients and not self.partition.brings_clients:
+            raise ValueError(
+                "clients must be a number above 0: this partition does not bring its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _known_comparisons(self) -> Self:
+        for name in self.probe.beside:
+            if name not in COMPARISONS:
+                raise ValueError(f'unknown comparison "{name}"{suggest(name, COMPARISONS)}')
+        return self
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as failure:
+            raise ConfigError(explain(type(self), failure)) from None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
+        """Return the experiment with these plain values; raise ConfigError if they are invalid."""
+        return validate(cls, values)
+
+    @classmethod
+    def from_toml(cls, text: str, where: str = "experiment") -> Experiment:
+        """Return the experiment in a TOML document; errors name it as `where`."""
+        return cls.from_dict(parse_toml(text, where))
+
+    @classmethod
+    def from_file(cls, path: Path) -> Experiment:
+        """Return the experiment of a run. Its names were registered when it was started."""
+        try:
+            return cls.from_toml(read_text(path), str(path))
+        except Unknown as problem:
+            raise ConfigError(
+                f"{path}: {problem} (one of yours must be known here: in Python, import the module "
+                "that registers it before fedssl is asked for the run; for the command line, "
+                f'install it as a plugin, with the entry point "{problem.name}" in the group '
+                f'"{problem.group}")'
+            ) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values with every default filled in.
+
+        Settings without a value are left out, and so is `public` at its default if the algorithm
+        needs no public images.
+        """
+        plain: dict[str, Any] = {
+            "seed": self.seed,
+            "rounds": self.rounds,
+            "clients": self.clients,
+        }
+        for table, registry in CHOICES.items():
+            settings = getattr(self, table)
+            chosen = settings.method if isinstance(settings, MethodSettings) else type(settings)
+            plain[table] = {"name": registry.name_of(chosen)} | dump(settings)
+        if not self.algorithm.needs_public and self.public == HeldOut():
+            del plain["public"]
+        plain["train"] = dump(self.train)
+        plain["guard"] = dump(self.guard)
+        plain["probe"] = dump(self.probe)
+        return plain
+
+    def to_toml(self) -> str:
+        """Return a TOML document with every default filled in."""
+        return tomli_w.dumps(self.to_dict())
+
+    @property
+    def min_uploads(self) -> int:
+        """Valid uploads that a merge needs: 1 for peers and for one client with all images."""
+        if self.topology.has_server and self.topology.merges:
+            return self.guard.min_uploads
+        return 1
+
+    def hash(self) -> str:
+        """Return a hash that identifies the experiment.
+
+        Settings added later are left out at their defaults; `min_uploads` is always left out, so
+        that a run can be resumed with another value.
+        """
+        plain = self.to_dict()
+        if self.guard.model_copy(update={"min_uploads": 2}) == GuardSettings():
+            del plain["guard"]
+        else:
+            del plain["guard"]["min_uploads"]
+        for table, keys in ADDED_LATER.items():
+            settings = getattr(self, table)
+            for key in keys:
+                if getattr(settings, key) == type(settings).model_fields[key].default:
+                    plain.get(table, {}).pop(key, None)
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Experiment:
+        """Return a copy with dotted keys replaced, e.g. {"algorithm.update": "both"}."""
+        return Experiment.from_dict(merge_changes(self.to_dict(), changes))
+
+    def check(self) -> None:
+        """Raise ConfigError if the settings do not fit together. Reads no images.
+
+        The method is built without memory, to look at its size, parts and views.
+        """
+        method = self._without_memory()
+        _check_model_size(method)
+        if self.method.view_size is not None:
+            method.views  # noqa: B018 - raises if a blur is wider than the views
+        self._check_method(method)
+        self._check_topology()
+        if self.algorithm.needs_public and self._is_public():
+            raise ConfigError(
+                "[public] names the images of [data] itself: leave the table out to hold some of "
+                "them out"
+            )
+        if self.clients and self.topology.has_server:
+            check_uploads(self.topology.participants(self.clients), self.clients, self.min_uploads)
+        if self.method.init is not None and not self.method.init.is_file():
+            raise ConfigError(f"method.init: there is no file {self.method.init}")
+
+    def _check_method(self, method: Method) -> None:
+        """Raise ConfigError if the algorithm needs parts or views that the method does not have."""
+        missing = self.algorithm.requires - method.provides
+        if missing:
+            raise ConfigError(
+                f'algorithm "{self._algorithm_name}" as set needs a method with a '
+                f'{" and a ".join(sorted(missing))}; "{METHODS.name_of(type(method))}" as set has '
+                "none"
+            )
+        if self.algorithm.needs_pairs and [group.count for group in method.views] != [2]:
+            raise ConfigError(
+                f'algorithm "{self._algorithm_name}" needs a method with two views of each image, '
+                f'of one kind; "{METHODS.name_of(type(method))}" as set has others'
+            )
+
+    @property
+    def _algorithm_name(self) -> str:
+        return ALGORITHMS.name_of(type(self.algorithm))
+
+    def _check_topology(self) -> None:
+        """Raise ConfigError if the algorithm needs a server and a topology has none."""
+        if not self.algorithm.needs_server:
+            return
+        if not self.topology.has_server:
+            raise ConfigError(
+                f'algorithm "{self._algorithm_name}" needs a server; '
+                f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none'
+            )
+        for name in self.probe.beside:
+            # Here "random" is an untrained backbone, not the graph of that name.
+            if name != "random" and not TOPOLOGIES[name].has_server:
+                raise ConfigError(f'probe.beside: the algorithm needs a server, "{name}" has none')
+
+    def _without_memory(self) -> Method:
+        """Return the method with the shapes of its tensors but without their memory."""
+        try:
+            with nets.unfilled():
+                backbone = nets.build(self.method.backbone, 3, self.method.stem)
+                return self.method.method(self.method, backbone, 224)
+        except RuntimeError as problem:
+            if not is_out_of_memory(problem):
+                raise
+            raise ConfigError(
+                "the model is too large for any memory: lower the sizes under [method]"
+            ) from None
+
+    def _is_public(self) -> bool:
+        """True if [public] and [data] are the same images."""
+        tables = self.to_dict()
+        data = tables["data"]
+        public = tables["public"]
+        return all(data.get(key) == public.get(key) for key in ("name", "path", "part"))
+
+
+def check_uploads(asked: int, clients: int, needed: int) -> None:
+    """Raise ConfigError if a round asks fewer clients than a server needs uploads from."""
+    if asked < needed:
+        raise ConfigError(
+            f"each round asks {asked} of {clients} clients, but a server needs {needed} valid "
+            "uploads to merge: raise clients or topology.participation, or set "
+            f"guard.min_uploads = {asked}"
+        )
+
+
+def _check_model_size(method: Method) -> None:
+    """Raise ConfigError for a model that no supported machine could train."""
+    count = sum(tensor.numel() for tensor in (*method.parameters(), *method.buffers()))
+    if count > MAX_PARAMETERS:
+        raise ConfigError(
+            f"the model would have {count:,} parameters, more than the {MAX_PARAMETERS:,} that "
+            "are supported: lower the sizes under [method]"
+        )
+
+
+def load(name_or_file: str | Path, changes: Iterable[str] | Mapping[str, Any] = ()) -> Experiment:
+    """Return the experiment in a TOML file, or the recipe or variant of that name, with changes."""
+    if not isinstance(changes, Mapping):
+        changes = parse_assignments(changes)
+    experiment = Experiment.from_dict(merge_changes(load_values(name_or_file), changes))
+    experiment.check()
+    return experiment

@@ -1,0 +1,130 @@
+"""Override settings of an experiment: dotted keys, and tables whose `name` chooses a class."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import fedssl.algorithms
+import fedssl.methods
+import fedssl.topologies.graphs  # noqa: F401 - both register their classes
+from fedssl.algorithm import ALGORITHMS
+from fedssl.core.errors import ConfigError
+from fedssl.core.settings import Settings
+from fedssl.data import PARTITIONS, PUBLIC, SOURCES
+from fedssl.experiment.plain_values import MAX_LEVELS, check_depth, flatten
+from fedssl.method import METHODS, Method
+from fedssl.topologies.topology import TOPOLOGIES
+
+CHOICES: dict[str, Any] = {
+    "data": SOURCES,
+    "partition": PARTITIONS,
+    "method": METHODS,
+    "algorithm": ALGORITHMS,
+    "topology": TOPOLOGIES,
+    "public": PUBLIC,
+}
+# For tables without a name.
+DEFAULT_NAMES = {
+    "partition": "iid",
+    "algorithm": "fedavg",
+    "topology": "star",
+    "public": "held-out",
+}
+# Settings that may change when a run is resumed. They do not change how a round is computed, except
+# that more rounds stretch the learning rate's schedule, which the log and the results then state;
+# `guard.min_uploads` changes which rounds count.
+CHANGEABLE = (
+    "rounds",
+    "probe",
+    "data.cache",
+    "public.cache",
+    "train.workers",
+    "train.memory",
+    "train.checkpoint_every",
+    "guard.min_uploads",
+)
+
+
+def settings_class(table: str, name: Any) -> type[Settings]:
+    """Return the settings class of a choice, e.g. that of `[method]` with `name = "byol"`."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{table}.name is text (got {name!r})")
+    cls: type[Any] = CHOICES[table][name]
+    return cls.Settings if issubclass(cls, Method) else cls
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    """Return settings as plain values, without those that are None."""
+    return settings.model_dump(mode="json", exclude_none=True)
+
+
+def full_key(key: str, value: Any) -> str:
+    """Return the key that is set: `method=byol` is short for `method.name=byol`."""
+    if key in CHOICES and isinstance(value, str):
+        return f"{key}.name"
+    return key
+
+
+def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested tables with dotted keys set.
+
+    A table as a value is merged key by key, at every level. Choosing another `name` keeps the keys
+    that the new choice has too.
+    """
+    check_depth(changes, "a change")
+    merged: dict[str, Any] = copy.deepcopy(dict(values))
+    assignments = {full_key(key, value): value for key, value in flatten(changes).items()}
+    # Names first: they decide which keys are known.
+    for key in sorted(assignments, key=lambda key: not key.endswith(".name")):
+        _assign(merged, key, assignments[key])
+    return merged
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set one dotted key of nested tables."""
+    *path, leaf = key.split(".")
+    if len(path) >= MAX_LEVELS:
+        raise ConfigError(
+            f'"{key[:60]}..." is nested too deeply: no setting has more than {MAX_LEVELS} levels'
+        )
+    table = values
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f'"{key}": "{part}" is not a table')
+    if leaf == "name" and len(path) == 1 and path[0] in CHOICES:
+        _drop_other_keys(path[0], table, value)
+    table[leaf] = value
+
+
+def _drop_other_keys(choice: str, table: dict[str, Any], name: str) -> None:
+    """Drop keys that the new choice does not have, and those with the old choice's defaults."""
+    new_fields = settings_class(choice, name).model_fields
+    old_fields: dict[str, Any] = {}
+    if "name" in table:
+        old_fields = settings_class(choice, table["name"]).model_fields
+    for key in [key for key in table if key != "name"]:
+        if key not in new_fields or _is_default(old_fields.get(key), table[key]):
+            del table[key]
+
+
+def _is_default(field: Any, value: Any) -> bool:
+    """True if a field has a default and a plain value is equal to it."""
+    if field is None:
+        return False
+    default = field.get_default(call_default_factory=False)
+    if isinstance(default, Settings):
+        default = dump(default)
+    return default is not None and _plain(value) == _plain(default)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def may_change(key: str) -> bool:
+    """True if a setting may change when a run is resumed."""
+    return any(key == allowed or key.startswith(allowed + ".") for allowed in CHANGEABLE)

@@ -1,0 +1,269 @@
+"""How an experiment becomes a federation: data read, dealt to clients, models built."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedssl import nets
+from fedssl.algorithm import Sites
+from fedssl.core.devices.free_memory import free_host_memory, free_on_device
+from fedssl.core.devices.precision import threads
+from fedssl.core.devices.select import training_devices
+from fedssl.core.errors import ClientError, ConfigError, OutOfMemory, RunError
+from fedssl.core.seeds import derive
+from fedssl.data import Dataset
+from fedssl.data.image_pool import place
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.local import LocalRuntime, ignore_reply
+from fedssl.engine.uploads.records import Reply
+from fedssl.engine.uploads.validate import Schema
+from fedssl.experiment.dealing import HOME
+from fedssl.experiment.experiment import Experiment
+from fedssl.method import Method, Normalisation
+from fedssl.training.client import Client, Meter, unmetered
+from fedssl.training.trainer import Trainer
+
+CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
+BYTES_PER_PIXEL = (
+    12_000  # of a batch's views, for a training step's activations; a ResNet-50 takes as many
+)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """One experiment, ready to train on this machine."""
+
+    experiment: Experiment
+    shards: Mapping[str, Shard]  # the images of each client that has any, in the clients' order
+    trainers: Sequence[Trainer]  # one for each client that trains at the same time
+    public: Mapping[torch.device, Tensor]  # images that everyone may see, on each device
+
+    @classmethod
+    def build(
+        cls,
+        experiment: Experiment,
+        seen: Dataset,
+        owners: Mapping[str, Tensor],
+        *,
+        public: Tensor | None,
+        device: torch.device,
+        parallel: int | None = None,
+    ) -> Federation:
+        """Build the trainers and place the images, as dealt to `owners`, on their devices.
+
+        Clients without images are left out: the site of a client that never trains would be
+        measured as if it had. At most `parallel` clients train at the same time.
+        """
+        owners = {client: index for client, index in owners.items() if len(index)}
+        if parallel is None:
+            plan = experiment.topology.plan(list(owners), 0, experiment.seed)
+            parallel = len(plan.home)
+        most_images = max(len(index) for index in owners.values())
+        trainers = build_trainers(experiment, seen.train.image, device, parallel, most_images)
+        devices = dict.fromkeys(trainer.device for trainer in trainers)
+        placed = {}
+        if public is not None:
+            placed = {each: public.to(each) for each in devices}
+        return cls(experiment, shards(seen, owners, devices), trainers, placed)
+
+    @property
+    def clients(self) -> list[str]:
+        """The clients that have images, in order."""
+        return list(self.shards)
+
+    @property
+    def trainer(self) -> Trainer:
+        """The first trainer: its device is where sites are merged."""
+        return self.trainers[0]
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which sites are merged and models measured."""
+        return self.trainer.device
+
+    @property
+    def schema(self) -> Schema:
+        """What an upload must look like."""
+        return self.experiment.algorithm.wire(self.trainer.method)
+
+    def image_counts(self) -> dict[str, int]:
+        """Return the number of images of each client."""
+        return {client: shard.images for client, shard in self.shards.items()}
+
+    def first_sites(self, meter: Meter = unmetered) -> Sites:
+        """Return the state of each site before the first round."""
+        public = self.public.get(self.device)
+        return first_sites(self.experiment, self.trainer, self.clients, public, meter)
+
+    def work(self, stop: threading.Event) -> Work:
+        """Return what all clients have in common; `stop` ends training within a step."""
+        experiment = self.experiment
+        return Work(
+            experiment.algorithm,
+            experiment.seed,
+            pace(experiment),
+            public=self.public,
+            stop=stop,
+        )
+
+    def runtime(
+        self,
+        memory: Memory,
+        stop: threading.Event,
+        on_client: Callable[[Reply], None] = ignore_reply,
+    ) -> LocalRuntime:
+        """Return a runtime that trains all clients in this process."""
+        return LocalRuntime(self.work(stop), self.shards, self.trainers, memory, on_client)
+
+
+def shards(
+    data: Dataset, owners: Mapping[str, Tensor], devices: Iterable[torch.device]
+) -> dict[str, Shard]:
+    """Each client's own images, rows of one pool on each device. Labels are not loaded, only how to get them is passed
+    on."""
+    pools = {each: place(data.train.held, each) for each in dict.fromkeys(devices)}
+    return {
+        client: Shard(
+            {each: pool.select(index) for each, pool in pools.items()},
+            data.train.select(index).label_loader,
+        )
+        for client, index in owners.items()
+    }
+
+
+def normalisation(experiment: Experiment, channels: int) -> Normalisation | None:
+    mean, std = experiment.data.mean, experiment.data.std
+    if mean is None or std is None:
+        return None
+    if len(mean) != channels:
+        raise ConfigError(f"data.mean has {len(mean)} numbers, the images have {channels} channels")
+    return Normalisation(mean, std)
+
+
+def build_backbone(experiment: Experiment, channels: int) -> nets.Backbone:
+    return nets.build(experiment.method.backbone, channels, experiment.method.stem)
+
+
+def build_method(
+    experiment: Experiment, image: tuple[int, int, int], device: torch.device
+) -> Method:
+    """The method for images of (C, H, W), its weights drawn from the run's seed or read from `method.init`."""
+    channels, height, _ = image
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # modules draw their weights from torch's default generator
+        torch.default_generator.manual_seed(derive(experiment.seed, "weights"))
+        backbone = build_backbone(experiment, channels)
+        if experiment.method.init is not None:
+            nets.load_backbone(backbone, experiment.method.init)
+        return experiment.method.build(
+            backbone, height, device, normalisation(experiment, channels)
+        )
+
+
+def build_trainers(
+    experiment: Experiment,
+    image: tuple[int, int, int],
+    device: torch.device,
+    clients: int,
+    most_images: int = 2,
+) -> list[Trainer]:
+    """One for each client that trains at the same time, on each device in turn.
+
+    `most_images`: how many images the largest client has, if known.
+    """
+    devices, settings = training_devices(device), experiment.train
+    room = {each: settings.workers or _room(experiment, image, each) for each in devices}
+    turns = [each for turn in range(max(room.values())) for each in devices if turn < room[each]]
+    places = turns[: max(1, min(settings.workers or len(turns), clients))]
+    if device.type == "cpu":
+        _check_host_memory(experiment, image, len(places), min(settings.batch, most_images))
+    return [Trainer(build_method(experiment, image, each), settings) for each in places]
+
+
+def _check_host_memory(
+    experiment: Experiment, image: tuple[int, int, int], workers: int, batch: int
+) -> None:
+    """Raise OutOfMemory where not even weights, gradients and one batch's views fit.
+
+    An allocation that is too large may succeed and have the process killed when it is used.
+    """
+    channels, height, _ = image
+    with nets.unfilled():
+        method = experiment.method.method(
+            experiment.method, build_backbone(experiment, channels), height
+        )
+    weights = sum(each.numel() for each in (*method.parameters(), *method.buffers()))
+    gradients = sum(each.numel() for each in method.parameters())
+    views = sum(group.count * group.size**2 for group in method.views) * batch * channels
+    needed = 4 * workers * (weights + gradients + views)
+    free = free_host_memory()
+    if needed > free:
+        raise OutOfMemory(
+            f"training {workers} clients at a time takes at least {needed / 1e9:,.1f} GB of memory, and "
+            f"{free / 1e9:,.1f} GB are free: try a smaller train.batch, method.view_size or model, or fewer "
+            "train.workers"
+        )
+
+
+def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> int:
+    """How many clients train side by side on a device: one for each core, or as many as a GPU's memory surely holds."""
+    if device.type == "cuda":
+        side = experiment.method.view_size or image[1]
+        needed = BYTES_PER_PIXEL * 2 * experiment.train.batch * side * side
+        return max(1, min(CLIENTS_PER_GPU, free_on_device(device) // needed))
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return max(1, cores // experiment.train.threads)
+
+
+def pace(experiment: Experiment) -> Callable[[int], Pace]:
+    """Where each round of an experiment stands in the run."""
+    rounds = experiment.rounds
+    return lambda round: Pace(experiment.train.rate(round, rounds), round / rounds, rounds)
+
+
+def first_sites(
+    experiment: Experiment,
+    trainer: Trainer,
+    clients: list[str],
+    public: Tensor | None = None,
+    meter: Meter = unmetered,
+) -> Sites:
+    """Every site's first state, from one common initialisation; `public` images are on the trainer's device, and
+    `meter` is told of what takes long."""
+    nobody, rounds = trainer.method.state.floats.new_empty(0, dtype=torch.uint8), experiment.rounds
+    home = Client(
+        HOME,
+        nobody,
+        None,
+        {},
+        trainer,
+        experiment.seed,
+        0,
+        rounds=rounds,
+        public=public,
+        meter=meter,
+    )
+    try:
+        with threads(
+            experiment.train.threads
+        ):  # as many as a client has: an algorithm may train here
+            first = experiment.algorithm.init(home)
+    except ClientError as problem:
+        raise RunError(f"before the first round, on public images: {problem}") from problem
+    numbers = {client: i for i, client in enumerate(clients)}
+    return {
+        site: experiment.algorithm.enrol(
+            first, {site: numbers[site]} if site in numbers else numbers
+        )
+        for site in experiment.topology.sites(clients)
+    }

@@ -1,0 +1,77 @@
+"""flower.json in a run directory: the clients of a run on Flower and the starts of its server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+from uuid import uuid4
+
+from fedssl.core.console import say_on_stderr
+from fedssl.core.errors import RunError
+from fedssl.core.files import integrity
+from fedssl.runs.resume_checks import started
+
+FILE = "flower.json"
+NO_MODELS: Mapping[str, int] = MappingProxyType({})
+
+
+class RunRecord(NamedTuple):
+    """The contents of flower.json.
+
+    Each start of the server is an attempt at the run, from the round that it resumed at.
+    """
+
+    run: str
+    starts: tuple[int, ...]
+    clients: tuple[str, ...]  # with images, in order; empty: none has joined yet
+    image: tuple[int, int, int] | None
+    kept: Mapping[str, int] = NO_MODELS  # client -> rounds after which its own model was made
+    registered: bool = False  # True if clients have the names their keys were registered with
+
+    @classmethod
+    def start_attempt(cls, folder: Path, first_round: int | None) -> RunRecord:
+        """Return the record with one more start, at `first_round`; None: nothing was saved yet.
+
+        Raises if there are saved rounds but no record: clients would be treated as new ones, and
+        their stored state would be lost.
+        """
+        text = integrity.read_text(folder, FILE, say_on_stderr)
+        # Without a checkpoint, the file is left over from a start that failed.
+        if text is None or not started(folder):
+            if first_round is not None:
+                raise RunError(
+                    f"{folder} has checkpoints but no {FILE}: the run was not started on Flower, "
+                    "or the file is lost, and with it the link to the state of its clients. "
+                    "Nothing was changed; choose another run-dir"
+                )
+            return cls(uuid4().hex, (0,), (), image=None)
+        try:
+            record = cls._parse(text, first_round or 0)
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise RunError(
+                f"{folder / FILE} is damaged ({problem}); nothing was changed"
+            ) from problem
+        integrity.write_copied(folder, FILE, text)  # repairs the file
+        return record
+
+    @classmethod
+    def _parse(cls, text: str, first_round: int) -> RunRecord:
+        values = json.loads(text)
+        image = values["image"]
+        return cls(
+            run=values["run"],
+            starts=(*values["starts"], first_round),
+            clients=tuple(values["clients"]),
+            image=None if image is None else tuple(image),
+            kept=values["kept"],
+            registered=values.get("registered", False) is True,
+        )
+
+    def write(self, folder: Path) -> RunRecord:
+        """Write the record to the run directory, and return it."""
+        values = {**self._asdict(), "kept": dict(self.kept)}
+        integrity.write_copied(folder, FILE, json.dumps(values) + "\n")
+        return self

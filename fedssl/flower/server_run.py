@@ -1,0 +1,305 @@
+"""A run on a Flower server: the round loop of every run, with nodes instead of local clients.
+
+The run directory also has `flower.json`: the clients of the run and the starts of its server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedssl import federation
+from fedssl.algorithm import Spec
+from fedssl.core.console import Say, meter, say_on_stderr
+from fedssl.core.devices.precision import numerics
+from fedssl.core.devices.select import resolve_device, training_devices
+from fedssl.core.errors import ConfigError, RunError
+from fedssl.core.files import integrity
+from fedssl.core.files.lock import entered
+from fedssl.core.state.tree import Tree
+from fedssl.core.version import __version__
+from fedssl.data import Dataset, Images
+from fedssl.engine.checkpoints.store import Snapshot, Store
+from fedssl.engine.federate import Round
+from fedssl.engine.uploads.records import Reply, sanitize
+from fedssl.engine.uploads.upload_weights import ImageCounts
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.experiment.dealing import check_plan, read_data, read_public
+from fedssl.experiment.experiment import Experiment
+from fedssl.flower.messages import Hello, Task
+from fedssl.flower.roster import Roster
+from fedssl.flower.run_record import RunRecord
+from fedssl.flower.runtime import FlowerRuntime, RoundLimits
+from fedssl.flower.server_settings import ServerSettings
+from fedssl.runs.finalize import finish
+from fedssl.runs.progress import Progress
+from fedssl.runs.resume_checks import EXPERIMENT, agree
+from fedssl.runs.session import (
+    ActiveRuntime,
+    Session,
+    load_newest,
+    raise_if_no_round_succeeded,
+)
+from fedssl.training.trainer import Trainer, resolve_precision
+
+RELAYED = "peers' models are relayed by the server here: it sees every one of them"
+
+
+def serve(
+    experiment: Experiment, grid: Grid, settings: ServerSettings, say: Say = say_on_stderr
+) -> None:
+    """Train the remaining rounds of a run on the nodes of a grid, then evaluate and export."""
+    folder = Path(settings.run_dir).expanduser()
+    device = resolve_device(settings.device)
+    experiment.check()
+    if not experiment.topology.has_server:
+        say(RELAYED)
+    exact = resolve_precision(experiment.train.precision, device) == "fp32"
+    with entered(folder), numerics(device, experiment.train.deterministic, exact):
+        integrity.repair(folder, say)
+        experiment = agree(experiment, folder, device, say)
+        store = Store(folder)
+        snapshot = load_newest(folder, store, say)
+        if snapshot is not None:
+            integrity.adopt(folder, say)
+        run = ServerRun(
+            experiment=experiment,
+            folder=folder,
+            store=store,
+            grid=grid,
+            settings=settings,
+            device=training_devices(device)[0],
+            snapshot=snapshot,
+            say=say,
+        )
+        integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
+        if snapshot is None or snapshot.rounds < experiment.rounds:
+            try:
+                run.train()
+            except RunError:
+                run.roster.notices.flush()
+                raise
+            run.roster.notices.flush()
+        raise_if_no_round_succeeded(folder)
+        if experiment.algorithm.personalises:
+            run.request_own_models()
+    finish(folder, run.data, None, device, quiet=False, alone=True)
+
+
+@dataclass(kw_only=True, eq=False)
+class ServerRun:
+    """One start of the server at a run."""
+
+    experiment: Experiment
+    folder: Path
+    store: Store
+    grid: Grid
+    settings: ServerSettings
+    device: torch.device
+    snapshot: Snapshot | None  # that the run resumes from; None: a new run
+    say: Say
+
+    def __post_init__(self) -> None:
+        first_round = None if self.snapshot is None else self.snapshot.rounds
+        self.record = RunRecord.start_attempt(self.folder, first_round)
+        registered = self.record.registered
+        self.roster = Roster(self.grid, self.check_hello, self.say, registered=registered)
+        self._trainer: tuple[tuple[int, int, int], Trainer] | None = None  # with its image shape
+
+    @cached_property
+    def data(self) -> Dataset:
+        """The server's images for evaluation; an empty set of the clients' shape if it has none."""
+        if self.settings.data_dir:
+            root = Path(self.settings.data_dir).expanduser()
+            return read_data(self.experiment, root, None, self.say)
+        if self.record.image is None:
+            raise ConfigError("no client has joined yet, so the shape of the images is unknown")
+        return Dataset(Images(torch.empty(0, *self.record.image, dtype=torch.uint8)))
+
+    def trainer(self, image: tuple[int, int, int]) -> Trainer:
+        """Return a trainer for images of a shape; its model defines the first state and uploads."""
+        if self._trainer is None or self._trainer[0] != image:
+            method = federation.build_method(self.experiment, image, self.device)
+            self._trainer = (image, Trainer(method, self.experiment.train))
+        return self._trainer[1]
+
+    def check_hello(self, hello: Hello) -> str | None:
+        """Return why a node cannot take part; None if it can.
+
+        The shape of the images is fixed when a run begins: the most common one.
+        """
+        if hello.version != __version__:
+            return f"it has fedssl {hello.version}, the server {__version__}"
+        if self.record.clients:
+            for client in hello.clients:
+                if client not in self.record.clients:
+                    names = ", ".join(self.record.clients)
+                    return f'"{client}" is not one of the clients the run began with: {names}'
+            for client, images in hello.clients.items():
+                if not images:
+                    return f'"{client}" had images when the run began, and has none now'
+        if self.record.image not in (None, hello.image):
+            return f"its images have shape {hello.image}, those of the run {self.record.image}"
+        difference = self.trainer(hello.image).method.state.layout.first_difference(hello.layout)
+        if difference is not None:
+            return f"its model differs: {difference}"
+        return None
+
+    def train(self) -> None:
+        """Wait for the clients and train the remaining rounds."""
+        self._join()
+        assert self.record.image is not None
+        clients = list(self.record.clients)
+        trainer = self.trainer(self.record.image)
+        evaluation = Evaluation(self.experiment, self.data, self.device)
+        session = Session(
+            experiment=self.experiment,
+            folder=self.folder,
+            store=self.store,
+            evaluation=evaluation,
+            device=self.device,
+            clients=clients,
+            checkpoint_every=0.0,
+            say=self.say,
+        )
+        last = self.snapshot or session.begin(
+            federation.first_sites(
+                self.experiment,
+                trainer,
+                clients,
+                self._public(),
+                lambda what, total: meter(what, total, self.say),
+            )
+        )
+        wire = self.experiment.algorithm.wire(trainer.method)
+
+        def open_runtime(progress: Progress) -> ActiveRuntime:
+            runtime = self._runtime(wire, progress.client)
+            return ActiveRuntime(
+                runtime,
+                ImageCounts(runtime.declared_images),
+                client_memory=dict,
+                close=lambda: None,
+                quorum=runtime.required,
+                on_round=self._on_finished(runtime),
+            )
+
+        session.run(
+            last,
+            open_runtime,
+            schema=wire,
+            resumed=self.snapshot is not None,
+            title=self.folder.name,
+            quiet=False,
+        )
+
+    def _on_finished(self, runtime: FlowerRuntime) -> Callable[[Round], None]:
+        """Return the function to call after each round."""
+
+        def finished(round: Round) -> None:
+            runtime.finished(round)
+            if self.roster.registered and not self.record.registered:
+                self._update_record(registered=True)
+
+        return finished
+
+    def _update_record(self, **changes: Any) -> None:
+        """Change fields of the run record and write it."""
+        self.record = self.record._replace(**changes).write(self.folder)
+
+    def _runtime(
+        self, wire: Mapping[str, Spec], on_client: Callable[[Reply], None]
+    ) -> FlowerRuntime:
+        limits = RoundLimits(
+            timeout=self.settings.round_timeout,
+            quorum=self.settings.quorum,
+            min_uploads=self.experiment.min_uploads,
+        )
+        return FlowerRuntime(
+            self.grid,
+            self.roster,
+            self.record.clients,
+            make_task=self.task,
+            wire=wire,
+            limits=limits,
+            device=self.device,
+            on_client=on_client,
+        )
+
+    def request_own_models(self) -> None:
+        """Ask the clients that have no own model of the last round yet to make and store it.
+
+        A client's own model never leaves its node. A client that is not connected makes its model
+        when the run is submitted again.
+        """
+        snapshot = self.store.load(self.say, check_rows=False)
+        assert snapshot is not None
+        rounds = snapshot.rounds
+        kept = self.record.kept
+        clients = [client for client in self.record.clients if kept.get(client) != rounds]
+        if not clients:
+            return
+        self.roster.wait(clients, len(clients), self.settings.join_timeout)
+        shared_site = next(iter(snapshot.sites.values()))
+
+        def message(client: str) -> Tree:
+            site = snapshot.sites.get(client, shared_site)
+            return self.experiment.algorithm.broadcast(site, client)
+
+        runtime = self._runtime({}, lambda reply: None)
+        for reply in runtime.request_own_models(rounds, clients, message):
+            if reply.error is None:
+                self.say(f"client {reply.client} has stored its own model")
+                self._update_record(kept={**self.record.kept, reply.client: rounds})
+            else:
+                self.say(f"client {reply.client} {sanitize(reply.error)}")
+
+    def task(self, client: str, round: int) -> Task:
+        """Return the task of a client in a round."""
+        starts = self.record.starts
+        return Task(
+            self.record.run,
+            client,
+            round,
+            attempt=len(starts) - 1,
+            starts=starts,
+            oldest=self.store.oldest(),
+        )
+
+    def _join(self) -> None:
+        """Wait for the clients; the first start of a run fixes which ones take part."""
+        known = self.record.clients
+        expected = len(known) or self.settings.clients or self.experiment.clients
+        if not expected:
+            raise ConfigError(
+                "set `clients` in the app's config: the experiment does not define how many "
+                "clients to wait for"
+            )
+        enough = math.ceil(self.settings.quorum * expected)
+        joined = self.roster.join(expected, known, enough, timeout=self.settings.join_timeout)
+        if not known:
+            self._fix_clients(joined)
+        self._update_record(registered=self.roster.registered)
+
+    def _fix_clients(self, joined: list[str]) -> None:
+        """Record the clients that take part: those that joined and have images."""
+        hellos = self.roster.hellos
+        clients = [client for client in joined if hellos[client].clients[client]]
+        if not clients:
+            raise ConfigError("no client has any images")
+        check_plan(self.experiment, clients)
+        image = hellos[clients[0]].image
+        self.record = self.record._replace(clients=tuple(clients), image=image)
+
+    def _public(self) -> Tensor | None:
+        root = Path(self.settings.data_dir or "data").expanduser()
+        public = read_public(self.experiment, self.data, root, self.say)
+        return None if public is None else public.to(self.device)

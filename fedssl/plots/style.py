@@ -1,0 +1,153 @@
+"""The common style of figures: colours for colour-blind readers too, grids and legends."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedssl.core.errors import ConfigError
+
+# Okabe and Ito's, without yellow, which is hard to see on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+LINE_STYLES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MAX_LINES = 10  # lines in one panel; of more, the median and the quartiles are drawn
+LEGEND_CHARACTERS_PER_INCH = 14
+LEGEND_HANDLE_CHARACTERS = 6  # the width of the line and the gap before a name
+MAX_MATRIX_NUMBERS = 12  # side of the largest matrix with numbers in its cells
+MAX_NAME_CHARACTERS = 17  # longer names of a matrix are abbreviated
+
+
+def need_matplotlib() -> None:
+    """Raise ConfigError if the packages that draw figures are missing."""
+    try:
+        import matplotlib  # noqa: F401
+        import sklearn  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            'an analysis draws a picture: in a clone of fedssl, pip install ".[viz]"'
+        ) from None
+
+
+def new_figure(
+    rows: int, columns: int, width: float = 5.0, height: float = 4.0, **options: Any
+) -> tuple[Any, Any]:
+    """Return a figure and its axes (rows, columns), each of the given size in inches.
+
+    pyplot does not register the figure, so it need not be closed.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    # The padding keeps the label of a colour bar clear of the next panel.
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    figure = Figure(figsize=(width * columns, height * rows), layout=layout)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def legend_below(figure: Any, axes: Iterable[Any], title: str | None = None) -> None:
+    """Add a legend of all lines in some axes, each name once, below the figure.
+
+    Inside a panel the legend could cover the lines.
+    """
+    handles: dict[str, Any] = {}
+    for panel in axes:
+        panel_handles, names = panel.get_legend_handles_labels()
+        handles |= zip(names, panel_handles, strict=True)
+    if not handles:
+        return
+    longest = max(len(name) for name in handles) + LEGEND_HANDLE_CHARACTERS
+    fitting = int(figure.get_figwidth() * LEGEND_CHARACTERS_PER_INCH / longest)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        ncols=max(1, min(len(handles), fitting)),
+        title=title,
+        loc="outside lower center",
+        frameon=False,
+        fontsize=8,
+    )
+
+
+def encode_png(figure: Any) -> bytes:
+    """Return the figure as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return colour, dashes and marker of a line; those of the first 28 numbers differ."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "markersize": 4,
+    }
+
+
+def model_title(model: str) -> str:
+    """Return a model's name as a title: "client 3" for clients that are named by a number only."""
+    run, slash, name = model.rpartition("/")
+    if name.isdigit():
+        return f"{run}{slash}client {name}"
+    return model
+
+
+def set_round_axes(axes: Any, label: str) -> None:
+    """Label axes that show a quantity over rounds."""
+    axes.set(xlabel="round", ylabel=label)
+    set_integer_ticks(axes)
+    axes.grid(alpha=0.3)
+
+
+def set_integer_ticks(axes: Any) -> None:
+    """Put the ticks of the x axis at integers, also where only one integer is in range."""
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
+def draw_matrix(
+    figure: Any,
+    axes: Any,
+    values: Sequence[Sequence[float]],
+    *,
+    names: Sequence[str],
+    label: str,
+) -> None:
+    """Draw a symmetric matrix as colours, with the numbers in its cells if they fit.
+
+    The diagonal is left empty: its zeros would reduce the contrast of the other cells.
+    """
+    shown = [list(row) for row in values]
+    for i, row in enumerate(shown):
+        row[i] = math.nan
+    off_diagonal = [value for row in shown for value in row if not math.isnan(value)]
+    low = min(off_diagonal)
+    high = max(off_diagonal)
+    image = axes.imshow(shown, cmap="cividis", vmin=low, vmax=high)
+    figure.colorbar(image, ax=axes, label=label, shrink=0.8)
+    step = -(-len(names) // MAX_MATRIX_NUMBERS)  # 1 if all names fit
+    ticks = list(range(0, len(names), step))
+    tick_names = [_abbreviate(names[i]) for i in ticks]
+    axes.set_xticks(ticks, tick_names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(ticks, tick_names)
+    if len(names) <= MAX_MATRIX_NUMBERS:
+        _write_cells(axes, shown, middle=(high + low) / 2)
+
+
+def _abbreviate(name: str) -> str:
+    if len(name) <= MAX_NAME_CHARACTERS:
+        return name
+    return "…" + name[-(MAX_NAME_CHARACTERS - 1) :]
+
+
+def _write_cells(axes: Any, values: Sequence[Sequence[float]], middle: float) -> None:
+    """Write the numbers into the cells, in black where the colour is light."""
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            if i != j:
+                colour = "black" if value > middle else "white"
+                text = f"{value:.3g}"
+                axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)

@@ -1,0 +1,253 @@
+"""Finish a run: export its backbones, measure them, and write results.json and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedssl.core.console import Say, say_nothing, say_on_stderr
+from fedssl.core.files import integrity
+from fedssl.core.files.atomic import write_atomic
+from fedssl.core.files.lock import locked
+from fedssl.core.provenance import UNKNOWN, code, environment
+from fedssl.data import Dataset, Images
+from fedssl.engine.checkpoints.store import Snapshot, Store
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.evaluation.models import Models, export, models_of
+from fedssl.evaluation.score import Score
+from fedssl.experiment.experiment import Experiment
+from fedssl.runs.collapse_warning import Collapse
+from fedssl.runs.comparisons import Comparisons, untrained_models
+from fedssl.runs.feature_check import check_features
+from fedssl.runs.picture import draw_if_wanted
+from fedssl.runs.resume_checks import read_experiment
+from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.up_to_date import hash_images, hash_labels, is_up_to_date
+
+MAX_LISTED_MODELS = 100  # of a score in classes.json
+MEASUREMENTS = {"results.json", "classes.json"}
+
+
+def finish(
+    folder: Path,
+    data: Dataset,
+    public: Tensor | None,
+    device: torch.device,
+    quiet: bool,
+    alone: bool = False,
+) -> bool:
+    """Export and measure a run whose last round is done; False if it was finished already.
+
+    Runs to compare with train on the same images, `public` ones included. With `alone` none of
+    them is trained, because not all images are on this machine.
+    """
+    with locked(folder):
+        return _finish(folder, data, public, device, quiet=quiet, alone=alone)
+
+
+def _finish(
+    folder: Path,
+    data: Dataset,
+    public: Tensor | None,
+    device: torch.device,
+    *,
+    quiet: bool,
+    alone: bool,
+) -> bool:
+    say = say_nothing if quiet else say_on_stderr
+    experiment = read_experiment(folder, say)
+    snapshot = Store(folder).load(say_nothing, check_rows=False)
+    assert snapshot is not None
+    names = [name for name in experiment.probe.beside if name == "random" or not alone]
+    comparisons = Comparisons(
+        experiment, folder, data, public=public, device=device, names=names, quiet=quiet
+    )
+    hashes = {"test_images": hash_images(data.test), "labels": hash_labels(data)}
+    damaged = integrity.damaged(folder)
+    measured = MEASUREMENTS.isdisjoint(damaged) and is_up_to_date(
+        folder, experiment, snapshot.rounds, hashes=hashes, comparisons=names, say=say
+    )
+    _remove_damaged(folder, damaged, say)
+    if measured and not damaged:
+        comparisons.repair()
+        return False
+    evaluation = Evaluation(experiment, data, device)
+    _write_outputs(
+        evaluation, snapshot, comparisons, hashes=hashes, damaged=damaged, measured=measured
+    )
+    return True
+
+
+def _write_outputs(
+    evaluation: Evaluation,
+    snapshot: Snapshot,
+    comparisons: Comparisons,
+    *,
+    hashes: Mapping[str, str | None],
+    damaged: list[str],
+    measured: bool,
+) -> None:
+    """Export the models, and measure them unless results.json is up to date."""
+    experiment = evaluation.experiment
+    folder = comparisons.folder
+    image = evaluation.data.train.image
+    rounds = snapshot.rounds
+    models = models_of(experiment, snapshot.sites, snapshot.memory)
+    results = _describe(folder, evaluation, models, rounds=rounds, hashes=hashes)
+    check_features(experiment, snapshot.sites, image, evaluation.device)
+    _forget_hashes(folder, damaged, measured)
+    export(experiment, folder, models, image=image, rounds=rounds, notes=results["notes"])
+    if measured:  # only exported models or the picture were damaged
+        results = integrity.read_json(folder, "results.json") or results
+    else:
+        _measure(evaluation, comparisons, models, results)
+    draw_if_wanted(folder, evaluation, models, results["table"])
+    integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
+
+
+def _remove_damaged(folder: Path, damaged: list[str], say: Say) -> None:
+    for name in damaged:
+        say(
+            f"{folder / name} is damaged: it does not match its recorded hash. It is removed and "
+            "made again"
+        )
+        (folder / name).unlink()
+
+
+def _forget_hashes(folder: Path, damaged: list[str], measured: bool) -> None:
+    """Forget the hashes of the files that are about to be written again."""
+    if measured:
+        exported = {path.name for path in folder.glob("backbone*.safetensors")}
+        integrity.forget_hashes(folder, {*damaged, *exported})
+    else:
+        integrity.forget_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
+
+
+def _describe(
+    folder: Path,
+    evaluation: Evaluation,
+    models: Models,
+    *,
+    rounds: int,
+    hashes: Mapping[str, str | None],
+) -> dict[str, Any]:
+    """Return the contents of results.json, with an empty table."""
+    history = _read_history(folder)
+    return {
+        "experiment": evaluation.experiment.hash(),
+        "rounds": rounds,
+        **hashes,
+        "models": len(models),
+        "environment": environment(evaluation.device) | {"code": ", ".join(history.codes)},
+        "notes": _notes(evaluation, models, history.notes),
+        "table": {},
+    }
+
+
+def _notes(evaluation: Evaluation, models: Models, of_rounds: list[str]) -> list[str]:
+    """Return the remarks on training and measurement that come with the results."""
+    notes = []
+    if evaluation.experiment.algorithm.warning is not None:
+        notes.append(evaluation.experiment.algorithm.warning)
+    if evaluation.images.note:
+        notes.append(evaluation.images.note)
+    if not models:
+        notes.append(
+            "no model was measured: each client has one of its own, and none of them is here"
+        )
+    notes += of_rounds
+    if not _measurable(evaluation, models):
+        return notes
+    for probe in probes(evaluation.experiment):
+        for note in evaluation.images.notes(probe):
+            if note not in notes:
+                notes.append(note)
+    return notes
+
+
+def _measurable(evaluation: Evaluation, models: Models) -> bool:
+    return evaluation.images.possible and bool(models)
+
+
+class History(NamedTuple):
+    """Facts from the rounds log that belong to the results."""
+
+    notes: list[str]
+    codes: list[str]  # that computed the rounds and compute the results
+
+
+def _read_history(folder: Path) -> History:
+    collapse = Collapse()
+    lengths: set[int] = set()
+    codes: dict[str, None] = {}  # in the order of their first rounds
+    for line in read_rounds(folder / "rounds.jsonl"):
+        collapse.see(line)
+        lengths.add(line["of"])
+        codes[line.get("code", UNKNOWN)] = None
+    codes[code()] = None
+    notes = []
+    # Unless the learning rate is constant, one run of that length would give other weights.
+    if len(lengths) > 1:
+        notes.append(f"begun as a run of {min(lengths)} rounds and prolonged to {max(lengths)}")
+    if collapse.likely:
+        notes.append(collapse.likely)
+    if len(codes) > 1:
+        notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
+    return History(notes, list(codes))
+
+
+def probes(experiment: Experiment) -> tuple[str, ...]:
+    """Return the probes that measure a finished run."""
+    if experiment.probe.linear:
+        return ("knn", "linear")
+    return ("knn",)
+
+
+def _measure(
+    evaluation: Evaluation, comparisons: Comparisons, models: Models, results: dict[str, Any]
+) -> None:
+    """Fill in the table of results, and write classes.json and results.json."""
+    folder = comparisons.folder
+    if _measurable(evaluation, models):
+        scores = table(evaluation, comparisons, models)
+        for name, row in scores.items():
+            results["table"][name] = {probe: score.summary() for probe, score in row.items()}
+        classes = json.dumps(by_class(scores, evaluation.data.test))
+        write_atomic(folder / "classes.json", f"{classes}\n".encode())
+    write_atomic(folder / "results.json", f"{json.dumps(results, indent=2)}\n".encode())
+
+
+def table(
+    evaluation: Evaluation, comparisons: Comparisons, models: Models
+) -> dict[str, dict[str, Score]]:
+    """Return the score of every probe, for this run and for those it is compared with."""
+    experiment = evaluation.experiment
+    chosen = probes(experiment)
+    rows = {"this run": evaluation.measure(models, chosen, models.apart)}
+    for name in comparisons.names:
+        if name == "random":
+            untrained = untrained_models(experiment, evaluation.data.train.image, evaluation.device)
+            rows[name] = evaluation.measure(untrained, chosen)
+        elif comparisons.is_same_training(name):
+            rows[name] = rows["this run"]
+        else:
+            trained = comparisons.trained_models(name)
+            rows[name] = evaluation.measure(trained, chosen, trained.apart)
+    return rows
+
+
+def by_class(scores: Mapping[str, Mapping[str, Score]], test: Images | None) -> dict[str, Any]:
+    """Return the predictions of each probe by class, as plain values; not of very many models."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, row in scores.items():
+        rows[name] = {}
+        for probe, score in row.items():
+            if len(score) <= MAX_LISTED_MODELS:
+                rows[name][probe] = {"per_class": score.per_class, "confusion": score.confusion}
+    classes = [] if test is None else list(test.classes)
+    return {"classes": classes, "table": rows}

@@ -1,0 +1,186 @@
+"""Run an experiment on this machine: every client trains in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+
+import torch
+from torch import Tensor
+
+from fedssl.core import kernels
+from fedssl.core.console import Say, meter, say_nothing, say_on_stderr
+from fedssl.core.devices.precision import numerics
+from fedssl.core.errors import ConfigError
+from fedssl.core.files import integrity
+from fedssl.core.files.lock import entered
+from fedssl.data import Dataset
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.store import Snapshot, Store
+from fedssl.engine.uploads.upload_weights import ImageCounts
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.experiment.dealing import deal
+from fedssl.experiment.experiment import Experiment
+from fedssl.federation import Federation
+from fedssl.runs.progress import Progress
+from fedssl.runs.resume_checks import EXPERIMENT, FLOWER, IMAGES, agree, agree_on_images, started
+from fedssl.runs.session import STOPPING as STOPPING
+from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
+from fedssl.runs.session import Interrupted as Interrupted
+from fedssl.training.client import Meter, unmetered
+from fedssl.training.trainer import resolve_mode, resolve_precision
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """An experiment, its images and the directory that it is trained in."""
+
+    experiment: Experiment
+    folder: Path
+    data: Dataset
+    public: Tensor | None  # images that everyone may see
+    device: torch.device
+    title: str  # of the progress bar
+    quiet: bool = False
+
+    @property
+    def say(self) -> Say:
+        """Print a line, unless the run is quiet."""
+        return say_nothing if self.quiet else say_on_stderr
+
+
+def train_locally(run: LocalRun) -> None:
+    """Train the rounds of an experiment that are left; nothing if it is finished."""
+    settings = run.experiment.train
+    mode = resolve_mode(settings.mode, run.device)
+    problem = kernels.missing(run.device)
+    if mode == "captured" and problem:
+        run.say(f"{problem}: nothing is compiled, and training runs at about half its speed")
+    if mode != "eager":
+        # What other runs of this process have compiled must not decide how this one computes.
+        torch.compiler.reset()
+    exact = resolve_precision(settings.precision, run.device) == "fp32"
+    with entered(run.folder), numerics(run.device, settings.deterministic, exact):
+        _train_in_folder(run)
+
+
+def _train_in_folder(run: LocalRun) -> None:
+    """Check that the directory can be resumed, then train. The caller holds its lock."""
+    folder = run.folder
+    _refuse_flower(folder)
+    integrity.repair(folder, run.say)
+    experiment = agree(run.experiment, folder, run.device, run.say)
+    store = Store(folder)
+    snapshot = load_newest(folder, store, run.say)
+    if snapshot is not None:
+        integrity.adopt(folder, run.say)
+    seen, owners = deal(experiment, run.data, run.say)
+    images = agree_on_images(experiment, folder, seen, owners, run.public, run.say)
+
+    def record() -> None:
+        """Write what the directory is about. Called last: a refused start leaves nothing behind."""
+        integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
+        integrity.write_copied(folder, IMAGES, images)
+        integrity.remove_copied(folder, FLOWER)  # of a start on Flower that failed
+
+    if snapshot is not None and snapshot.rounds >= experiment.rounds:
+        record()
+    else:
+        evaluation = Evaluation(experiment, run.data, run.device)
+        federation = Federation.build(
+            experiment, seen, owners, public=run.public, device=run.device
+        )
+        LocalSession(run, federation, store, evaluation).train(snapshot, record)
+    raise_if_no_round_succeeded(folder)
+
+
+def _refuse_flower(folder: Path) -> None:
+    on_flower = (folder / FLOWER).is_file() or integrity.copy_of(folder, FLOWER) is not None
+    if on_flower and started(folder):
+        raise ConfigError(
+            f"{folder} holds a run on Flower, whose clients keep their state on their own disks: "
+            "resume it there, or choose another --dir"
+        )
+
+
+class LocalSession:
+    """One process's part of a run whose clients are all in this process."""
+
+    def __init__(
+        self, run: LocalRun, federation: Federation, store: Store, evaluation: Evaluation
+    ) -> None:
+        self._run = run
+        self._federation = federation
+        self._store = store
+        self._session = Session(
+            experiment=federation.experiment,
+            folder=run.folder,
+            store=store,
+            evaluation=evaluation,
+            device=federation.device,
+            clients=federation.clients,
+            checkpoint_every=federation.experiment.train.checkpoint_every,
+            say=run.say,
+        )
+
+    def train(self, resumed: Snapshot | None, record: Callable[[], None]) -> None:
+        """Train the rounds that are left; `record` is called when nothing can be refused any more."""
+        last = resumed
+        if last is None:
+            sites = self._federation.first_sites(self._meter())
+            record()
+            last = self._session.begin(sites)
+            self._caution()
+        else:
+            record()
+        memory = Memory(
+            self._store.rows,
+            last.memory,
+            self._federation.experiment.train.memory,
+            device=self._run.device,
+            clients=len(self._federation.clients),
+            ahead=len(self._federation.trainers),
+        )
+        self._session.run(
+            last,
+            lambda progress: self._open_runtime(memory, progress),
+            schema=self._federation.schema,
+            resumed=resumed is not None,
+            title=self._run.title,
+            quiet=self._run.quiet,
+        )
+
+    def _meter(self) -> Meter:
+        if self._run.quiet:
+            return unmetered
+        return lambda what, total: meter(what, total, self._run.say)
+
+    def _caution(self) -> None:
+        """Print the method's advice for a client with the median number of images."""
+        sizes = [shard.images for shard in self._federation.shards.values() if shard.images > 1]
+        if not sizes:
+            return
+        images = median_low(sizes)
+        settings = self._federation.experiment.train
+        batch = min(settings.batch, images)
+        trained = settings.epochs * (images // batch) * batch
+        caution = self._federation.trainer.method.caution(trained)
+        if caution:
+            self._run.say(
+                f"a client with {images:,} images, as many as the median one has, {caution}"
+            )
+
+    def _open_runtime(self, memory: Memory, progress: Progress) -> ActiveRuntime:
+        stop = threading.Event()
+        runtime = self._federation.runtime(memory, stop, progress.client)
+
+        def close() -> None:
+            stop.set()
+            runtime.close()
+            memory.close()
+
+        counts = ImageCounts(self._federation.image_counts, verified=True)
+        return ActiveRuntime(runtime, counts, memory.snapshot, close)

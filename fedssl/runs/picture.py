@@ -1,0 +1,68 @@
+"""Draw picture.png, the overview of a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedssl.core.console import say_on_stderr
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.state import State
+from fedssl.data import Images
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.evaluation.models import Models
+from fedssl.plots.run_picture import MAPPED, draw_run
+from fedssl.runs.comparisons import untrained_models
+from fedssl.runs.rounds_log import read_rounds
+
+
+def draw_if_wanted(
+    folder: Path, evaluation: Evaluation, models: Models, table: Mapping[str, Any]
+) -> None:
+    """Draw the picture if the settings ask for one and the test images have labels."""
+    test = evaluation.data.test
+    if not evaluation.experiment.probe.picture or test is None or not test.labelled:
+        return
+    try:
+        draw(folder, evaluation, test, table=table, models=models)
+    except ConfigError as problem:  # a missing extra must not hide the results
+        say_on_stderr(f"no picture: {problem}")
+
+
+def draw(
+    folder: Path, evaluation: Evaluation, test: Images, *, table: Mapping[str, Any], models: Models
+) -> None:
+    """Draw picture.png: the rounds, the table, and features of test images before and after."""
+    some = test.select(torch.arange(min(MAPPED, len(test))))
+    image = evaluation.data.train.image
+    untrained = untrained_models(evaluation.experiment, image, evaluation.device)
+    before = _features(evaluation, untrained, some)
+    after = _features(evaluation, models, some)
+    rounds = [
+        {"round": line["round"], "knn": line["knn"]}
+        for line in read_rounds(folder / "rounds.jsonl")
+    ]
+    path = folder / "picture.png"
+    draw_run(
+        path,
+        rounds,
+        table,
+        before=before,
+        after=after,
+        labels=some.labels.numpy(),
+        classes=some.classes,
+    )
+
+
+def _features(
+    evaluation: Evaluation, models: Mapping[str, State], images: Images
+) -> NDArray[np.float32]:
+    """Return the features (n, d) of the first model."""
+    first = next(iter(models.values()))
+    features: NDArray[np.float32] = evaluation.features(first, images.held).cpu().numpy()
+    return features

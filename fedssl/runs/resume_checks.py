@@ -1,0 +1,193 @@
+"""Check that a run directory can be resumed: with its experiment, and with its images."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedssl.core.console import Say
+from fedssl.core.errors import ConfigError, FedsslError
+from fedssl.core.files import integrity
+from fedssl.data import Dataset
+from fedssl.engine.checkpoints.store import Store
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.overrides import may_change
+from fedssl.experiment.plain_values import differences
+from fedssl.runs.rounds_log import read_rounds
+from fedssl.training.trainer import resolve_precision
+
+EXPERIMENT = "experiment.toml"
+IMAGES = "images.sha256"
+FLOWER = "flower.json"
+
+
+def started(folder: Path) -> bool:
+    """True if training has started in a directory: it has a checkpoint or a line in its log."""
+    for name in ("rounds.jsonl", "rounds.jsonl.copy"):
+        log = folder / name
+        if log.is_file() and log.stat().st_size:
+            return True
+    checkpoints = folder / "checkpoints"
+    return any(any(checkpoints.glob(pattern)) for pattern in ("*.json", "*.damaged"))
+
+
+def read_experiment(folder: Path, say: Say) -> Experiment:
+    """Return the experiment of a run directory; its recorded copy if the file is damaged.
+
+    Raise ConfigError if the file was edited after the run was started.
+    """
+    path = folder / EXPERIMENT
+    copy = integrity.copy_of(folder, EXPERIMENT)
+    if copy is None or path.read_bytes() == copy.encode():  # None: written by an earlier version
+        return Experiment.from_file(path)
+    recorded = Experiment.from_toml(copy, str(folder / integrity.NAME))
+    _check_not_edited(path, recorded)
+    say(f"{path} is damaged; its copy in {integrity.NAME} is used")
+    return recorded
+
+
+def _check_not_edited(path: Path, recorded: Experiment) -> None:
+    """Raise ConfigError if a file holds a valid experiment with other values."""
+    try:
+        edited = Experiment.from_file(path)
+    except ConfigError:
+        return
+    changed = differences(recorded.to_dict(), edited.to_dict())
+    if changed:
+        keys = _listed(changed, list(changed), "when the run was started", "in the file now")
+        raise ConfigError(
+            f"{path} was changed after the run was started ({keys}). Undo that; settings are "
+            "changed with --set"
+        )
+
+
+def _listed(
+    changed: Mapping[str, tuple[Any, Any]], keys: list[str], first: str, second: str
+) -> str:
+    """Return the first three keys with both of their values."""
+    words = []
+    for key in keys[:3]:
+        old, new = changed[key]
+        words.append(f"{key}: {old!r} {first}, {new!r} {second}")
+    if len(keys) > 3:
+        words.append(f"and {len(keys) - 3} more")
+    return "; ".join(words)
+
+
+def undamaged(folder: Path) -> bool:
+    """True if the checkpoints and the files next to them are intact. Reads no image."""
+    problems: list[str] = []
+    try:
+        read_experiment(folder, problems.append)
+        integrity.read_text(folder, IMAGES, problems.append)
+        integrity.check(folder, problems.append)
+        store = Store(folder)
+        newest = store.load(problems.append)
+        if newest is not None:
+            store.damaged_spares(newest, problems.append)
+        for _ in read_rounds(folder / "rounds.jsonl", problems.append):
+            pass  # reading a line verifies it
+    except FedsslError as problem:
+        problems.append(str(problem))
+    return not problems
+
+
+def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) -> Experiment:
+    """Return the experiment as it will run in this directory.
+
+    Raise ConfigError if it differs from the experiment of the run that was started there.
+    """
+    precision = resolve_precision(experiment.train.precision, device)
+    wanted = experiment.with_changes({"train.precision": precision})
+    path = folder / EXPERIMENT
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, not a run directory. Choose another --dir")
+    if path.is_file() and (started(folder) or not _left_over(path)):
+        _check_resumable(folder, read_experiment(folder, say), wanted, say)
+    return wanted
+
+
+def _check_resumable(folder: Path, begun: Experiment, wanted: Experiment, say: Say) -> None:
+    """Raise ConfigError if a run cannot be resumed with the settings that are wanted now."""
+    changed = differences(begun.to_dict(), wanted.to_dict())
+    refused = [key for key in changed if not may_change(key)]
+    if wanted.rounds < begun.rounds:
+        refused.append("rounds")
+    if refused:
+        keys = _listed(changed, refused, "there", "asked for")
+        raise ConfigError(
+            f"{folder} holds a run of another experiment ({keys}). Choose another --dir"
+        )
+    if wanted.rounds > begun.rounds and wanted.train.schedule != "constant":
+        say(
+            f"{begun.rounds} rounds become {wanted.rounds}: the learning rate follows the longer "
+            "schedule from here"
+        )
+
+
+def _left_over(path: Path) -> bool:
+    """True if fedssl wrote this experiment.toml; without a checkpoint, a failed start left it."""
+    try:
+        return Experiment.from_file(path).to_toml() == path.read_text("utf-8")
+    except ConfigError:
+        return False
+
+
+def agree_on_images(
+    experiment: Experiment,
+    folder: Path,
+    data: Dataset,
+    owners: Mapping[str, Tensor],
+    public: Tensor | None,
+    say: Say,
+) -> str:
+    """Return the contents of images.sha256: a hash of all inputs, and one of the clients' images.
+
+    Inputs are the clients' and public images, the partition, the first weights and, if the method
+    learns from them, the labels. Raise ConfigError if the run was started with other inputs.
+    """
+    method = experiment.method
+    digest = hashlib.sha256()
+    if method.init is not None and method.init.is_file():
+        digest.update(hashlib.sha256(method.init.read_bytes()).digest())
+    if method.method.learns_from_labels and data.train.labelled:
+        digest.update(data.train.labels.to(torch.int64).numpy().data)
+    if public is not None:
+        digest.update(json.dumps(list(public.shape)).encode())
+        digest.update(public.numpy().data)
+    images = _hash_client_images(data, owners, digest)
+    inputs = digest.hexdigest()
+    recorded = integrity.read_text(folder, IMAGES, say) if started(folder) else None
+    if recorded is not None and recorded.split()[:1] != [inputs]:
+        problem = "on other images, or on these dealt otherwise"
+        if method.method.learns_from_labels:
+            problem += ", or with other labels"
+        if method.init is not None:
+            problem += ", or from other first weights"
+        raise ConfigError(f"{folder} holds a run {problem}. Choose another --dir")
+    return f"{inputs}\n{images}\n"
+
+
+def same_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor], say: Say) -> bool:
+    """True if clients have the images that the run was started with, or if none are recorded."""
+    recorded = integrity.read_text(folder, IMAGES, say)
+    return recorded is None or recorded.split()[1:] in ([], [_hash_client_images(data, owners)])
+
+
+def _hash_client_images(data: Dataset, owners: Mapping[str, Tensor], *others: Any) -> str:
+    """Return a hash of the images of each client; update `others` with the same bytes."""
+    digest = hashlib.sha256()
+    for client, index in owners.items():
+        header = json.dumps([client, len(index), *data.train.image]).encode()
+        chunks = data.train.held.select(index).chunks(1024)
+        for piece in chain([header], (chunk.numpy().data for chunk in chunks)):
+            for each in (digest, *others):
+                each.update(piece)
+    return digest.hexdigest()

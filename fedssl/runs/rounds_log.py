@@ -1,0 +1,132 @@
+"""rounds.jsonl: one line per round, appended when the round is finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedssl.core.console import Say, say_on_stderr
+from fedssl.core.errors import RunError
+from fedssl.core.files import checked_lines
+from fedssl.core.provenance import code
+from fedssl.engine.federate import Round
+from fedssl.engine.uploads.records import Report
+
+
+def record(
+    round: Round,
+    rounds: int,
+    rate: float,
+    seconds: float,
+    knn: float | None,
+    knn_common: float | None = None,
+    *,
+    knn_settings: Mapping[str, Any] | None = None,
+    warning: str | None = None,
+) -> dict[str, Any]:
+    """Return a round as plain values, counted from 1 out of `rounds`, at a learning rate of `rate`.
+
+    `knn_settings` are those of the kNN measurement, if any; `warning` is the algorithm's.
+    """
+    metrics = [report.metrics for report in round.reports if report.metrics is not None]
+    images = sum(client.images for client in metrics)
+    loss = None
+    if images:
+        loss = sum(client.loss * client.images for client in metrics) / images
+    line: dict[str, Any] = {
+        "round": round.number + 1,
+        "of": rounds,
+        "rate": rate,
+        "failed": round.failed,
+        "loss": loss,
+        "knn": knn,
+        "knn_common": knn_common,
+    }
+    if knn_settings is not None:
+        line["knn_settings"] = dict(knn_settings)
+    if warning is not None:
+        line["warning"] = warning
+    line["seconds"] = seconds
+    line["images_per_s"] = images / seconds
+    line["code"] = code()
+    line["clients"] = [_client(report) for report in round.reports]
+    return line
+
+
+def _client(report: Report) -> dict[str, Any]:
+    """Return one client's part of a round as plain values."""
+    line: dict[str, Any] = {
+        "client": report.client,
+        "dropped": report.dropped,
+        "bytes_down": report.bytes_down,
+    }
+    metrics = report.metrics
+    if metrics is None:
+        if report.dropped:
+            line["memory_moved_on"] = report.moved_on
+        return line
+    line["bytes_up"] = report.bytes_up
+    line["loss"] = metrics.loss
+    line["steps"] = metrics.steps
+    line["images"] = metrics.images
+    line["images_per_s"] = metrics.images / metrics.seconds
+    line["divergence"] = report.divergence
+    if report.clipped is not None:
+        line["clipped"] = report.clipped
+    if report.rows_left_out is not None:
+        line["rows_left_out"] = report.rows_left_out
+    line["embedding_std"] = metrics.embedding_std
+    line["effective_rank"] = metrics.effective_rank
+    line["alignment"] = metrics.alignment
+    line["uniformity"] = metrics.uniformity
+    if report.notes:
+        line["notes"] = dict(report.notes)
+    return line
+
+
+class RoundsLog:
+    """Append lines to the log of a run directory.
+
+    Lines after the checkpoint that a run resumes from are removed first: those whose number is
+    above `finished`. `count` is the key of that number.
+    """
+
+    def __init__(
+        self, path: Path, finished: int, count: str = "round", say: Say = say_on_stderr
+    ) -> None:
+        self.path = path
+        self.lines = 0
+        checked_lines.repair(path, say)
+        for line in read_rounds(path, say):
+            if not isinstance(line.get(count), int):
+                raise _damaged(path, self.lines + 1)
+            if line[count] > finished:
+                break
+            self.lines += 1
+        checked_lines.truncate(path, self.lines)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Append a line, and flush it to the disk."""
+        checked_lines.append(self.path, self.lines, json.dumps(line).encode() + b"\n")
+        self.lines += 1
+
+
+def read_rounds(path: Path, say: Say = say_on_stderr) -> Iterator[dict[str, Any]]:
+    """Yield the record of each finished round, one at a time: those of many clients are long."""
+    for number, line in enumerate(checked_lines.read_lines(path, say), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            raise _damaged(path, number) from None
+        if not isinstance(record, dict):
+            raise _damaged(path, number)
+        yield record
+
+
+def _damaged(path: Path, number: int) -> RunError:
+    return RunError(
+        f"line {number} of {path} is damaged and has no intact copy; nothing was changed. Restore "
+        "the file from a backup, or start again in a new directory"
+    )

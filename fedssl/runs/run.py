@@ -1,0 +1,288 @@
+"""A run: a directory with an experiment, a rounds log, checkpoints and the trained backbone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedssl import federation, nets
+from fedssl.core.console import Say, say_nothing, say_on_stderr
+from fedssl.core.devices.select import resolve_device
+from fedssl.core.errors import ConfigError, RunError, is_out_of_memory, out_of_memory
+from fedssl.core.files import integrity
+from fedssl.data import Dataset, from_python
+from fedssl.evaluation.evaluate import Evaluation, backbone_of, for_probe
+from fedssl.evaluation.models import Models, saved_models
+from fedssl.evaluation.per_client import per_client
+from fedssl.evaluation.score import Score
+from fedssl.evaluation.transfer import On, other_images
+from fedssl.experiment.dealing import deal, read_data, read_public
+from fedssl.experiment.experiment import Experiment, load
+from fedssl.experiment.plain_values import flatten
+from fedssl.probes import PROBES
+from fedssl.runs.collaborative_probe import collaborative
+from fedssl.runs.finalize import finish
+from fedssl.runs.local import LocalRun, train_locally
+from fedssl.runs.resume_checks import agree, read_experiment, same_images
+from fedssl.runs.rounds_log import read_rounds
+
+RUNS = Path("runs")
+MAY_BE_SEEN = (
+    "the run was trained on images of this data set, and may have seen those that it is measured "
+    "with"
+)
+# Probes that need the images of each client.
+WITH_CLIENTS = {"per-client": per_client, "collaborative": collaborative}
+
+
+class Run:
+    """A run directory, finished or not: its experiment, rounds log, models and results."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        data_dir: str | Path | None = None,
+        device: str = "auto",
+        dataset: Any = None,
+    ) -> None:
+        self.dir = Path(folder)
+        if not (self.dir / "experiment.toml").is_file():
+            raise ConfigError(f"{self.dir} is not a run directory: it has no experiment.toml")
+        self.experiment = read_experiment(self.dir, say_on_stderr)
+        self.device = resolve_device(device)
+        self._data_dir = Path(data_dir or "data")
+        self._dataset = dataset
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The records of the finished rounds."""
+        return list(read_rounds(self.dir / "rounds.jsonl"))
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The final measurements; empty while the run is not finished."""
+        try:
+            results = integrity.read_json(self.dir, "results.json") or {}
+        except ValueError:
+            path = self.dir / "results.json"
+            raise RunError(
+                f"{path} is damaged; `fedssl run` with this directory measures the run again"
+            ) from None
+        if results.get("rounds") != self.experiment.rounds:  # the run was prolonged since
+            return {}
+        return results
+
+    def data(self, say: Say = say_on_stderr) -> Dataset:
+        """Read the images of the run."""
+        return read_data(self.experiment, self._data_dir, self._dataset, say)
+
+    def public(self, data: Dataset, say: Say = say_on_stderr) -> Tensor | None:
+        """Return the public images, if the algorithm needs some; `data` are those of the run."""
+        return read_public(self.experiment, data, self._data_dir, say)
+
+    def deal(self, data: Dataset, say: Say = say_nothing) -> tuple[Dataset, dict[str, Tensor]]:
+        """Return the images as clients saw them, and the indices of each client's images.
+
+        Raise ConfigError if these are not the images that the run was trained on.
+        """
+        seen, owners = deal(self.experiment, data, say)
+        if not same_images(self.dir, seen, owners, say_on_stderr):
+            raise ConfigError(
+                f"the images are not those that {self.dir} was trained on: which client had which, "
+                "and which were left out, is not known any more"
+            )
+        return seen, owners
+
+    def models(self) -> Models:
+        """Return the models of the newest checkpoint, by name."""
+        return saved_models(self.experiment, self.dir, say_on_stderr)
+
+    def backbone(self, model: str | None = None) -> nets.Backbone:
+        """Return a trained backbone as a module in eval mode; `model` names one of several."""
+        models = self._some_models()
+        if model is None and len(models) > 1:
+            raise ConfigError(f"this run has several models, name one of: {', '.join(models)}")
+        if model is not None and model not in models:
+            raise ConfigError(f'this run has no model "{model}"; known: {", ".join(models)}')
+        state = models[model or next(iter(models))]
+        entries = state.layout.entries
+        first = next(e for e in entries if e.part == "backbone" and len(e.shape) == 4)
+        channels = first.shape[1]
+        with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
+            return backbone_of(state, federation.build_backbone(self.experiment, channels))
+
+    def evaluate(self, probe: str = "linear", on: On | None = None, **settings: Any) -> Score:
+        """Return a probe's accuracy in percent for every model.
+
+        Settings are those under [probe], e.g. labels=100. `on` names other images to measure with:
+        a data set, a table as under [data], or a Dataset.
+        """
+        changed = for_probe(self.experiment, probe, settings)
+        models = self._some_models()
+        if on is not None and not self._trained_on(on):
+            return self._transfer(changed, probe, on, models)
+        data = self.data()
+        evaluation = Evaluation(changed, data, self.device)
+        if probe in WITH_CLIENTS:
+            return WITH_CLIENTS[probe](evaluation, models, *self.deal(data))
+        if PROBES[probe].learns == "few" and changed.data.leave_out:
+            self.deal(data)  # checks the images: which were left out follows from them
+        return evaluation.measure(models, (probe,), models.apart)[probe]
+
+    def _transfer(self, changed: Experiment, probe: str, on: On, models: Models) -> Score:
+        """Return a probe's score on other images than those of pre-training."""
+        if probe in WITH_CLIENTS:
+            raise ConfigError(
+                f'probe "{probe}" needs the images of each client, and others belong to none'
+            )
+        if PROBES[probe].learns == "nothing":
+            raise ConfigError("a classifier knows the classes it was trained on, and no others")
+        data = other_images(on, self._image(), self._data_dir, say_on_stderr)
+        without = changed.with_changes({"data.leave_out": 0.0})  # they are not among these images
+        evaluation = Evaluation(without, data, self.device, seen=False)
+        score = evaluation.measure(models, (probe,), models.apart)[probe]
+        if self._same_source(on) is not None:
+            score.add_note(MAY_BE_SEEN)
+        return score
+
+    def _trained_on(self, on: On) -> bool:
+        """True if these are the images of the run itself."""
+        table = self._same_source(on)
+        own = self.experiment.to_dict()["data"]
+        return table is not None and own | table == own
+
+    def _same_source(self, on: On) -> dict[str, Any] | None:
+        """Return `on` as a table if it is the data set of the run, whichever part; else None."""
+        table = {"name": on} if isinstance(on, str) else on
+        own = self.experiment.to_dict()["data"]
+        if not isinstance(table, Mapping) or own["name"] == "given":
+            return None
+        if own["name"] != table.get("name") or _path(own) != _path(table):
+            return None
+        return dict(table)
+
+    def _image(self) -> tuple[int, int, int]:
+        """Return the shape (C, H, W) of the run's images, from an exported backbone if possible."""
+        for file in sorted(self.dir.glob("backbone*.safetensors")):
+            if integrity.is_damaged(self.dir, file.name):
+                continue
+            with contextlib.suppress(ConfigError, KeyError, ValueError, TypeError):
+                channels, height, width = json.loads(nets.read_weights(file)[0]["image"])
+                return channels, height, width
+        return self.data().train.image
+
+    def _some_models(self) -> Models:
+        """Return the models of the newest checkpoint; report damage to the files next to it."""
+        integrity.check(self.dir, say_on_stderr)
+        models = self.models()
+        if not models:
+            raise ConfigError(
+                f"{self.dir} has no model yet: clients have theirs when they have trained"
+            )
+        return models
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.dir)!r}, {len(self.rounds)}/{self.experiment.rounds} rounds)"
+
+
+def _path(table: Mapping[str, Any]) -> Path | None:
+    return Path(table["path"]) if "path" in table else None
+
+
+def run(
+    experiment: str | Path | Experiment,
+    dir: str | Path | None = None,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    dataset: Any = None,
+    test: Any = None,
+    *,
+    quiet: bool = False,
+    set: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """Run an experiment to its end and return the finished run; resume it if it was started.
+
+    `experiment` is a recipe's name, a TOML file or an Experiment. Settings change by keyword
+    (`rounds=3`, `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`);
+    a table changes only the keys that it names, in both. `dataset`, and `test` for labelled images
+    to measure with, take images straight from Python: a pair of arrays, a torch or a Hugging Face
+    data set.
+    """
+    dataset = _from_python(dataset, test)
+    changed = flatten(changes) | flatten(set or {})
+    if dataset is not None:
+        changed.setdefault("data.name", "given")
+    title, chosen = _choose(experiment, changed)
+    own_name = bool(changed) or isinstance(experiment, Experiment)
+    folder = default_dir(title, chosen, own_name) if dir is None else Path(dir)
+    torch_device = resolve_device(device)
+    # Checked again under the lock, but here before images are read.
+    agree(chosen, folder, torch_device, say_nothing)
+    root = Path(data_dir or "data")
+    say = say_nothing if quiet else say_on_stderr
+    data = read_data(chosen, root, dataset, say)
+    public = read_public(chosen, data, root, say)
+    with _explained_errors(folder):
+        train_locally(LocalRun(chosen, folder, data, public, torch_device, title, quiet))
+        if not finish(folder, data, public, device=torch_device, quiet=quiet):
+            say(_already_finished(folder, chosen.rounds))
+    return Run(folder, root, device, dataset)
+
+
+def _from_python(dataset: Any, test: Any) -> Dataset | None:
+    """Return the images that a caller passes to `run`; None if there are none."""
+    ready = dataset is None or isinstance(dataset, Dataset)
+    if ready and test is not None:
+        raise ConfigError(
+            "test= goes with training images in dataset=; a Dataset brings its own test images"
+        )
+    return dataset if ready else from_python(dataset, test)
+
+
+def _choose(
+    experiment: str | Path | Experiment, changes: Mapping[str, Any]
+) -> tuple[str, Experiment]:
+    """Return the title of a run and its checked experiment."""
+    if isinstance(experiment, Experiment):
+        changed = experiment.with_changes(changes)
+        changed.check()
+        return "run", changed
+    title = Path(experiment).name.removesuffix(".toml")  # not its stem: recipes' names have dots
+    return title, load(experiment, changes)
+
+
+@contextlib.contextmanager
+def _explained_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of memory and of the disk into errors that a user can act on."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as problem:
+        if is_out_of_memory(problem):
+            raise out_of_memory(problem) from problem
+        if not isinstance(problem, OSError):
+            raise
+        raise RunError(
+            f"{folder} cannot be written: {problem}; what was saved before is intact"
+        ) from problem
+
+
+def _already_finished(folder: Path, rounds: int) -> str:
+    return (
+        f"{folder} was finished already, all {rounds} rounds of it: nothing was trained or "
+        "measured. For more rounds, raise them and name it: "
+        f"--set rounds={2 * rounds} --dir {folder}; to start anew, choose another --dir"
+    )
+
+
+def default_dir(title: str, experiment: Experiment, changed: bool) -> Path:
+    """Return runs/NAME for an unchanged recipe; a changed one has its hash in the name."""
+    if changed:
+        return RUNS / f"{title}-{experiment.hash()[:8]}"
+    return RUNS / title

@@ -1,0 +1,303 @@
+"""One process's part of a run, in any runtime: run rounds, log, measure, checkpoint, stop safely."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedssl.algorithm import Sites
+from fedssl.core.console import Say, say_on_stderr
+from fedssl.core.errors import FedsslError, RunError
+from fedssl.core.files.checked_lines import repair as repair_log
+from fedssl.core.provenance import code
+from fedssl.core.state.tree import Tree, to_device
+from fedssl.engine.checkpoints.client_memory import Remembered
+from fedssl.engine.checkpoints.store import Snapshot, Store
+from fedssl.engine.federate import Round, Runtime, federate
+from fedssl.engine.round_rules import RoundRules, accept_every_model, no_quorum
+from fedssl.engine.uploads.upload_weights import ImageCounts
+from fedssl.engine.uploads.validate import Schema
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.evaluation.models import models_of
+from fedssl.evaluation.score import Score
+from fedssl.experiment.experiment import Experiment
+from fedssl.probes import PROBES
+from fedssl.runs.collapse_warning import Collapse
+from fedssl.runs.feature_check import FeatureCheck
+from fedssl.runs.progress import Progress, telling
+from fedssl.runs.rounds_log import RoundsLog, read_rounds, record
+
+STOPPING = "stopping after the current step; finished rounds are saved"
+
+
+class Interrupted(FedsslError):  # noqa: N818 - a request, not an error
+    """Ctrl-C or a termination signal; the last finished round is saved."""
+
+    exit_code = 130
+
+
+def ignore_round(round: Round) -> None:
+    """Do nothing after a round."""
+
+
+class ActiveRuntime(NamedTuple):
+    """A runtime in use, and what a session needs of it."""
+
+    runtime: Runtime
+    counts: ImageCounts
+    # Returns the clients' memories at the end of a round, as far as this process holds them.
+    client_memory: Callable[[], Mapping[str, Remembered]]
+    close: Callable[[], None]
+    quorum: Callable[[int], int] = no_quorum  # clients asked -> valid uploads required
+    on_round: Callable[[Round], None] = ignore_round  # called after each round
+
+
+def load_newest(folder: Path, store: Store, say: Say) -> Snapshot | None:
+    """Return the newest intact checkpoint of a run directory; None if no run has started there.
+
+    Raises RunError if the files of the directory do not fit together.
+    """
+    snapshot = store.resume(say)
+    rounds = repair_log(folder / "rounds.jsonl", say)
+    if snapshot is None:
+        if rounds:
+            raise RunError(
+                f"{folder} has finished rounds but no checkpoint to resume from; "
+                "nothing was changed"
+            )
+        return None
+    if not (folder / "experiment.toml").is_file():
+        raise RunError(
+            f"{folder} has checkpoints but no experiment.toml that describes them; "
+            "nothing was changed"
+        )
+    if rounds < snapshot.rounds:
+        log = folder / "rounds.jsonl"
+        say(f"{log} has lost lines: {rounds} of {snapshot.rounds} rounds are left")
+    return snapshot
+
+
+def raise_if_no_round_succeeded(folder: Path) -> None:
+    """Raise RunError for a run in which no round had a valid upload: it has no model to show."""
+    failed = [line["failed"] for line in read_rounds(folder / "rounds.jsonl")]
+    if failed and all(failed):
+        raise RunError(
+            f"{folder}: no round had a valid upload, so nothing was learned; "
+            "rounds.jsonl has the reasons"
+        )
+
+
+def warn(experiment: Experiment, say: Say) -> None:
+    """Print the algorithm's warning. `--quiet` does not silence it: it is about private data."""
+    warning = experiment.algorithm.warning
+    if warning is not None:
+        say(f"warning: {warning}")
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process's part of a run."""
+
+    experiment: Experiment
+    folder: Path
+    store: Store
+    evaluation: Evaluation
+    device: torch.device  # where sites are merged and models measured
+    clients: Sequence[str]  # those that have images, in order
+    checkpoint_every: float  # seconds between checkpoints, at least
+    say: Say
+
+    def begin(self, sites: Sites) -> Snapshot:
+        """Save the state before the first round, so that a started run is never taken for a new one."""
+        snapshot = Snapshot(0, sites, {})
+        self.store.save(snapshot)
+        self.store.wait()
+        return snapshot
+
+    def run(
+        self,
+        last: Snapshot,
+        open_runtime: Callable[[Progress], ActiveRuntime],
+        *,
+        schema: Schema,
+        resumed: bool,
+        title: str,
+        quiet: bool,
+    ) -> None:
+        """Run the rounds after `last`. Finished rounds are saved also if this is interrupted."""
+        code()  # computed now: source files may be edited during the run
+        self._announce(last, resumed, quiet)
+        asked = self.experiment.topology.plan(self.clients, 0, self.experiment.seed).home
+        with telling(title, self.experiment.rounds, last.rounds, len(asked), quiet) as progress:
+            recorder = Recorder(self, progress, last)
+            active = open_runtime(progress)
+            try:
+                for round in self._rounds(active, schema, last):
+                    recorder.record(round, active)
+            except KeyboardInterrupt:
+                self.say(STOPPING)  # at once: what follows may take as long as a step
+                finished = f"{recorder.last.rounds} of {self.experiment.rounds}"
+                raise Interrupted(
+                    f"stopped after round {finished}; the same command resumes the run"
+                ) from None
+            finally:
+                self._close(active, recorder.unsaved)
+
+    def _announce(self, last: Snapshot, resumed: bool, quiet: bool) -> None:
+        note = self.evaluation.images.note
+        if note and self.experiment.probe.every:
+            self.say(note)
+        warn(self.experiment, say_on_stderr if quiet else self.say)
+        if resumed:
+            self.say(f"resuming after round {last.rounds} of {self.experiment.rounds}")
+
+    def _rounds(self, active: ActiveRuntime, schema: Schema, last: Snapshot) -> Iterator[Round]:
+        experiment = self.experiment
+        sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
+        return federate(
+            experiment.algorithm,
+            experiment.topology,
+            active.runtime,
+            sites,
+            schema=schema,
+            rounds=experiment.rounds,
+            start=last.rounds,
+            seed=experiment.seed,
+            typical=last.typical,
+            rules=self._rules(active),
+        )
+
+    def _rules(self, active: ActiveRuntime) -> RoundRules:
+        """Return the rules that uploads and merged models of this run must satisfy."""
+        experiment = self.experiment
+        model_fault: Callable[[Tree], str | None] = accept_every_model
+        if experiment.topology.merges:
+            image = self.evaluation.data.train.image
+            model_fault = FeatureCheck(experiment, image, self.device)
+        return RoundRules(
+            guard=experiment.guard,
+            rate=lambda round: experiment.train.rate(round, experiment.rounds),
+            min_uploads=experiment.min_uploads,
+            quorum=active.quorum,
+            max_share=experiment.guard.max_share or active.counts.max_share,
+            counts=active.counts,
+            model_fault=model_fault,
+        )
+
+    def knn(self, snapshot: Snapshot) -> Score | None:
+        """Return the kNN accuracy after a round; None if the experiment does not measure it now."""
+        every = self.experiment.probe.every
+        if not every or not self.evaluation.images.possible:
+            return None
+        is_last = snapshot.rounds == self.experiment.rounds
+        if snapshot.rounds % every != 0 and not is_last:
+            return None
+        models = models_of(self.experiment, snapshot.sites, snapshot.memory, self.device)
+        if not models:
+            return None
+        return self.evaluation.measure(models, ("knn",), models.apart)["knn"]
+
+    def log_line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:
+        """Return the line of the rounds log for a finished round."""
+        experiment = self.experiment
+        settings = None
+        mean = None
+        common = None
+        if knn is not None:
+            settings = {key: getattr(experiment.probe, key) for key in PROBES["knn"].uses}
+            mean = knn.mean
+            common = knn.common
+        return record(
+            round,
+            experiment.rounds,
+            experiment.train.rate(round.number, experiment.rounds),
+            seconds,
+            mean,
+            common,
+            knn_settings=settings,
+            warning=experiment.algorithm.warning,
+        )
+
+    def _close(self, active: ActiveRuntime, unsaved: Snapshot | None) -> None:
+        """Close the runtime, then save finished rounds; another Ctrl-C must not interrupt that."""
+        with _signals_ignored():
+            active.close()
+            if unsaved is not None:
+                self.store.save(unsaved)
+            self.store.wait()
+
+
+class Recorder:
+    """Logs, measures and saves the rounds of a session as they finish."""
+
+    def __init__(self, session: Session, progress: Progress, last: Snapshot) -> None:
+        log = session.folder / "rounds.jsonl"
+        self.last = last
+        self.unsaved: Snapshot | None = None
+        self._session = session
+        self._progress = progress
+        self._log = RoundsLog(log, last.rounds, say=session.say)
+        self._collapse = Collapse(read_rounds(log))
+        self._saved = time.monotonic()
+        self._round_start = time.perf_counter()
+
+    def record(self, round: Round, active: ActiveRuntime) -> None:
+        """Log a finished round, measure it if it is due, and save a checkpoint if it is time."""
+        session = self._session
+        memory = active.client_memory()
+        snapshot = Snapshot(round.number + 1, round.sites, memory, round.typical)
+        seconds = time.perf_counter() - self._round_start
+        try:
+            knn = session.knn(snapshot)
+        except Exception:
+            # A failing probe must not lose the round.
+            self._log.append(session.log_line(round, None, seconds))
+            self._set_last(snapshot)
+            raise
+        line = session.log_line(round, knn, seconds)
+        self._log.append(line)
+        self._set_last(snapshot)  # at once: a signal from here on saves this round
+        self._progress.round(line)
+        active.on_round(round)
+        warning = self._collapse.see(line)
+        if warning:
+            session.say(warning)
+        if self._checkpoint_due():
+            session.store.save(snapshot)
+            self._saved = time.monotonic()
+            self.unsaved = None
+        self._round_start = time.perf_counter()
+
+    def _set_last(self, snapshot: Snapshot) -> None:
+        self.last = snapshot
+        self.unsaved = snapshot
+
+    def _checkpoint_due(self) -> bool:
+        every = self._session.checkpoint_every
+        if time.monotonic() - self._saved < every:
+            return False
+        # 0 means every round, also if the previous checkpoint is still being written.
+        return every == 0 or not self._session.store.busy
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handlers[number] = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Topologies: which clients take part in a round, and which site merges which uploads."""

@@ -1,0 +1,1 @@
+"""Local training: one client's images, its model and its training steps."""

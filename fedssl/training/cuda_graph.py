@@ -1,0 +1,125 @@
+"""A training step as one CUDA graph, recorded once and replayed for every client and round.
+
+Launching a few hundred small kernels from Python takes longer than running them. A graph is
+launched as a whole; it reads its inputs from, and writes its results to, the addresses it was
+recorded with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedssl.core.errors import ConfigError
+from fedssl.method import Given, Output
+from fedssl.training.capture_lock import CAPTURE_LOCK
+from fedssl.training.step import Inputs, Objective, Step
+
+# Steps before recording: in the first, libraries choose kernels and allocate workspaces.
+WARM_UP = 3
+
+MAX_GRAPHS = 8  # each holds a step's activations permanently
+
+
+class Graph(NamedTuple):
+    """A recorded step and the tensors at its addresses."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    given: dict[str, Tensor]
+    out: Output
+
+
+class CapturedSteps:
+    """A step's recordings, by objective and shapes. Called like the step itself."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._graphs: dict[Hashable, Graph] = {}
+        # A shape is run eagerly the first time: most shapes never occur again.
+        self._seen: set[Hashable] = set()
+        self._last: tuple[Graph, Given] | None = None
+
+    def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+        """Run one step; the next step overwrites the output."""
+        tensors = _tensors(inputs)
+        key = _key(tensors, objective, given)
+        if key not in self._graphs:
+            if key in self._seen and len(self._graphs) == MAX_GRAPHS:
+                return self._step(inputs, objective, given)
+            if key not in self._seen:
+                self._seen.add(key)
+                with CAPTURE_LOCK.exclusive():
+                    return self._step(inputs, objective, given)
+            with CAPTURE_LOCK.exclusive():
+                self._graphs[key] = self._record(inputs, objective, given)
+        recorded = self._graphs[key]
+        for buffer, value in zip(recorded.inputs, tensors, strict=True):
+            buffer.copy_(value)
+        self._copy_given(recorded, given)
+        recorded.graph.replay()
+        return recorded.out
+
+    def _copy_given(self, recorded: Graph, given: Given) -> None:
+        """Copy the given tensors, unless the last step had the same: they last for a round."""
+        if self._last is not None:
+            last_graph, last_given = self._last
+            if recorded is last_graph and given is last_given:
+                return
+        self._last = (recorded, given)
+        for name, buffer in recorded.given.items():
+            buffer.copy_(given[name])
+
+    def _record(self, inputs: Inputs, objective: Objective, given: Given) -> Graph:
+        step = self._step
+        before = [tensor.clone() for tensor in step.moving()]
+        own_inputs = _clone(inputs)
+        own_given = {name: tensor.clone() for name, tensor in given.items()}
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(step.device)
+        for _ in range(WARM_UP):
+            step(own_inputs, objective, own_given)
+        torch.cuda.synchronize(step.device)
+        try:
+            # thread_local: work of other threads must not invalidate the recording.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                out = step(own_inputs, objective, own_given)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as problem:  # the step waits for the device: .item(), `if tensor:`
+            raise ConfigError(
+                f'this step cannot be a CUDA graph, try train.mode = "eager": {problem}'
+            ) from problem
+        torch.cuda.synchronize(step.device)
+        for tensor, value in zip(step.moving(), before, strict=True):  # undo the warm-up
+            tensor.copy_(value)
+        step.refresh()
+        return Graph(graph, _tensors(own_inputs), own_given, out)
+
+
+def _key(tensors: list[Tensor], objective: Objective, given: Given) -> Hashable:
+    shapes = [_shape(tensor) for tensor in tensors]
+    given_shapes = [(name, _shape(tensor)) for name, tensor in given.items()]
+    return (objective, *shapes, *given_shapes)
+
+
+def _shape(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    labels = [] if inputs.labels is None else [inputs.labels]
+    return [inputs.rows, inputs.images, *inputs.uniforms, *labels, *inputs.draws.values()]
+
+
+def _clone(inputs: Inputs) -> Inputs:
+    return inputs._replace(
+        rows=inputs.rows.clone(),
+        images=inputs.images.clone(),
+        uniforms=tuple(tensor.clone() for tensor in inputs.uniforms),
+        labels=None if inputs.labels is None else inputs.labels.clone(),
+        draws={name: tensor.clone() for name, tensor in inputs.draws.items()},
+    )

@@ -1,0 +1,300 @@
+"""Local training: a resident method, its optimizer and its step, lent to one client at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from fedssl import views
+from fedssl.core import kernels
+from fedssl.core.errors import ClientError, ConfigError
+from fedssl.core.settings import Settings
+from fedssl.core.state.arithmetic import finite
+from fedssl.core.state.layout import PARAMETERS
+from fedssl.data.image_pool import Pixels, as_pixels
+from fedssl.method import Given, Method
+from fedssl.training.capture_lock import CAPTURE_LOCK
+from fedssl.training.cuda_graph import CapturedSteps
+from fedssl.training.optimizers import SGD, Adam, FusedSGD, Optimizer
+from fedssl.training.representation_metrics import alignment, effective_rank, spread, uniformity
+from fedssl.training.step import Inputs, Objective, Step
+
+
+class TrainSettings(Settings):
+    """How a client trains in one round. Defaults are FedEMA's, with one local epoch."""
+
+    epochs: PositiveInt = 1
+    batch: int = Field(128, ge=2)
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(0.032, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(5e-4, ge=0)
+    decay_norms: bool = True  # off: biases and normalisation layers are not decayed
+    # over rounds, constant inside a round
+    schedule: Literal["cosine", "constant", "step"] = "cosine"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on CUDA, fp32 on a CPU
+    # auto: captured on CUDA, eager on a CPU
+    mode: Literal["auto", "eager", "compiled", "captured"] = "auto"
+    # CPU threads per client: one and two threads give different bits
+    threads: int = Field(1, gt=0, le=256)
+    deterministic: bool = False  # on CUDA: equal bits from run to run
+    # clients trained side by side; 0: as many as the machine has room for
+    workers: int = Field(0, ge=0, le=1024)
+    # of what clients keep; auto: the first with room
+    memory: Literal["auto", "device", "host", "disk"] = "auto"
+    checkpoint_every: float = Field(60.0, ge=0)  # seconds between checkpoints; 0: every round
+
+    def rate(self, round: int, rounds: int) -> float:
+        """Return the learning rate of a round (counted from 0) out of `rounds`."""
+        if self.schedule == "cosine":
+            return 0.5 * self.lr * (1 + math.cos(math.pi * round / rounds))
+        if self.schedule == "step":
+            steps = sum(round >= share * rounds for share in (0.3, 0.6, 0.9))
+            return float(self.lr * 0.3**steps)
+        return self.lr
+
+
+class Metrics(NamedTuple):
+    """Metrics of one client's local training; they contain nothing about single images."""
+
+    loss: float
+    steps: int
+    images: int
+    seconds: float
+    # √k · mean std of unit-length projections: near 1 when spread out, 0 when collapsed
+    embedding_std: float
+    effective_rank: float  # exp of the entropy of the features' singular values
+    # mean squared distance between an image's views; None for a single view
+    alignment: float | None = None
+    uniformity: float | None = None  # lower: features cover the sphere more evenly
+
+
+Draw: TypeAlias = Callable[[int, torch.Generator], Mapping[str, Tensor]]
+
+
+def no_draws(n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    """Return no random numbers."""
+    return {}
+
+
+class Task(NamedTuple):
+    """One client's share of one round: its images, its random stream and the run's progress."""
+
+    pixels: Tensor | Pixels  # (n, C, H, W) uint8
+    labels: Tensor | None
+    generator: torch.Generator  # on the trainer's device
+    rate: float
+    progress: float
+    stop: threading.Event
+    draw: Draw = no_draws  # random numbers of the objective, in addition to the method's
+
+
+class Stopped(Exception):  # noqa: N818 - a request, not an error
+    """The run was asked to end; this client's round is discarded."""
+
+
+class Trainer:
+    """One resident method with its optimizer, lent to one client after another.
+
+    All state that a client leaves is overwritten or reset before the next one trains, so that
+    results do not depend on earlier clients.
+    """
+
+    def __init__(self, method: Method, settings: TrainSettings) -> None:
+        self.method = method
+        self.settings = settings
+        self.device = method.state.floats.device
+        method.precision = resolve_precision(settings.precision, self.device)
+        mode = resolve_mode(settings.mode, self.device)
+        _check_trainable(method)
+        compiled = mode != "eager" and kernels.missing(self.device) is None
+        cuda = self.device.type == "cuda"
+        row = method.parameter_row(method.trained)
+        optimizer = make_optimizer(settings, method, row, fused=compiled and cuda)
+        self.step = Step(method, optimizer, compiled)
+        # Small clients have batches of any size: compiling for each would take too long.
+        self._plain = Step(method, optimizer, sibling=self.step) if compiled else self.step
+        self._captured = CapturedSteps(self.step) if mode == "captured" else None
+        self.stream = torch.cuda.Stream(self.device) if cuda else None
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Use this trainer's own stream on CUDA: trainers in other threads then do not wait for it.
+
+        Work queued before this block runs before it, and work queued afterwards runs after it.
+        """
+        if self.stream is None:
+            yield
+            return
+        outer = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(outer)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            outer.wait_stream(self.stream)
+
+    def fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
+        """Train for the settings' epochs on a client's images, with a reset optimizer."""
+        with self.active():
+            return self._fit(task, objective, given)
+
+    def _fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
+        pixels = as_pixels(task.pixels, self.device)
+        size = min(self.settings.batch, len(pixels))
+        if size < 2:
+            raise ClientError(f"too few images: {len(pixels)}, at least 2 are needed to train")
+        started = time.perf_counter()
+        self.step.begin(task.rate, task.progress)
+        self.method.train()
+        step = self._step_for(size)
+        steps = 0
+        for _ in range(self.settings.epochs):
+            looked_up = self.method.before_epoch(lambda: self.embed(pixels))
+            if looked_up:
+                given = {**given, **looked_up}
+            self.step.refresh()
+            for index, images in pixels.batches(self._order(pixels, task), size):
+                if task.stop.is_set():
+                    raise Stopped
+                out = step(self._inputs(task, index, images), objective, given)
+                steps += 1
+            loss = self.step.loss.item() / steps
+            if not math.isfinite(loss):
+                raise ClientError("its loss is not finite any more")
+        # The last step's loss is that of the weights before it.
+        if not finite(self.method.state.floats):
+            raise ClientError("its weights are not finite any more")
+        return Metrics(
+            loss=loss,
+            steps=steps,
+            images=steps * size,
+            embedding_std=spread(out.z),
+            effective_rank=effective_rank(out.h),
+            alignment=alignment(out.h),
+            uniformity=uniformity(out.h),
+            seconds=time.perf_counter() - started,
+        )
+
+    def _step_for(self, size: int) -> Step | CapturedSteps:
+        """Return the step for batches of a size: only those of full size are compiled."""
+        if size != self.settings.batch:
+            return self._plain
+        return self._captured or self.step
+
+    def _order(self, pixels: Pixels, task: Task) -> Tensor:
+        """Draw the order of a client's images for one epoch."""
+        stream = task.generator
+        return torch.randperm(len(pixels), generator=stream, device=stream.device)
+
+    @torch.no_grad()
+    def measure(self, task: Task, given: Given, *objectives: Objective) -> list[float]:
+        """Return the values of objectives on one batch of a step, without changing the method."""
+        method = self.method
+        training = method.training
+        with self.active(), CAPTURE_LOCK.shared():
+            pixels = as_pixels(task.pixels, self.device)
+            before = method.state.clone()
+            size = min(self.settings.batch, len(pixels))
+            index, images = next(iter(pixels.batches(self._order(pixels, task), size)))
+            batch = self._plain.batch(self._inputs(task, index, images))
+            self.step.refresh()
+            try:
+                out = method.train()(batch)
+                return [objective(method, batch, out, given).item() for objective in objectives]
+            finally:
+                method.train(training)
+                method.state.load(before)  # running statistics have changed
+                method.passed = 0
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[Method]:
+        """Yield the resident method in eval mode, without gradients; then restore its mode.
+
+        Layers that run outside a step run in this block: it waits while another thread records.
+        """
+        training = self.method.training
+        self.method.eval()
+        try:
+            with CAPTURE_LOCK.shared(), torch.no_grad():
+                yield self.method
+        finally:
+            self.method.train(training)
+
+    def embed(
+        self, pixels: Tensor | Pixels, what: Literal["h", "z", "p"] = "h", batch: int = 512
+    ) -> Tensor:
+        """Return features (n, d) of clean images (n, C, H, W) in eval mode."""
+        with self.at_rest() as method:
+            chunks = as_pixels(pixels, self.device).chunks(batch)
+            return torch.cat([getattr(method.encode(method.clean(x)), what) for x in chunks])
+
+    def _inputs(self, task: Task, index: Tensor, images: Tensor) -> Inputs:
+        stream = task.generator
+        n = len(index)
+        uniforms = tuple(views.draw(g.count * n, stream, self.device) for g in self.method.views)
+        labels = None if task.labels is None else task.labels[index]
+        draws = {**self.method.draw(n, stream), **task.draw(n, stream)}
+        return Inputs(index, images, uniforms, labels=labels, draws=draws)
+
+
+def _check_trainable(method: Method) -> None:
+    """Raise an error if a trained part has a parameter that takes no gradient."""
+    for name, parameter in method.named_parameters():
+        part = name.split(".")[0]
+        if not parameter.requires_grad and part in method.trained:
+            raise TypeError(f"{name} is in a trained part but takes no gradient: make it a buffer")
+
+
+def make_optimizer(
+    settings: TrainSettings, method: Method, row: Tensor, fused: bool = False
+) -> Optimizer:
+    """Return the optimizer of the settings for a row of parameters."""
+    decay: float | Tensor = settings.weight_decay
+    if decay and not settings.decay_norms:
+        decay = _decay_per_element(settings.weight_decay, method).to(row.device)
+    if settings.optimizer == "sgd":
+        kind = FusedSGD if fused and not isinstance(decay, Tensor) else SGD
+        return kind(row, decay, settings.momentum)
+    return Adam(row, decay, decoupled=settings.optimizer == "adamw")
+
+
+def _decay_per_element(weight_decay: float, method: Method) -> Tensor:
+    """Return the decay of each trained parameter (n,): 0 for biases and normalisation layers."""
+    decays = []
+    for entry in method.state.layout.pick(method.trained, PARAMETERS).entries:
+        decayed = entry.role == "weight" and len(entry.shape) > 1
+        decays.append(torch.full((entry.size,), weight_decay if decayed else 0.0))
+    return torch.cat(decays)
+
+
+def resolve_mode(mode: str, device: torch.device) -> str:
+    """Return the mode of training on a device, for "auto" the fastest.
+
+    eager: plain torch. compiled: fewer passes over memory. captured: compiled as one CUDA graph,
+    or eager as one if nothing can be compiled.
+    """
+    if mode == "captured" and device.type != "cuda":
+        raise ConfigError('train.mode = "captured" needs a CUDA device')
+    if mode == "compiled":
+        problem = kernels.missing(device)
+        if problem:
+            raise ConfigError(f'train.mode = "compiled" cannot be: {problem}')
+    if mode == "auto":
+        return "captured" if device.type == "cuda" else "eager"
+    return mode
+
+
+def resolve_precision(precision: str, device: torch.device) -> str:
+    """Return the precision of training on a device: for "auto", bf16 on CUDA and fp32 on a CPU."""
+    if precision == "auto":
+        return "bf16" if device.type == "cuda" else "fp32"
+    return precision

@@ -1,0 +1,128 @@
+"""FeatARC's Algorithm 2: the alignment term against a loop over images, and what its pass leaves
+alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedssl.algorithms._feature_alignment import KEY, alignment, distance, projections
+from fedssl.core.errors import ConfigError
+from fedssl.method import METHODS, Batch, Method
+from fedssl.nets import mlp
+from fedssl.training.client import Client
+from fedssl.training.trainer import Task, Trainer
+
+MakeTrainer = Callable[..., Trainer]
+
+
+def _client(trainer: Trainer, images: Tensor) -> Client:
+    return Client("a", images, None, {}, trainer, 0, 0)
+
+
+def _batch(trainer: Trainer, images: Tensor, index: list[int]) -> Batch:
+    """The rows in `index` of a client's images, as a step would see them."""
+    rows = torch.tensor(index)
+    stream = torch.Generator().manual_seed(2)
+    labels = torch.arange(len(images)) % 5 if trainer.method.learns_from_labels else None
+    task = Task(images, labels, stream, 0.0, 0.0, None)  # type: ignore[arg-type]
+    return trainer.step.batch(trainer._inputs(task, rows, images[rows]))
+
+
+def _cosine(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+
+
+def _slowly(method: Method, batch: Batch, augmented: Tensor, z_g: Tensor) -> float:
+    """½D(p⁺, z_g) + ½D(p, z_g), image by image and view by view; z_g (n, k) of all the client's
+    images.
+    """
+    clean = method.encode(method.clean(batch.images), tracked=False).p
+    total = 0.0
+    for i, row in enumerate(batch.index.tolist()):
+        views = [_cosine(view[i].tolist(), z_g[row].tolist()) for view in augmented]
+        total -= 0.5 * sum(views) / len(views) + 0.5 * _cosine(clean[i].tolist(), z_g[row].tolist())
+    return total / len(batch.index)
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_against_a_loop(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+    """With every method: where there is no predictor, what is aligned are projections, and features
+    without those.
+    """
+    trainer = make_trainer(name)
+    images = pixels(11)
+    method = trainer.method.train()
+    client = _client(trainer, images)
+    other = method.state.pick(method.online)
+    other.floats.mul_(0.7)
+    z_g = client.embed(other, "z")
+    batch = _batch(trainer, images, [7, 0, 9, 3])
+    out = method(batch)
+    found = alignment(method, batch, out, projections(client, other))
+    augmented = out.p if name in ("byol", "simsiam") else out.z
+    assert found.shape == ()
+    assert found.item() == pytest.approx(_slowly(method, batch, augmented, z_g), abs=1e-5)
+    assert found.requires_grad
+
+
+def test_what_is_given_is_padded_to_a_power_of_two(make_trainer: MakeTrainer, pixels: Any) -> None:
+    """So that a step recorded for one client serves others of about its size."""
+    trainer = make_trainer("byol")
+    shapes = {}
+    for n in (2, 3, 4, 5, 8, 9, 16):
+        client = _client(trainer, pixels(n))
+        given = projections(client, trainer.method.state)[KEY]
+        shapes[n] = len(given)
+        assert torch.equal(given[:n], client.embed(trainer.method.state, "z"))
+        assert not given[n:].any()
+    assert shapes == {2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16}
+
+
+def test_the_clean_pass_moves_no_statistics_and_no_counter(
+    make_trainer: MakeTrainer, pixels: Any
+) -> None:
+    trainer = make_trainer("byol")
+    images = pixels(8)
+    method = trainer.method.train()
+    batch = _batch(trainer, images, [1, 2, 3])
+    given = projections(_client(trainer, images), method.state)
+    out = method(batch)
+    before = method.state.clone()
+    passed = method.passed
+    alignment(method, batch, out, given).backward()
+    assert torch.equal(method.state.floats, before.floats)
+    assert method.passed == passed
+
+
+def test_a_model_that_agrees_with_itself() -> None:
+    """D is −1 for the same direction whatever the length, 0 across, 1 against; averaged over all
+    rows.
+    """
+    a = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    assert distance(a, 5 * a) == pytest.approx(-1)
+    assert distance(a, -a) == pytest.approx(1)
+    assert distance(a, torch.tensor([[-4.0, 3.0], [1.0, 0.0]])) == pytest.approx(-0.5)
+    assert distance(torch.stack([a, -a]), a) == pytest.approx(
+        0
+    )  # one view agrees, the other is opposite
+
+
+def test_predictions_of_another_width_are_refused(make_trainer: MakeTrainer, pixels: Any) -> None:
+    trainer = make_trainer("byol")
+    images = pixels(8)
+    method = trainer.method.train()
+    method.predictor = mlp(5, 6, 3)
+    method.reside()
+    batch = _batch(trainer, images, [0, 1, 2])
+    given = {KEY: torch.zeros(8, 5)}
+    with pytest.raises(
+        ConfigError, match=r"^predictions of 3 numbers cannot be aligned with projections of 5$"
+    ):
+        alignment(method, batch, method(batch), given)

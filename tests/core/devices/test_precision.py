@@ -1,0 +1,96 @@
+"""What measures a model computes in float32, whatever the process allows elsewhere: the flags,
+since no CUDA is needed to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl import federation
+from fedssl.core.devices.precision import float32
+from fedssl.data import Dataset, Images
+from fedssl.evaluation import evaluate
+from fedssl.evaluation.evaluate import Evaluation, classified
+from fedssl.experiment.experiment import Experiment
+
+CPU = torch.device("cpu")
+FAST = (True, "high")
+WHOLE = (False, "highest")
+
+
+def flags() -> tuple[bool, str]:
+    return torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+
+@pytest.fixture(autouse=True)
+def _tf32_is_allowed() -> Iterator[None]:
+    convolutions, products = flags()
+    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.backends.cudnn.allow_tf32 = convolutions
+    torch.set_float32_matmul_precision(products)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[bool, str]]:
+    """The flags that each part of a measurement observed."""
+    observed: dict[str, tuple[bool, str]] = {}
+
+    def spied(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **how: Any) -> Any:
+            observed[name] = flags()
+            return real(*args, **how)
+
+        return call
+
+    for name in ("embed", "knn_predict", "linear_predict", "fine_tune", "build_method"):
+        monkeypatch.setattr(evaluate, name, spied(name, getattr(evaluate, name)))
+    return observed
+
+
+def experiment(method: str = "simclr") -> Experiment:
+    small = {"hidden": 8, "dim": 4} if method == "simclr" else {"classes": 3}
+    probe = {"epochs": 1, "k": 5, "labels": 10}
+    table = {"name": method, "backbone": "cnn", **small}
+    return Experiment.from_dict(
+        {"clients": 1, "data": {"name": "given"}, "method": table, "probe": probe}
+    )
+
+
+def images(n: int) -> Images:
+    return Images(torch.randint(256, (n, 3, 8, 8), dtype=torch.uint8), torch.arange(n) % 3)
+
+
+def test_probes_compute_in_float32(seen: dict[str, tuple[bool, str]]) -> None:
+    data = Dataset(images(30), images(12))
+    chosen = experiment()
+    models = {"global": federation.build_method(chosen, (3, 8, 8), CPU).state}
+    Evaluation(chosen, data, CPU).measure(models, ("knn", "linear", "semi"))
+    assert seen == dict.fromkeys(("embed", "knn_predict", "linear_predict", "fine_tune"), WHOLE)
+    assert flags() == FAST
+
+
+def test_features_and_classes_too(seen: dict[str, tuple[bool, str]]) -> None:
+    data = Dataset(images(30), images(12))
+    chosen = experiment("supervised")
+    state = federation.build_method(chosen, (3, 8, 8), CPU).state
+    Evaluation(chosen, data, CPU).features(state, images(4).held)
+    classified(chosen, state, images(4).held, CPU)
+    assert seen == {"embed": WHOLE, "build_method": WHOLE}
+    assert flags() == FAST
+
+
+@float32()
+def failing() -> None:
+    assert flags() == WHOLE
+    raise ZeroDivisionError
+
+
+def test_flags_are_put_back_when_something_fails() -> None:
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert flags() == FAST

@@ -1,0 +1,118 @@
+"""One process per run directory, and no cleaning up after a dead one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from fedssl.core.errors import RunError
+from fedssl.core.files import lock
+from fedssl.core.files.lock import entered, locked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fedssl.core.files.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_and_a_dead_ones_lock_taken_over(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        before = (tmp_path / "run.lock").read_bytes()
+        with (
+            pytest.raises(RunError, match=f"in use by process {holder.pid}; nothing was changed"),
+            locked(tmp_path),
+        ):
+            raise AssertionError("two processes hold one lock")
+        assert (tmp_path / "run.lock").read_bytes() == before
+    finally:
+        holder.kill()
+        holder.communicate()
+    with locked(tmp_path):
+        assert (tmp_path / "run.lock").read_text() == str(os.getpid())
+
+
+def test_let_go_at_the_end_and_on_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), locked(tmp_path):
+        raise ZeroDivisionError
+    for _ in range(2):
+        with locked(tmp_path):
+            pass
+
+
+def test_not_even_the_same_process_twice(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path),
+        pytest.raises(RunError, match=f"in use by process {os.getpid()}"),
+        locked(tmp_path),
+    ):
+        raise AssertionError("held twice")
+
+
+def test_directories_are_locked_apart(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with locked(tmp_path / "a"), locked(tmp_path / "b"):
+        pass
+
+
+def _write_and_fail(folder: Path) -> None:
+    (folder / "log").touch()
+    folder.write_text("a folder is no file")
+
+
+def test_a_directory_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
+    """One that was made goes, unless something has been written to it; one that was there keeps
+    what it had."""
+    for name in ("new", "empty", "full", "run"):
+        folder = tmp_path / name
+        if name != "new":
+            folder.mkdir()
+        if name in ("full", "run"):
+            (folder / "flower.json").touch()
+        if name == "run":
+            (folder / "run.lock").write_text("1")
+        with pytest.raises(ZeroDivisionError), entered(folder):
+            raise ZeroDivisionError
+    assert not (tmp_path / "new").exists()
+    assert not list((tmp_path / "empty").iterdir())
+    assert [file.name for file in (tmp_path / "full").iterdir()] == ["flower.json"]
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {"flower.json", "run.lock"}
+    with pytest.raises(IsADirectoryError), entered(tmp_path / "new"):
+        _write_and_fail(tmp_path / "new")
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["log"]
+    with entered(tmp_path / "new"):
+        assert (tmp_path / "new" / "run.lock").read_text() == str(os.getpid())
+
+
+def test_a_lock_whose_file_was_taken_away_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the opening of the file and its locking its holder lets go and deletes it: the lock
+    is that of the file with its name, or two processes would hold one each."""
+    taken = lock._try_lock
+    tries = []
+
+    def late(file: IO[str]) -> bool:
+        tries.append(file)
+        if len(tries) == 1:
+            (tmp_path / "run.lock").unlink()
+        return taken(file)
+
+    monkeypatch.setattr(lock, "_try_lock", late)
+    with locked(tmp_path), pytest.raises(RunError, match="in use"), locked(tmp_path):
+        raise AssertionError("held twice")
+    assert len(tries) == 3

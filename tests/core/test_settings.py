@@ -1,0 +1,174 @@
+"""Refusals in one sentence that names the key; registries that find classes of other packages."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from pydantic import Field, ValidationError, model_validator
+
+from fedssl.core import settings
+from fedssl.core.errors import ConfigError
+from fedssl.core.settings import Registry, Settings, validate
+from fedssl.core.suggestions import suggest
+
+
+class Inner(Settings):
+    width: int = Field(3, gt=0)
+    strength: float = 0.5
+
+
+class Outer(Settings):
+    inner: Inner = Inner()
+    rounds: int = 1
+    first: int = 0
+
+    @model_validator(mode="after")
+    def _first_comes_first(self) -> Self:
+        if self.first > self.rounds:
+            raise ValueError("first must not be beyond rounds")
+        return self
+
+
+class Needy(Settings):
+    path: str
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("rouds", ', did you mean "rounds"?'),
+        ("ROUNDS!", ""),
+        ("moons", ""),
+        ("momentun", ', did you mean "momentum"?'),
+        ("", ""),
+    ],
+)
+def test_suggest(word: str, expected: str) -> None:
+    assert suggest(word, ["rounds", "momentum"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "sentence"),
+    [
+        ({"rouns": 3}, "", 'unknown key "rouns", did you mean "rounds"?'),
+        ({"rouns": 3}, "train", 'unknown key "train.rouns", did you mean "rounds"?'),
+        ({"zzz": 3}, "train", 'unknown key "train.zzz"; known: inner, rounds, first'),
+        ({"inner": {"widht": 3}}, "", 'unknown key "inner.widht", did you mean "width"?'),
+        (
+            {"inner": {"widht": 3}},
+            "method",
+            'unknown key "method.inner.widht", did you mean "width"?',
+        ),
+        ({"inner": {"zzz": 3}}, "", 'unknown key "inner.zzz"; known: width, strength'),
+        ({"inner": {"width": 0}}, "a", "a.inner.width: input should be greater than 0 (got 0)"),
+        (
+            {"inner": {"strength": float("nan")}},
+            "",
+            "inner.strength: input should be a finite number (got nan)",
+        ),
+        (
+            {"inner": 3},
+            "",
+            "inner: input should be a valid dictionary or instance of Inner (got 3)",
+        ),
+        ({"first": 2}, "train", "train: first must not be beyond rounds"),
+        ({"first": 2}, "", "experiment: first must not be beyond rounds"),
+    ],
+)
+def test_one_sentence_names_the_key(values: dict[str, Any], where: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        validate(Outer, values, where)
+    assert str(refusal.value) == sentence
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^data\.path: field required$"):
+        validate(Needy, {}, "data")
+
+
+def test_settings_are_frozen_values() -> None:
+    a = Outer(rounds=3)
+    b = validate(Outer, {"rounds": 3})
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != Outer()
+    with pytest.raises(ValidationError):
+        a.rounds = 4  # type: ignore[misc]
+
+
+class Fruit: ...
+
+
+class Apple(Fruit): ...
+
+
+class Pear(Fruit): ...
+
+
+def _registry() -> Registry[Fruit]:
+    registry: Registry[Fruit] = Registry("fruit", "fedssl.fruits")
+    registry.register("apple")(Apple)
+    return registry
+
+
+def test_a_registry_by_name_and_back() -> None:
+    registry = _registry()
+    assert registry["apple"] is Apple
+    assert registry.name_of(Apple) == "apple"
+    assert registry.names() == ["apple"]
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r'^unknown fruit "aple", did you mean "apple"\?$'):
+        _registry()["aple"]
+    known = r"known: apple, and yours once their module is imported or installed as a plugin"
+    with pytest.raises(ConfigError, match=rf'^unknown fruit "zzz"; {known}$'):
+        _registry()["zzz"]
+
+
+def test_a_name_means_one_class() -> None:
+    registry = _registry()
+    registry.register("apple")(Apple)
+    with pytest.raises(ValueError, match='fruit "apple" is registered twice'):
+        registry.register("apple")(Pear)
+
+
+def test_entry_points_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listed without being imported, loaded when asked for, known by name from then on."""
+    points = EntryPoints(
+        [
+            EntryPoint("pear", f"{__name__}:Pear", "fedssl.fruits"),
+            EntryPoint("plum", "no_such:Plum", "fedssl.fruits"),
+        ]
+    )
+    monkeypatch.setattr(settings, "entry_points", lambda **which: points.select(**which))
+    registry = _registry()
+    assert registry.names() == ["apple", "pear", "plum"]
+    assert registry["pear"] is Pear
+    assert registry.name_of(Pear) == "pear"
+    with pytest.raises(ConfigError, match='did you mean "pear"'):
+        registry["pera"]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("no_such:Plum", "ModuleNotFoundError: No module named 'no_such'"),
+        (f"{__name__}:Rotten", "AttributeError: .*Rotten"),
+        ("rotten:Plum", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_is_named(
+    value: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rotten.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = EntryPoints([EntryPoint("plum", value, "fedssl.fruits")])
+    monkeypatch.setattr(settings, "entry_points", lambda **which: points.select(**which))
+    with pytest.raises(
+        ConfigError, match=f'^fruit "plum" is a plugin, and {value} cannot be loaded: {reason}'
+    ):
+        _registry()["plum"]

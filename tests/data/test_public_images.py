@@ -1,0 +1,184 @@
+"""Public images in an experiment, and which images clients hold without them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from public_experiments import dataset, experiment
+
+import fedssl
+from fedssl.core.errors import ConfigError
+from fedssl.data import HeldOut, Npz
+from fedssl.experiment.dealing import deal, read_public
+from fedssl.experiment.experiment import Experiment, load
+
+# -- the experiment --
+
+
+def test_toml_and_back_and_its_hash() -> None:
+    held = experiment()
+    assert held.to_dict()["public"] == {
+        "name": "held-out",
+        "holdout": 0,
+        "leave_out": 0.0,
+        "images": 3200,
+    }
+    hundred = held.with_changes({"public.images": 100})
+    assert hundred.public == HeldOut(images=100)
+    named = held.with_changes({"public": "npz", "public.path": "a.npz"})
+    assert isinstance(named.public, Npz)
+    for each in (held, hundred, named):
+        assert Experiment.from_toml(each.to_toml()) == each
+        assert Experiment.from_toml(each.to_toml()).hash() == each.hash()
+    assert len({held.hash(), hundred.hash(), named.hash()}) == 3
+    assert hundred.with_changes({"public": "npz", "public.path": "a.npz"}).public.images == 100
+    assert named.with_changes({"public": "held-out"}) == held
+
+
+def test_assignments_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(experiment({"data": {"name": "cifar10"}}).to_toml())
+    assert load(tmp_path / "mine.toml", ["public.images=100"]).public.images == 100
+    assert load("demo", ["algorithm=fedca", "public.images=100"]).public == HeldOut(images=100)
+
+
+def test_experiments_without_public_images_do_not_mention_them() -> None:
+    plain = experiment({"algorithm.name": "fedavg"})
+    assert "public" not in plain.to_dict()
+    assert "public" not in experiment({"algorithm.beta": 0}).to_dict()
+    assert experiment().with_changes({"algorithm": "fedavg"}) == plain
+    kept = plain.with_changes({"public.images": 7})  # and what was asked for is not forgotten
+    assert Experiment.from_toml(kept.to_toml()).public == HeldOut(images=7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"public": "cifar100", "data.name": "cifar100"},
+            r"\[public\] names the images of \[data\] itself: .*",
+        ),
+        (
+            {
+                "public": {"name": "folder", "path": "a", "size": 9, "layout": "flat"},
+                "data": {"name": "folder", "path": "a", "size": 8, "layout": "classes"},
+            },
+            r"\[public\] names the images of \[data\] itself: .*",
+        ),
+        ({"public": "nowhere"}, 'unknown public data set "nowhere"; known: .*'),
+        ({"public.pictures": 3}, 'unknown key "public.pictures"; known: .*images'),
+        ({"public": {"name": "npz"}}, "public.path: field required"),
+        (
+            {"method": {"name": "mae", "backbone": "vit_mini"}},
+            'algorithm "fedca" as set needs a method with a projector; "mae" .*',
+        ),
+        (
+            {"method": {"name": "swav", "small": 2}},
+            'algorithm "fedca" needs a method with two views of each image, of one kind; "swav" as set has others',
+        ),
+    ],
+)
+def test_refused_before_any_image_is_read(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        experiment(changes).check()
+
+
+@pytest.mark.parametrize(
+    "name", ["simclr", "mocov1", "mocov2", "simsiam", "byol", "swav", "deepcluster", "dino"]
+)
+def test_methods_it_works_with(name: str) -> None:
+    experiment({"method": {"name": name, "backbone": "cnn"}}).check()
+
+
+def test_a_wide_blur_is_for_the_images_to_refuse() -> None:
+    """The size of the images is unknown before they are read."""
+    experiment({"method.augment.blur": 0.5, "method.augment.blur_kernel": 101}).check()
+
+
+# -- dealing --
+
+PARTITIONS: list[dict[str, Any]] = [
+    {"name": "iid"},
+    {"name": "natural"},
+    {"name": "classes", "per_client": 4},
+    {"name": "dirichlet", "alpha": 1.0},
+    {"name": "quantity", "shares": [0.5, 0.3, 0.2]},
+    {"name": "rotation"},
+]
+
+
+@pytest.mark.parametrize("partition", PARTITIONS, ids=lambda p: p["name"])
+def test_no_client_holds_a_public_image(partition: dict[str, Any]) -> None:
+    """Held-out and clients' images are different rows of one set; the other rows are dealt as before."""
+    data = dataset()
+    chosen = experiment(
+        {"partition": partition, "clients": 4 if partition["name"] == "natural" else 3}
+    )
+    _, before = deal(chosen.with_changes({"algorithm": "fedavg"}), data, print)
+    _, owners = deal(chosen, data, print)
+    public = read_public(chosen, data, Path(), print)
+    assert public is not None
+    held = {tuple(image.flatten().tolist()) for image in public}
+    own = {
+        tuple(image.flatten().tolist())
+        for index in owners.values()
+        for image in data.train.pixels[index]
+    }
+    assert len(held) == 12
+    assert not held & own
+    everybody = {tuple(image.flatten().tolist()) for image in data.train.pixels}
+    assert held <= everybody
+    assert (
+        own
+        == {
+            tuple(i.flatten().tolist())
+            for index in before.values()
+            for i in data.train.pixels[index]
+        }
+        - held
+    )
+    rows = set(range(120)) - {i for index in owners.values() for i in index.tolist()}
+    for client, index in before.items():  # in their order, less the public ones
+        assert owners[client].tolist() == [i for i in index.tolist() if i not in rows]
+
+
+def test_index_lists_still_refer_to_all_training_images(tmp_path: Path) -> None:
+    """Indices are into all training images, whether some of them are public or not."""
+    lists = {"a": [5, 3, 90, 91, 92], "b": list(range(100, 120))}
+    (tmp_path / "lists.json").write_text(json.dumps(lists))
+    listed = experiment(
+        {"partition": {"name": "listed", "path": str(tmp_path / "lists.json")}, "clients": 2}
+    )
+    seen, owners = deal(listed, dataset(), print)
+    public = HeldOut().rows(120, fedssl.core.seeds.generator(0, "public")).tolist()
+    assert {c: index.tolist() for c, index in owners.items()} == {
+        c: sorted(set(lists[c]) - {*public}) for c in ("a", "b")
+    }
+    assert any(i in public for i in lists["b"]), (
+        "no public image was taken from a client: the test shows nothing"
+    )
+    assert torch.equal(seen.train.pixels, dataset().train.pixels)
+
+
+def test_the_draw_is_of_the_seed_alone(tmp_path: Path) -> None:
+    data = dataset()
+    messages = [].append
+    first = read_public(experiment(), data, tmp_path, messages)
+    assert torch.equal(
+        first,
+        read_public(experiment({"algorithm.dictionary": 0}), data, tmp_path, messages),
+    )
+    assert not torch.equal(first, read_public(experiment({"seed": 1}), data, tmp_path, messages))
+
+
+def test_public_images_that_are_not_needed_are_not_loaded(tmp_path: Path) -> None:
+    messages: list[str] = []
+    plain = experiment({"algorithm.name": "fedavg"})
+    assert read_public(plain, dataset(), tmp_path, messages.append) is None
+    assert messages == []
+    gone = plain.with_changes({"public": "npz", "public.path": "there-is-none.npz"})
+    assert read_public(gone, dataset(), tmp_path, messages.append) is None
+    assert messages == ["[public] is not used: the algorithm as set needs no public images"]

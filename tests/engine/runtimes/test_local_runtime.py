@@ -1,0 +1,434 @@
+"""End to end in this process: the same bits for any number of workers and any order in which clients finish."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedssl.algorithms import FedAvg
+from fedssl.core.errors import ClientError
+from fedssl.core.files.blob_file import BlobFile
+from fedssl.core.state.codec import dumps
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, Value
+from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.placement import Wanted
+from fedssl.engine.federate import Round, federate
+from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.uploads.records import Reply
+from fedssl.method import Batch, Given, Method, Output
+from fedssl.topologies.topology import SERVER, Isolated, Star, Topology
+from fedssl.training.client import Client
+from fedssl.training.trainer import Stopped, Trainer
+
+MakeTrainer = Callable[..., Trainer]
+Pixels = Callable[..., Tensor]
+SIZES = {"a": 20, "b": 33, "c": 2, "d": 60, "e": 41}
+ROUNDS = 3
+
+
+class Jittered(FedAvg):
+    """FedAvg whose clients take their time, each a different one in each run."""
+
+    shuffle: int = 0
+
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        done = super().client(client, message)
+        time.sleep(0.03 * random.Random(f"{self.shuffle} {client.id} {client.round}").random())
+        return done
+
+
+class Recalling(FedAvg):
+    """Writes down in a client's memory every round it has taken part in."""
+
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client(client, message)
+        return upload, {**memory, "rounds": f"{client.memory.get('rounds', '')}{client.round}"}
+
+
+class Failing(FedAvg):
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        if client.id == "b":
+            raise ClientError("no electricity")
+        if client.id == "d":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().client(client, message)
+
+
+class Federation:
+    """Everything a run needs, without a directory."""
+
+    def __init__(
+        self,
+        make_trainer: MakeTrainer,
+        pixels: Pixels,
+        name: str = "mocov2",
+        workers: int = 1,
+        algorithm: FedAvg | None = None,
+        topology: Topology | None = None,
+        sizes: dict[str, int] = SIZES,
+        memory: Memory | None = None,
+    ) -> None:
+        self.algorithm, self.topology = algorithm or FedAvg(), topology or Star()
+        self.trainers = [make_trainer(name) for _ in range(workers)]
+        self.memory, self.stop, self.finished = memory or Memory(), threading.Event(), []
+        shards = {c: Shard(pixels(n, seed)) for seed, (c, n) in enumerate(sizes.items())}
+        self.runtime = LocalRuntime(
+            Work(
+                self.algorithm,
+                3,
+                lambda round: Pace(0.05 / (round + 1), round / ROUNDS),
+                stop=self.stop,
+            ),
+            shards,
+            self.trainers,
+            self.memory,
+            on_client=lambda reply: self.finished.append(reply.client),
+        )
+        home = Client("home", pixels(0), None, {}, self.trainers[0], 3, 0)
+        first = self.algorithm.init(home)
+        self.sites = {site: first for site in self.topology.sites(self.runtime.clients)}  # noqa: C420 - as they start
+
+    def rounds(self) -> Iterator[Round]:
+        wire = self.algorithm.wire(self.trainers[0].method)
+        return federate(
+            self.algorithm,
+            self.topology,
+            self.runtime,
+            self.sites,
+            schema=wire,
+            rounds=ROUNDS,
+            seed=3,
+        )
+
+    def run(self) -> tuple[dict[str, bytes], dict[str, bytes], list[Any]]:
+        """Sites and memories as bytes, and everything logged but the clock."""
+        try:
+            done = list(self.rounds())
+        finally:
+            self.runtime.close()
+        reports = [
+            r._replace(metrics=r.metrics and r.metrics._replace(seconds=0))
+            for d in done
+            for r in d.reports
+        ]
+        memory = {c: dumps(m.tree) for c, m in sorted(self.memory.snapshot().items())}
+        return {s: dumps(t) for s, t in done[-1].sites.items()}, memory, reports
+
+
+@pytest.mark.parametrize("name", ["mocov2", "byol"])
+def test_the_same_bits_for_any_number_of_workers(
+    name: str, make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    alone = Federation(make_trainer, pixels, name).run()
+    assert Federation(make_trainer, pixels, name).run() == alone
+    for workers in (2, 3):
+        assert Federation(make_trainer, pixels, name, workers).run() == alone
+
+
+def test_the_same_bits_for_any_order_in_which_clients_finish(
+    make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    expected, orders = Federation(make_trainer, pixels, "byol").run(), set()
+    for shuffle in range(4):
+        federation = Federation(make_trainer, pixels, "byol", 3, Jittered(shuffle=shuffle))
+        assert federation.run() == expected
+        orders.add(tuple(federation.finished))
+    assert len(orders) > 1, "clients always finished in the same order: nothing was shown"
+
+
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_same_bits_wherever_memory_lies(
+    workers: int, tier: Wanted, make_trainer: MakeTrainer, pixels: Pixels, tmp_path: Path
+) -> None:
+    expected = Federation(make_trainer, pixels, algorithm=Recalling()).run()
+    memory = Memory(BlobFile(tmp_path / "rows"), tier=tier, ahead=workers)
+    assert (
+        Federation(
+            make_trainer, pixels, workers=workers, algorithm=Recalling(), memory=memory
+        ).run()
+        == expected
+    )
+    memory.close()
+    assert (tmp_path / "rows").exists() == (tier == "disk")
+
+
+def test_an_exchange_broken_off_leaves_nothing_behind(
+    make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    """Whoever was still training when a round was given up writes nothing into the next attempt at it."""
+    held, waiting, go_on = [], threading.Event(), threading.Event()
+
+    class Held(Recalling):
+        def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+            done = super().client(client, message)
+            if client.id == "b" and not held:
+                held.append(client)
+                waiting.set()
+                go_on.wait(10)
+                return done[0], {"rounds": "late"}
+            return done
+
+    federation = Federation(make_trainer, pixels, "byol", 2, Held())
+    home = dict.fromkeys("ab", SERVER)
+    replies = federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER])
+    next(replies)
+    assert waiting.wait(10)  # or it would never have begun
+    replies.close()
+    again = federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER])
+    assert [r.error for r in again] == [None, None]
+    go_on.set()
+    federation.runtime.close()
+    assert federation.finished.count("b") == 2
+    assert [federation.memory.latest(c)["rounds"] for c in "ab"] == ["0", "0"]
+
+
+def test_rounds_and_seeds_matter(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    federation = Federation(make_trainer, pixels)
+    states = [dumps(r.sites[SERVER]) for r in federation.rounds()]
+    federation.runtime.close()
+    assert len(set(states)) == ROUNDS
+
+
+def test_alone_a_client_hears_nobody(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    """Client d ends with the same bits whoever else trains in the same process."""
+    together = Federation(make_trainer, pixels, "byol", 2, topology=Isolated()).run()[0]
+    everybody = {c: (n if c == "d" else 0) for c, n in SIZES.items()}
+    single = Federation(
+        make_trainer, pixels, "byol", 1, topology=Isolated(), sizes=everybody
+    ).run()[0]
+    assert together["d"] == single["d"]
+    assert len(set(together.values())) == len(SIZES)
+
+
+def test_replies_come_in_the_clients_order(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    federation = Federation(make_trainer, pixels, workers=3, algorithm=Jittered(shuffle=5))
+    replies = list(
+        federation.runtime.exchange(
+            0, dict.fromkeys("edcba", SERVER), lambda c: federation.sites[SERVER]
+        )
+    )
+    federation.runtime.close()
+    assert [r.client for r in replies] == list("edcba")
+    assert [r.images for r in replies] == [SIZES[c] for c in "edcba"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (
+            {"a": 8, "b": 16, "c": 40, "d": 16, "e": 16, "f": 16, "g": 60},
+            ["b", "a", "c", "d", "e", "f", "g"],
+        ),
+        ({"a": 8, "b": 16, "c": 16, "d": 60}, ["d", "b", "c", "a"]),
+    ],
+)
+def test_of_each_few_clients_the_largest_start_first(
+    sizes: dict[str, int], expected: list[str], make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    """One worker, for which four uploads may wait: two clients at a time, or all if there are no more than four."""
+    started: list[str] = []
+
+    class Noting(FedAvg):
+        def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+            started.append(client.id)
+            return {}, {}
+
+    federation = Federation(make_trainer, pixels, algorithm=Noting(), sizes=sizes)
+    home = dict.fromkeys(sizes, SERVER)
+    replies = list(federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER]))
+    federation.runtime.close()
+    assert [r.client for r in replies] == list(sizes)
+    assert started == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_few_uploads_wait_for_their_turn(
+    workers: int, make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    """While nobody takes the second reply, no more than four for each worker are made beyond the first."""
+    federation = Federation(
+        make_trainer, pixels, workers=workers, sizes={f"{i:02}": 8 for i in range(30)}
+    )
+    replies = federation.runtime.exchange(
+        0, dict.fromkeys(federation.runtime.clients, SERVER), lambda c: federation.sites[SERVER]
+    )
+    next(replies)
+    time.sleep(0.3)
+    assert len(federation.finished) <= 4 * workers
+    assert len(list(replies)) == 29
+    federation.runtime.close()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_client_remembers_its_own_rounds(
+    workers: int, make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    topology = Star(participation=0.5)
+    federation = Federation(make_trainer, pixels, "byol", workers, Recalling(), topology)
+    federation.run()
+    plans = [topology.plan(list(SIZES), round, 3).home for round in range(ROUNDS)]
+    expected = {c: "".join(str(r) for r, home in enumerate(plans) if c in home) for c in SIZES}
+    assert {c: federation.memory.latest(c).get("rounds", "") for c in SIZES} == expected
+    assert {c: m.round for c, m in federation.memory.snapshot().items()} == {
+        c: int(r[-1]) for c, r in expected.items() if r
+    }
+
+
+# -- what may be seen of a client --
+
+
+def _tensors(value: Value) -> list[Tensor]:
+    return (
+        [value.floats, value.counts]
+        if isinstance(value, State)
+        else [value]
+        if isinstance(value, Tensor)
+        else []
+    )
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"aggregate": "both", "update": "both", "predictor": "local"}]
+)
+def test_images_never_appear_in_an_upload(
+    settings: dict[str, Any], make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    """Neither their bytes nor anything of their type or size; the same for what is remembered."""
+    federation = Federation(make_trainer, pixels, "mocov2", algorithm=FedAvg(**settings))
+    replies = federation.runtime.exchange(
+        0, dict.fromkeys("abcde", SERVER), lambda c: federation.sites[SERVER]
+    )
+    for seed, reply in enumerate(replies):
+        images = pixels(SIZES[reply.client], seed)
+        assert reply.upload is not None
+        for tree in (reply.upload, federation.memory.latest(reply.client)):
+            assert not [t for v in tree.values() for t in _tensors(v) if t.dtype == torch.uint8]
+            data = dumps(tree)
+            for row in images.flatten(1):
+                assert row[:12].numpy().tobytes() not in data
+                assert (row[:12].float() / 255).numpy().tobytes() not in data
+    federation.runtime.close()
+
+
+def test_labels_stay_where_they_are(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    def labels() -> Tensor:
+        raise AssertionError("labels were loaded")
+
+    trainer = make_trainer("byol")
+    algorithm, memory = FedAvg(), Memory()
+    runtime = LocalRuntime(
+        Work(algorithm, 0, lambda r: Pace(0.1, 0)),
+        {"a": Shard(pixels(8), labels)},
+        [trainer],
+        memory,
+    )
+    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    assert [r.error for r in runtime.exchange(0, {"a": SERVER}, lambda c: site)] == [None]
+    runtime.close()
+
+
+# -- what goes wrong at a client --
+
+
+def test_an_empty_client_is_never_asked(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+    federation = Federation(
+        make_trainer, pixels, topology=Star(participation=0.5), sizes={**SIZES, "empty": 0}
+    )
+    assert federation.runtime.clients == list(SIZES)
+    asked = {report.client for done in federation.rounds() for report in done.reports}
+    federation.runtime.close()
+    assert "empty" not in asked
+    assert "empty" not in federation.finished
+
+
+def test_a_client_that_cannot_train_is_dropped_with_its_reason(
+    make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    """One image is too few; one client fails, one runs out of memory; the others are as if they had been alone."""
+    sizes = {"a": 20, "b": 20, "c": 1, "d": 20, "e": 41}
+    federation = Federation(make_trainer, pixels, workers=2, algorithm=Failing(), sizes=sizes)
+    sites, memory, reports = federation.run()
+    assert [r.dropped for r in reports[:5]] == [
+        None,
+        "no electricity",
+        "too few images: 1, at least 2 are needed to train",
+        "the device is out of memory; try a smaller train.batch",
+        None,
+    ]
+    assert set(memory) == {"a", "e"}
+    without = {c: n if c in "ae" else 0 for c, n in sizes.items()}
+    assert Federation(make_trainer, pixels, sizes=without).run()[0] == sites
+
+
+def test_after_a_failure_every_trainer_is_free_again(
+    make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    federation = Federation(make_trainer, pixels, workers=2, sizes=dict.fromkeys("abcdef", 1))
+    for round in range(3):
+        home = dict.fromkeys(federation.runtime.clients, SERVER)
+        replies = list(federation.runtime.exchange(round, home, lambda c: federation.sites[SERVER]))
+        assert all("too few images" in (r.error or "") for r in replies)
+    federation.runtime.close()
+
+
+def test_a_stop_ends_the_clients_and_keeps_nothing_of_them(
+    make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    federation = Federation(make_trainer, pixels, workers=2)
+    federation.stop.set()
+    with pytest.raises(Stopped):
+        list(federation.rounds())
+    federation.runtime.close()
+    assert federation.memory.snapshot() == {}
+    assert federation.finished == []
+
+
+class Twice(FedAvg):
+    """Its clients train a second time, on a thousand times the loss, and send what the first training left."""
+
+    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        done = super().client(client, message)
+        client.train(self.louder, {}, self.draw)
+        return done
+
+    def louder(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        return 1000 * method.loss(out, given)
+
+
+def test_of_several_trainings_the_first_is_told_of(
+    make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    """It is the one whose model is sent; what else a client trains is for its algorithm's notes."""
+    once, twice = (
+        Federation(make_trainer, pixels, "simclr", algorithm=a).run() for a in (FedAvg(), Twice())
+    )
+    assert once[0] == twice[0]
+    assert once[2] == twice[2]
+
+
+def test_a_reply_is_told_of_as_soon_as_it_is_there(
+    make_trainer: MakeTrainer, pixels: Pixels
+) -> None:
+    seen: list[Reply] = []
+    federation = Federation(make_trainer, pixels)
+    federation.runtime._on_client = seen.append
+    replies = list(
+        federation.runtime.exchange(
+            0, dict.fromkeys("abc", SERVER), lambda c: federation.sites[SERVER]
+        )
+    )
+    federation.runtime.close()
+    assert {id(r) for r in seen} == {id(r) for r in replies}
+    assert len(seen) == 3
+    assert all(r.metrics and r.metrics.steps == max(1, SIZES[r.client] // 8) for r in replies)

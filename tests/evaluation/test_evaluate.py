@@ -1,0 +1,483 @@
+"""Evaluation: the exported backbone is the trained one, and all probes use the same features."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedssl import federation
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.layout import Entry, Layout
+from fedssl.core.state.state import State
+from fedssl.data import Dataset, Images
+from fedssl.evaluation.evaluate import Evaluation, backbone_of, for_probe
+from fedssl.evaluation.labelled_images import FROZEN
+from fedssl.evaluation.missing_labels import lacking
+from fedssl.evaluation.score import Score, confusion, percent
+from fedssl.experiment.experiment import Experiment
+
+CPU = torch.device("cpu")
+
+
+def experiment(**probe: Any) -> Experiment:
+    return Experiment.from_dict(
+        {
+            "clients": 5,
+            "data": {"name": "given", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]},
+            "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
+            "probe": {"epochs": 30, "k": 5, **probe},
+        }
+    )
+
+
+def images(n: int, seed: int, labelled: bool = True) -> Images:
+    """Three classes, each bright in another channel."""
+    labels = torch.arange(n) % 3
+    noise = torch.randint(100, (n, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
+    noise[torch.arange(n), labels] += 150
+    return Images(noise.to(torch.uint8), labels if labelled else None)
+
+
+DATA = Dataset(images(60, 0), images(30, 1))
+
+
+def state(seed: int = 0) -> State:
+    changed = experiment().with_changes({"seed": seed})
+    return federation.build_method(changed, (3, 8, 8), CPU).state
+
+
+def test_features_are_those_of_the_method_itself() -> None:
+    method = federation.build_method(experiment(), (3, 8, 8), CPU)
+    method.state.view(method.state.layout.entries[0]).mul_(1.5)
+    method.eval()
+    with torch.no_grad():
+        expected = method.encode(method.clean(DATA.train.pixels)).h
+    random = torch.get_rng_state()
+    got = Evaluation(experiment(), DATA, CPU).features(method.state, DATA.train.pixels)
+    assert torch.equal(torch.get_rng_state(), random)
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_backbone_has_a_copy_of_the_weights() -> None:
+    """Filled from a model, in eval mode, and sharing no memory with it."""
+    model = state()
+    backbone = backbone_of(model, federation.build_backbone(experiment(), 3))
+    assert not backbone.training
+    expected = {
+        e.name.removeprefix("backbone."): model.view(e)
+        for e in model.layout.entries
+        if e.part == "backbone"
+    }
+    tensors = backbone.state_dict()
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
+    before = tensors["layers.0.0.weight"].clone()
+    model.floats.zero_()
+    assert torch.equal(backbone.state_dict()["layers.0.0.weight"], before)
+
+
+def test_every_probe_for_every_model() -> None:
+    scores = Evaluation(experiment(), DATA, CPU).measure(
+        {"x": state(0), "y": state(1)}, ("knn", "linear")
+    )
+    assert {probe: list(score) for probe, score in scores.items()} == {
+        "knn": ["x", "y"],
+        "linear": ["x", "y"],
+    }
+    assert all(value > 90 for score in scores.values() for value in score.values())
+    again = Evaluation(experiment(), DATA, CPU).measure({"x": state(0)}, ("linear",))
+    assert again["linear"]["x"] == scores["linear"]["x"]
+
+
+def test_few_labels_are_few() -> None:
+    """With one image of each class the linear probe is worse than with all."""
+    evaluation = Evaluation(experiment(labels=3, epochs=1), DATA, CPU)
+    all_labels = Evaluation(experiment(), DATA, CPU)
+    one = evaluation.measure({"x": state()}, ("linear",))["linear"].mean
+    assert one < all_labels.measure({"x": state()}, ("linear",))["linear"].mean
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            Dataset(images(6, 0)),
+            r"no test images here: .* data\.holdout=N sets N of the 6 labelled training images",
+        ),
+        (Dataset(images(6, 0, False)), "neither test images nor labels here"),
+        (
+            Dataset(images(6, 0, False), images(1, 1)),
+            "one labelled test image cannot be both learned from and",
+        ),
+        (Dataset(images(6, 0), images(6, 1, False)), "the 6 test images here have no labels"),
+        (
+            Dataset(images(6, 0, False), images(6, 1, False)),
+            "the 6 test images here have no labels",
+        ),
+    ],
+)
+def test_without_labels_there_is_nothing_to_measure(data: Dataset, sentence: str) -> None:
+    evaluation = Evaluation(experiment(), data, CPU)
+    assert not evaluation.images.possible
+    with pytest.raises(ConfigError, match=sentence):
+        evaluation.measure({"x": state()}, ("knn",))
+    assert evaluation.images.note is None
+
+
+def test_the_advice_on_missing_test_images_depends_on_the_data_set() -> None:
+    """The images of a run cannot be set aside any more; those of other data sets can, by --set."""
+    data = Dataset(images(6, 0))
+    assert "--on, or train anew, where data.holdout=N" in (lacking(data) or "")
+    assert "here: --set data.holdout=N" in (lacking(data, trained_on=False) or "")
+
+
+def test_probes_of_clients_need_their_labels() -> None:
+    halved = Dataset(images(6, 0, False), images(6, 1))
+    assert lacking(halved, "linear") is None
+    assert "the classes of each client are not known" in (lacking(halved, "per-client") or "")
+    assert "labels of their own" in (lacking(halved, "collaborative") or "")
+    assert lacking(DATA, "collaborative") is None
+
+
+@pytest.mark.parametrize(
+    ("probe", "key", "uses"),
+    [
+        ("knn", "labels", "it uses k, temperature"),
+        ("linear", "k", "it uses labels, protocol, epochs, lr, batch, penalty, solver"),
+        ("semi", "penalty", "it uses labels, protocol, epochs, lr, batch, frozen"),
+        ("collaborative", "protocol", "it uses labels, epochs, lr, batch"),
+        ("classifier", "labels", "it uses no settings"),
+        ("per-client", "every", "it uses labels, protocol, epochs, lr, batch, penalty, solver"),
+    ],
+)
+def test_settings_that_a_probe_does_not_use_are_refused(probe: str, key: str, uses: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        for_probe(experiment(), probe, {key: 1})
+    assert str(refused.value) == f'probe "{probe}" does not use {key}; {uses}'
+
+
+def test_an_experiment_may_have_settings_of_other_probes() -> None:
+    """Only settings of this call are checked: [probe] has the settings of several probes."""
+    whole = experiment(labels=3, penalty=0.1, k=7)
+    assert for_probe(whole, "knn", {"k": 4}).probe.k == 4
+    assert for_probe(whole, "linear", {"epochs": 2}).probe.labels == 3
+
+
+@pytest.mark.parametrize("probe", ["linear", "per-client"])
+@pytest.mark.parametrize(
+    ("key", "value"), [("epochs", 5), ("lr", 0.1), ("batch", 8), ("protocol", "ccl")]
+)
+def test_an_exact_minimum_is_not_trained(probe: str, key: str, value: object) -> None:
+    """Settings that the solver would ignore are refused; those of the experiment are not."""
+    sentence = (
+        rf'^solver = "lbfgs" finds the minimum itself and makes no use of {key}: leave that out'
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        for_probe(experiment(), probe, {"solver": "lbfgs", key: value})
+    exact = for_probe(experiment(), probe, {"solver": "lbfgs"})
+    assert exact.probe.solver == "lbfgs"
+    with pytest.raises(ConfigError, match=sentence):
+        for_probe(exact, probe, {key: value})
+    assert for_probe(exact, probe, {"solver": "protocol", key: value}).probe.solver == "protocol"
+    semi = for_probe(exact, "semi", {key: value}).probe  # a probe without a solver
+    assert getattr(semi, key) == value
+
+
+def test_a_note_if_settings_ask_for_more_images_than_there_are() -> None:
+    """Of 60 labelled images, 61 neighbours cannot vote, and 61 labels cannot be learned from."""
+    asked = Evaluation(experiment(k=61, labels=61, epochs=1), DATA, CPU).measure(
+        {"x": state()}, ("knn", "linear")
+    )
+    assert (
+        asked["knn"].note
+        == "k = 61 is more than the 60 labelled images there are: all of them vote"
+    )
+    assert (
+        asked["linear"].note
+        == "labels = 61 is more than the 60 labelled images there are: all of them are used"
+    )
+    enough = Evaluation(experiment(k=60, labels=60, epochs=1), DATA, CPU).measure(
+        {"x": state()}, ("knn", "linear")
+    )
+    assert [score.note for score in enough.values()] == [None, None]
+
+
+def test_how_many_images_were_learned_from_and_measured_on() -> None:
+    """Of 60 labelled images all vote and a tenth is 6; `semi` has other labels; 30 are tested."""
+    evaluation = Evaluation(experiment(labels=0.1, epochs=1), DATA, CPU)
+    scores = evaluation.measure({"x": state(), "y": state(1)}, ("knn", "linear"))
+    assert {probe: (score.labelled, score.tested) for probe, score in scores.items()} == {
+        "knn": (60, 30),
+        "linear": (6, 30),
+    }
+    semi = Evaluation(
+        for_probe(experiment(labels=0.1), "semi", {"epochs": 1, "labels": 9}), DATA, CPU
+    )
+    assert semi.measure({"x": state()}, ("semi",))["semi"].labelled == 9
+
+
+def test_one_labelled_image_is_too_few_to_fine_tune_with() -> None:
+    """The default is 1% of 60: batch normalisation has no statistics of one image."""
+    semi = Evaluation(for_probe(experiment(), "semi", {}), DATA, CPU)
+    with pytest.raises(
+        ConfigError,
+        match=r"^1 of 60 labelled images is too few to fine-tune with: set more with labe",
+    ):
+        semi.measure({"x": state()}, ("semi",))
+
+
+def _numbered(labels: list[int]) -> Images:
+    """Images that have their number as pixels."""
+    pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
+    return Images(pixels, torch.tensor(labels))
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=60))
+def test_halves_of_the_test_images_where_training_images_have_no_labels(labels: list[int]) -> None:
+    """Every image is in one half; both have as many of each class, except for an odd one."""
+    data = Dataset(images(6, 0, labelled=False), _numbered(labels))
+    evaluation = Evaluation(experiment(), data, CPU)
+    assert evaluation.images.possible
+    assert evaluation.images.note is not None
+    halves = evaluation.images.train, evaluation.images.test
+    numbers = [half.pixels[:, 0, 0, 0].tolist() for half in halves]
+    assert sorted(numbers[0] + numbers[1]) == list(range(len(labels)))
+    assert [len(half) for half in halves] == [len(labels) // 2, (len(labels) + 1) // 2]
+    for half, mine in zip(halves, numbers, strict=True):
+        assert half.labels.tolist() == [labels[k] for k in mine]
+    known, unknown = (torch.bincount(half.labels, minlength=5) for half in halves)
+    assert int((known - unknown).abs().max()) <= 1
+    other = Evaluation(experiment().with_changes({"seed": 1}), data, CPU).images
+    # Runs of different seeds are measured on the same images.
+    assert torch.equal(other.train.pixels, halves[0].pixels)
+
+
+def test_labelled_training_images_leave_the_test_images_whole() -> None:
+    evaluation = Evaluation(experiment(), DATA, CPU)
+    assert (evaluation.images.train, evaluation.images.test) == (DATA.train, DATA.test)
+    assert evaluation.images.note is None
+
+
+def test_one_half_is_learned_from_and_the_other_measured_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evaluation = Evaluation(experiment(), Dataset(images(6, 0, labelled=False), images(31, 1)), CPU)
+    scores = evaluation.measure({"x": state()}, ("knn", "linear"))
+    assert all(score.mean > 90 for score in scores.values())
+    seen = []
+    monkeypatch.setattr(
+        evaluation,
+        "_knn",
+        lambda subject: seen.append(subject) or torch.zeros(16, dtype=torch.int64),
+    )
+    score = evaluation.measure({"x": state()}, ("knn",))["knn"]
+    known = evaluation.images.train
+    unknown = evaluation.images.test
+    (subject,) = seen
+    assert torch.equal(subject.train.labels, known.labels)
+    torch.testing.assert_close(subject.train.features, evaluation.features(state(), known.pixels))
+    torch.testing.assert_close(subject.test, evaluation.features(state(), unknown.pixels))
+    assert [row[0] for row in score.confusion["x"]] == unknown.labels.bincount().tolist()
+
+
+def test_an_unknown_probe() -> None:
+    with pytest.raises(ConfigError, match='unknown probe "lineer", did you mean "linear"'):
+        Evaluation(experiment(), DATA, CPU).measure({"x": state()}, ("lineer",))
+
+
+def test_a_model_of_several_names_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluation = Evaluation(experiment(), DATA, CPU)
+    seen = []
+    compute = evaluation.features
+
+    def features(model: State, pixels: Tensor) -> Tensor:
+        seen.append(model)
+        return compute(model, pixels)
+
+    monkeypatch.setattr(evaluation, "features", features)
+    shared = state(0)
+    other = state(1)
+    score = evaluation.measure(
+        {"a": shared, "b": other, "c": shared, "all": shared}, ("knn",), frozenset({"all"})
+    )["knn"]
+    assert len(seen) == 2 * 2  # training and test images of two models
+    assert score["a"] == score["c"] == score["all"]
+    assert score.apart == {"all"}
+
+
+class LazyModels(Mapping[str, State]):
+    """A hundred models of one number each, built on lookup; `most` existed at the same time."""
+
+    def __init__(self) -> None:
+        self.alive: WeakSet[State] = WeakSet()
+        self.most = 0
+        self.rows = torch.arange(100.0).split(1)
+        self.layout = Layout.of([Entry("backbone.w", (1,), "weight")])
+        self.counts = torch.zeros(0, dtype=torch.int64)
+
+    def __getitem__(self, name: str) -> State:
+        model = State(self.layout, self.rows[int(name)], self.counts)
+        self.alive.add(model)
+        self.most = max(self.most, len(self.alive))
+        return model
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(100))
+
+    def __len__(self) -> int:
+        return 100
+
+
+def test_models_built_one_after_the_other_are_not_confused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is freed for the next ones, which may get its address; its result is freed with it."""
+    evaluation = Evaluation(experiment(), DATA, CPU)
+    models = LazyModels()
+    monkeypatch.setattr(evaluation, "features", lambda state, pixels: state.floats)
+    # Model k is right about the first k of 30 images, from 30 on about all.
+    right = torch.arange(30) % 3
+    monkeypatch.setattr(
+        evaluation,
+        "_knn",
+        lambda subject: torch.where(torch.arange(30) < subject.test, right, (right + 1) % 3),
+    )
+    expected = {name: round(100 * min(int(name), 30) / 30, 4) for name in models}
+    assert evaluation.measure(models, ("knn",))["knn"] == expected
+    assert models.most <= 2
+
+
+def test_scores_apart_are_no_part_of_the_mean() -> None:
+    score = Score(a=10.0, b=20.0, x=60.0, y=70.0)
+    assert (score.mean, score.common) == (40.0, None)
+    score.apart = frozenset({"y", "x"})
+    assert (score.mean, score.common) == (15.0, 65.0)
+    assert score.std == 7.0711
+    assert score.summary() == {
+        "mean": 15.0,
+        "std": score.std,
+        "models": dict(score),
+        "apart": ["x", "y"],
+    }
+
+
+def test_confusion_by_hand() -> None:
+    """Classes 0 0 0 1 1 predicted as 0 0 1 1 3, of four.
+
+    Rows are (2 1 0 0) and (0 1 0 1); 3 of 5 are right, by class 2/3 and 1/2.
+    """
+    score = Score()
+    score.add("x", confusion(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 3]), 4))
+    assert score.confusion == {"x": [[2, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]}
+    assert score == {"x": 60.0}
+    assert score.per_class == {"x": [66.6667, 50.0, None, None]}
+    assert json.loads(json.dumps(score.details())) == {
+        "mean": score["x"],
+        "note": None,
+        "labelled": 0,
+        "tested": 5,
+        "models": dict(score),
+        "per_class": score.per_class,
+        "confusion": score.confusion,
+    }
+
+
+def test_accuracies_are_those_of_the_confusion_matrix() -> None:
+    """Every test image counts once, in the row of its class; named classes without images too."""
+    test = images(30, 1)
+    named = Images(test.pixels, test.labels, ("red", "green", "blue", "none"))
+    scores = Evaluation(experiment(epochs=2), Dataset(images(60, 0), named), CPU).measure(
+        {"x": state(0), "y": state(1)}, ("knn", "linear")
+    )
+    for score in scores.values():
+        for name, rows in score.confusion.items():
+            assert [sum(row) for row in rows] == [10, 10, 10, 0]
+            assert score[name] == percent(sum(rows[k][k] for k in range(4)), 30)
+
+
+def test_a_share_of_the_labels() -> None:
+    """A tenth of 60 is 6; the probe learns from the same images then."""
+    found = [
+        Evaluation(experiment(labels=some, epochs=3), DATA, CPU).measure(
+            {"x": state()}, ("linear",)
+        )["linear"]
+        for some in (0.1, 6, 12)
+    ]
+    assert found[0].confusion == found[1].confusion
+    assert found[0].confusion != found[2].confusion
+
+
+def test_percentages_have_no_digits_that_mean_nothing() -> None:
+    """In floating point 100 · (817 / 1000) = 81.69999999999999; thirds need rounding too."""
+    score = Score()
+    score.add("a", torch.tensor([[817, 183], [0, 0]]))
+    assert score == {"a": 81.7}
+    assert percent(1, 1_000_000) == 0.0001
+    thirds = Score(a=percent(1, 3), b=percent(1, 3), c=percent(2, 3))
+    thirds.apart = frozenset({"b", "c"})
+    assert dict(thirds) == {"a": 33.3333, "b": 33.3333, "c": 66.6667}
+    assert (thirds.common, Score(thirds).mean) == (50.0, 44.4444)
+
+
+def test_scores() -> None:
+    score = Score(a=10.0, b=20.0, c=60.0)
+    assert (score.mean, score.std) == (30.0, 26.4575)
+    assert score.summary() == {
+        "mean": 30.0,
+        "std": score.std,
+        "models": {"a": 10.0, "b": 20.0, "c": 60.0},
+    }
+    assert Score(a=5.0).summary() == {"mean": 5.0}
+    assert Score(a=5.0).std == 0
+
+
+def test_a_classifier_is_measured_as_it_was_trained() -> None:
+    """The logits of single images in eval mode; the run's seed draws other weights."""
+    supervised = {"name": "supervised", "backbone": "cnn", "classes": 3}
+    chosen = experiment().with_changes({"method": supervised})
+    trained = federation.build_method(chosen.with_changes({"seed": 9}), (3, 8, 8), CPU).eval()
+    assert DATA.test is not None
+    pixels = DATA.test.pixels
+    labels = DATA.test.labels
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]))
+    normalised = (pixels.float() / 255 - mean) / std
+    with torch.no_grad():
+        predictions = [
+            int(trained.projector(trained.backbone(image[None])).argmax()) for image in normalised
+        ]
+    score = Evaluation(chosen, DATA, CPU).measure({"global": trained.state}, ("classifier",))[
+        "classifier"
+    ]
+    assert score["global"] == pytest.approx(
+        100 * sum(a == b for a, b in zip(predictions, labels.tolist(), strict=True)) / 30
+    )
+    assert len(set(predictions)) > 1
+    with pytest.raises(ConfigError, match="byol trains none"):
+        Evaluation(experiment(), DATA, CPU).measure({"global": state()}, ("classifier",))
+
+
+def test_semi_passes_frozen_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One labelled image is then enough: no layer of a head needs the statistics of several."""
+    asked = []
+
+    def tuned(backbone: nn.Module, *_: Any, frozen: bool, **__: Any) -> nn.Module:
+        asked.append(frozen)
+        return nn.Sequential(backbone, nn.Linear(512, 3)).eval()
+
+    monkeypatch.setattr("fedssl.evaluation.evaluate.fine_tune", tuned)
+    for frozen in (False, True):
+        chosen = for_probe(
+            experiment(), "semi", {"labels": 0.01 if frozen else 0.5, "frozen": frozen}
+        )
+        scores = Evaluation(chosen, DATA, CPU).measure({"x": state()}, ("semi", "knn"))
+        assert (FROZEN in str(scores["semi"].note)) is frozen
+        assert FROZEN not in str(scores["knn"].note)
+    assert asked == [False, True]

@@ -1,0 +1,191 @@
+"""Images left out of pre-training: no client has them, and `semi` learns from exactly these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedssl
+from fedssl import federation
+from fedssl.analysis import analyse
+from fedssl.core.errors import ConfigError
+from fedssl.core.state.state import State
+from fedssl.data import Dataset, Images
+from fedssl.evaluation.evaluate import Evaluation, for_probe
+from fedssl.evaluation.labelled_images import HALVED, SEEN
+from fedssl.experiment.dealing import deal, left_out, public_rows
+from fedssl.experiment.experiment import Experiment
+
+CPU = torch.device("cpu")
+
+
+def experiment(**changes: Any) -> Experiment:
+    plain = Experiment.from_dict(
+        {
+            "clients": 4,
+            "rounds": 1,
+            "data": {"name": "given"},
+            "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
+            "train": {"batch": 8},
+            "probe": {"epochs": 2, "labels": 7, "k": 5, "every": 0},
+        }
+    )
+    return plain.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+
+
+def images(n: int, seed: int) -> Images:
+    """Five classes; each image has its number in its first pixel."""
+    pixels = torch.randint(
+        256, (n, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+    pixels[:, 0, 0, 0] = torch.arange(n)
+    return Images(pixels, torch.arange(n) % 5)
+
+
+def dataset() -> Dataset:
+    return Dataset(images(200, 0), images(20, 1))
+
+
+def state() -> State:
+    return federation.build_method(experiment(), (3, 8, 8), CPU).state
+
+
+def few(chosen: Experiment, data: Dataset | None = None) -> Any:
+    return Evaluation(chosen, data or dataset(), CPU).images.few
+
+
+def numbers(pixels: Tensor) -> list[int]:
+    return pixels[:, 0, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("partition", ["iid", "classes", "dirichlet"])
+@pytest.mark.parametrize("topology", ["star", "isolated", "centralized"])
+def test_no_client_has_them(partition: str, topology: str) -> None:
+    """No shard has any of them; every other image stays with its client."""
+    changes: dict[str, Any] = {"partition__name": partition, "topology__name": topology}
+    if partition == "classes":
+        changes |= {"partition__per_client": 5}
+    if partition == "dirichlet":
+        changes |= {"partition__alpha": 10.0}
+    chosen = experiment(**changes)
+    data = dataset()
+    left = left_out(experiment(data__leave_out=0.1), data)
+    assert data.train.labels[left].bincount().tolist() == [4] * 5
+    _, before = deal(chosen, data, print)
+    seen, owners = deal(chosen.with_changes({"data.leave_out": 0.1}), data, print)
+    shards = federation.shards(seen, owners, [CPU])
+    held = [number for shard in shards.values() for number in numbers(shard.pixels[CPU].tensor())]
+    assert not set(held) & set(left.tolist())
+    assert sorted([*held, *left.tolist()]) == list(range(200))
+    for client, index in before.items():
+        assert owners[client].tolist() == [
+            row for row in index.tolist() if row not in set(left.tolist())
+        ]
+
+
+def test_drawn_by_the_seed() -> None:
+    first, again, other = (
+        left_out(experiment(data__leave_out=0.1, seed=seed), dataset()).tolist()
+        for seed in (0, 0, 1)
+    )
+    assert first == again == sorted(set(first))
+    assert first != other
+    assert left_out(experiment(), dataset()).tolist() == []
+
+
+def test_public_images_are_not_among_them() -> None:
+    """Clients train with public images too. Of 200, 20 are public and 179 left out: one is left."""
+    chosen = experiment(algorithm__name="fedca", data__leave_out=0.895, guard__min_uploads=1)
+    public = public_rows(chosen, dataset())
+    left = left_out(chosen, dataset())
+    assert (len(public), len(left)) == (20, 179)
+    assert not set(public.tolist()) & set(left.tolist())
+    _, owners = deal(chosen, dataset(), lambda line: None)
+    assert sum(map(len, owners.values())) == 1
+
+
+def test_classes_must_be_known() -> None:
+    data = Dataset(Images(images(20, 0).pixels), images(20, 1))
+    with pytest.raises(
+        ConfigError, match=r"^data.leave_out draws as many images of each class, and the training"
+    ):
+        deal(experiment(data__leave_out=0.1), data, print)
+
+
+def test_exactly_those_are_learned_from() -> None:
+    chosen = experiment(data__leave_out=0.1)
+    left = left_out(chosen, dataset()).tolist()
+    for settings in ({}, {"labels": 0.1}, {"labels": 20}):
+        labelled = few(for_probe(chosen, "semi", settings))
+        assert numbers(labelled.images.pixels) == left
+        assert torch.equal(labelled.images.labels, dataset().train.labels[left])
+        assert (labelled.share, labelled.note) == (0.1, None)
+    some = few(for_probe(chosen, "semi", {"labels": 10}))
+    assert set(numbers(some.images.pixels)) < set(left)
+    assert some.images.labels.bincount().tolist() == [2] * 5
+    assert some.note is None
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "labels", "count"), [(0.0, 0, 2), (0.0, 0.1, 20), (0.1, 0.2, 40), (0.1, 1, 200)]
+)
+def test_a_note_if_images_were_seen(leave_out: float, labels: float, count: int) -> None:
+    labelled = few(for_probe(experiment(data__leave_out=leave_out), "semi", {"labels": labels}))
+    why = "only 20 were left out of it" if leave_out else "data.leave_out keeps them from it"
+    assert (len(labelled.images.labels), labelled.note) == (count, f"{SEEN}: {why}")
+
+
+def test_halves_of_the_test_images_were_not_seen() -> None:
+    data = Dataset(Images(images(200, 0).pixels), images(20, 1))
+    score = Evaluation(experiment(probe__labels=5), data, CPU).measure({"x": state()}, ("semi",))[
+        "semi"
+    ]
+    assert score.note == HALVED
+
+
+def test_an_experiments_own_settings_are_the_linear_probes() -> None:
+    chosen = for_probe(experiment(), "semi", {"batch": 3}).probe
+    assert (chosen.labels, chosen.epochs, chosen.lr, chosen.batch) == (0, None, None, 3)
+    kept = for_probe(experiment(), "linear", {"batch": 3}).probe
+    assert (kept.labels, kept.epochs, kept.lr, kept.batch) == (7, 2, None, 3)
+
+
+def test_fine_tuning_leaves_the_model_alone() -> None:
+    model = state()
+    evaluation = Evaluation(experiment(probe__labels=20), dataset(), CPU)
+    before = model.floats.clone()
+    scores = evaluation.measure({"x": model}, ("knn", "semi"))
+    assert torch.equal(model.floats, before)
+    assert scores["semi"].note == f"{SEEN}: data.leave_out keeps them from it"
+    assert scores["knn"].note is None
+    assert sum(map(sum, scores["semi"].confusion["x"])) == 20
+
+
+def test_a_run_that_left_images_out(tmp_path: Path) -> None:
+    run = fedssl.run(
+        experiment(data__leave_out=0.1), tmp_path / "run", "cpu", dataset=dataset(), quiet=True
+    )
+    assert sum(client["images"] for client in run.rounds[0]["clients"]) <= 180
+    score = run.evaluate("semi", epochs=1)
+    assert list(score) == ["global"]
+    assert score.note is None
+    assert run.evaluate("semi", epochs=1, labels=0.3).note == f"{SEEN}: only 20 were left out of it"
+    # Ten more: the images left out could not be told from others.
+    others = Dataset(images(210, 0), images(20, 1))
+    now = fedssl.Run(run.dir, device="cpu", dataset=others)
+    for asks in ("semi", "per-client", "collaborative"):
+        with pytest.raises(
+            ConfigError, match=r"the images are not those that .*run was trained on"
+        ):
+            now.evaluate(asks, epochs=1)
+    for kind, settings in (("weights", {"local": True}), ("false-negatives", {})):
+        with pytest.raises(
+            ConfigError, match=r"the images are not those that .*run was trained on"
+        ):
+            analyse(kind, now, **settings)
+    # Other probes do not depend on which client had which images.
+    assert now.evaluate("knn").labelled == 210

@@ -1,0 +1,191 @@
+"""The models of a run by name: those that sites export, and clients' own, built on lookup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fedssl.algorithm import Sites
+from fedssl.algorithms import FedAvg
+from fedssl.core.errors import RunError
+from fedssl.core.files.blob_file import BlobFile
+from fedssl.core.state.layout import Entry, Layout
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import Tree, model, number
+from fedssl.engine.checkpoints.client_memory import Remembered
+from fedssl.evaluation.models import Models, models_of
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.overrides import merge_changes
+
+LAYOUT = Layout.of([Entry("backbone.w", (1,), "weight")])
+BASE: dict[str, Any] = {
+    "clients": 3,
+    "data": {"name": "given"},
+    "method": {"name": "simclr", "backbone": "cnn"},
+}
+
+
+def state(value: float) -> State:
+    return State(LAYOUT, torch.tensor([float(value)]), torch.zeros(0, dtype=torch.int64))
+
+
+def values(models: Models) -> dict[str, float]:
+    return {name: state.floats.item() for name, state in models.items()}
+
+
+class Own(FedAvg):
+    """A client's own model is its site's plus its state; a client with state 0 has none."""
+
+    personalises: ClassVar[bool] = True
+    names: tuple[str, ...] = ("global",)  # of what a site exports: its model, all of it
+    made: ClassVar[list[float]] = []
+
+    def broadcast(self, site: Tree, client_id: str) -> Tree:
+        return {**site, "to": client_id}
+
+    def export(self, site: Tree) -> dict[str, State]:
+        return {name: model(site, "model") for name in self.names}
+
+    def personal(self, message: Tree, memory: Tree) -> State | None:
+        assert message["to"] == memory["client"]
+        mine = number(memory, "mine")
+        self.made.append(mine)
+        return state(model(message, "model").floats.item() + mine) if mine else None
+
+
+def experiment(topology: str, algorithm: FedAvg) -> Experiment:
+    changes: dict[str, Any] = {"topology.name": topology}
+    return Experiment.from_dict(merge_changes(BASE, changes)).model_copy(
+        update={"algorithm": algorithm}
+    )
+
+
+def remembered(**mine: float) -> dict[str, Remembered]:
+    return {
+        client: Remembered(0, {"client": client, "mine": number}) for client, number in mine.items()
+    }
+
+
+def star(value: float = 10) -> Sites:
+    return {"server": {"model": state(value)}}
+
+
+PEERS: Sites = {"a": {"model": state(10)}, "b": {"model": state(20)}, "c": {"model": state(60)}}
+
+
+def test_without_own_models_sites_decide() -> None:
+    for algorithm in (FedAvg(), Own()):
+        one = models_of(experiment("star", algorithm), star())
+        assert (values(one), one.apart) == ({"global": 10}, frozenset())
+        alone = models_of(experiment("isolated", algorithm), PEERS)
+        assert (values(alone), alone.apart) == ({"a": 10, "b": 20, "c": 60}, frozenset())
+        peers = models_of(experiment("cycle", algorithm), PEERS)
+        assert (values(peers), peers.apart) == ({"a": 10, "b": 20, "c": 60, "mean": 30}, {"mean"})
+
+
+def test_what_is_remembered_matters_only_to_an_algorithm_that_personalises() -> None:
+    assert values(models_of(experiment("star", FedAvg()), star(), remembered(a=1, b=2))) == {
+        "global": 10
+    }
+
+
+def test_own_models_come_first_and_what_is_shared_is_apart() -> None:
+    """In the order of names, not in the order in which clients finished."""
+    found = models_of(experiment("star", Own()), star(), remembered(b=2, a=1))
+    assert list(found) == ["a", "b", "global"]
+    assert (values(found), found.apart, len(found)) == (
+        {"a": 11, "b": 12, "global": 10},
+        {"global"},
+        3,
+    )
+    assert found["b"].floats.item() == 12
+    with pytest.raises(KeyError):
+        found["c"]
+
+
+def test_who_has_none_is_left_out() -> None:
+    found = models_of(experiment("star", Own()), star(), remembered(a=1, b=0))
+    assert (values(found), found.apart) == ({"a": 11, "global": 10}, {"global"})
+    without = models_of(experiment("star", Own()), star(), remembered(a=0, b=0))
+    assert (values(without), without.apart) == ({"global": 10}, frozenset())
+
+
+def test_a_site_without_a_whole_model() -> None:
+    found = models_of(experiment("star", Own(names=())), star(), remembered(a=1))
+    assert (values(found), found.apart) == ({"a": 11}, frozenset())
+    assert not models_of(experiment("star", Own(names=())), star())
+    assert not models_of(experiment("cycle", Own(names=())), PEERS)
+
+
+@pytest.mark.parametrize(
+    ("topology", "names", "shared"),
+    [
+        ("star", ("cluster 0", "cluster 1"), {"cluster 0": 10, "cluster 1": 10}),
+        ("isolated", ("global",), {"a/global": 10, "b/global": 20, "c/global": 60}),
+        (
+            "isolated",
+            ("x", "y"),
+            {"a/x": 10, "a/y": 10, "b/x": 20, "b/y": 20, "c/x": 60, "c/y": 60},
+        ),
+        ("cycle", ("global",), {"mean": 30}),
+        ("cycle", ("x", "y"), {"mean/x": 30, "mean/y": 30}),
+    ],
+)
+def test_a_clients_site_is_its_own_or_the_only_one(
+    topology: str, names: tuple[str, ...], shared: dict[str, float]
+) -> None:
+    sites = star() if topology == "star" else PEERS
+    found = models_of(experiment(topology, Own(names=names)), sites, remembered(a=1, b=2, c=3))
+    own = {"a": 11, "b": 12, "c": 13} if topology == "star" else {"a": 11, "b": 22, "c": 63}
+    assert (values(found), found.apart) == (own | shared, set(shared))
+
+
+def test_a_client_called_as_a_shared_model() -> None:
+    found = models_of(
+        experiment("star", Own()),
+        star(),
+        {"global": Remembered(0, {"client": "global", "mine": 5})},
+    )
+    assert (values(found), found.apart) == ({"global": 15, "server/global": 10}, {"server/global"})
+
+
+def test_a_lone_client_called_mean() -> None:
+    """Only peers have a mean; a client that trains alone may be called so."""
+    sites: Sites = {"mean": {"model": state(10)}, "b": {"model": state(20)}}
+    assert models_of(experiment("isolated", FedAvg()), sites).apart == frozenset()
+
+
+@pytest.mark.parametrize("topology", ["star", "isolated", "cycle"])
+def test_own_models_are_made_one_at_a_time_and_once(topology: str) -> None:
+    """One state is read to find out whether there are any. Iterating builds each model once."""
+    Own.made.clear()
+    found = models_of(
+        experiment(topology, Own()),
+        star() if topology == "star" else PEERS,
+        remembered(a=1, b=0, c=3),
+    )
+    assert (Own.made, bool(found)) == ([1], True)
+    assert [name for name, _ in found.items() if name in ("a", "b", "c")] == ["a", "c"]
+    assert Own.made == [1, 0, 3]
+    assert (list(found)[:2], len(found)) == (["a", "c"], 2 + len(found.apart))
+    assert ("a" in found, "b" in found) == (True, False)
+    assert Own.made == [1, 0, 3]
+    assert found["c"] is found["c"]
+    assert found["a"] is not found["c"]
+    assert Own.made == [1, 0, 3, 1, 3]
+
+
+def test_memories_on_disk(tmp_path: Path) -> None:
+    rows, memory = BlobFile(tmp_path / "rows"), remembered(a=1, b=2)
+    for version in memory.values():
+        version.put_away(rows)
+    found = models_of(experiment("star", Own()), star(), memory)
+    assert values(found) == {"a": 11, "b": 12, "global": 10}
+    (tmp_path / "rows").write_bytes(b"\0" * 10_000)
+    with pytest.raises(
+        RunError, match=r"model of client a cannot be built, since its stored state .*its hash"
+    ):
+        found["a"]

@@ -1,0 +1,166 @@
+"""Collaborative fine-tuning: whose labels, from which weights, and what is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedssl
+from fedssl import federation, nets
+from fedssl.core.errors import ConfigError
+from fedssl.data import Dataset, Images
+from fedssl.evaluation.evaluate import for_probe
+from fedssl.experiment.dealing import deal
+from fedssl.experiment.experiment import Experiment
+from fedssl.runs.collaborative_probe import labelled_part, supervised
+from fedssl.runs.session import Interrupted
+
+CPU = torch.device("cpu")
+
+
+def experiment(**changes: Any) -> Experiment:
+    plain = Experiment.from_dict(
+        {
+            "clients": 2,
+            "rounds": 1,
+            "data": {"name": "given", "mean": [0.5] * 3, "std": [0.2] * 3},
+            "partition": {"name": "classes", "per_client": 2},
+            "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
+            "train": {"batch": 8},
+            "probe": {"epochs": 99, "labels": 7, "k": 5, "every": 0, "linear": False},
+        }
+    )
+    return plain.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+
+
+def images(n: int, seed: int) -> Images:
+    """Four classes: bright or dark in one of two channels."""
+    labels = torch.arange(n) % 4
+    pixels = torch.randint(100, (n, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
+    pixels[torch.arange(n), labels // 2] += 70 + 80 * (labels[:, None, None] % 2)
+    return Images(pixels.to(torch.uint8), labels)
+
+
+DATA = Dataset(images(160, 0), images(40, 1))
+
+
+def test_a_share_of_each_clients_own() -> None:
+    """A tenth of 60 images of two classes: 3 of each, none left out, none of another client."""
+    chosen = for_probe(experiment(data__leave_out=0.25), "collaborative", {"labels": 0.1})
+    seen, owners = deal(chosen, DATA, print)
+    part = labelled_part(chosen, seen, owners)
+    assert part.owners is not None
+    assert part.owners.keys() == owners.keys()
+    for client, index in part.owners.items():
+        assert set(index.tolist()) < set(owners[client].tolist())
+        assert sorted(DATA.train.labels[index].bincount().tolist())[-2:] == [3, 3]
+        assert len(index) == 6
+    again = labelled_part(chosen.with_changes({"seed": 0}), seen, owners).owners
+    other = labelled_part(chosen.with_changes({"seed": 1}), seen, owners).owners
+    assert again is not None
+    assert other is not None
+    assert torch.equal(again["0"], part.owners["0"])
+    assert not torch.equal(other["0"], part.owners["0"])
+    with pytest.raises(ConfigError, match="are a share of its images, up to 1"):
+        labelled_part(for_probe(experiment(), "collaborative", {"labels": 20}), seen, owners)
+
+
+def test_the_experiment_of_fine_tuning(tmp_path: Path) -> None:
+    """It starts from the backbone in the file, with FedU's settings for any protocol.
+
+    Each epoch is a round.
+    """
+    torch.manual_seed(3)
+    weights = nets.CNN().state_dict()
+    nets.save_backbone(weights, tmp_path / "b.safetensors", {})
+    chosen = supervised(for_probe(experiment(), "collaborative", {}), tmp_path / "b.safetensors", 4)
+    chosen.check()
+    assert chosen.rounds == 100
+    train = chosen.train
+    assert (train.optimizer, train.lr, train.batch, train.epochs, train.schedule) == (
+        "adam",
+        1e-3,
+        128,
+        1,
+        "constant",
+    )
+    assert chosen.data.mean == (0.5, 0.5, 0.5)
+    begun = (
+        federation.build_method(chosen, (3, 8, 8), CPU)
+        .state.pick(("backbone",))
+        .without_prefix("backbone")
+    )
+    assert all(
+        torch.equal(tensor, load_file(tmp_path / "b.safetensors")[k])
+        for k, tensor in begun.tensors().items()
+    )
+    ours = supervised(
+        for_probe(experiment(probe__protocol="ccl"), "collaborative", {"labels": 0.1, "epochs": 3}),
+        tmp_path / "b.safetensors",
+        4,
+    )
+    assert (ours.rounds, ours.train.optimizer, ours.train.lr, ours.train.batch) == (
+        3,
+        "adam",
+        1e-3,
+        128,
+    )
+
+
+def test_clients_learn_together(tmp_path: Path) -> None:
+    """With all labels they learn an easy task; with a tenth, in a round, less. No file is left."""
+    run = fedssl.run(
+        experiment(partition__name="iid"), tmp_path / "run", "cpu", dataset=DATA, quiet=True
+    )
+    before = sorted(path.name for path in run.dir.rglob("*"))
+    score = run.evaluate("collaborative", labels=1, epochs=25, batch=16)
+    assert sorted(path.name for path in run.dir.rglob("*")) == before
+    assert list(score) == ["global"]
+    assert [sum(row) for row in score.confusion["global"]] == [10] * 4
+    assert score.mean > 90
+    assert run.evaluate("collaborative", labels=0.1, epochs=1).mean < score.mean
+
+
+def test_a_stop_promises_no_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fine-tuning is a run in a temporary folder, which is gone after a stop."""
+    run = fedssl.run(experiment(), tmp_path / "run", "cpu", dataset=DATA, quiet=True)
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Interrupted("stopped after round 1 of 2; the same command resumes the run")
+
+    monkeypatch.setattr("fedssl.runs.collaborative_probe.train_locally", stopped)
+    with pytest.raises(Interrupted, match=r"^stopped; nothing is kept of this fine-tuning$"):
+        run.evaluate("collaborative", labels=0.5)
+
+
+def test_a_note_if_a_client_with_one_labelled_image_does_not_train(tmp_path: Path) -> None:
+    """A tenth of 150 and 10 images is 15 and 1; of 5 and 5 images one each, too few to train."""
+    some = {"a": torch.arange(150), "b": torch.arange(150, 160)}
+    few = {"a": torch.arange(5), "b": torch.arange(5, 10)}
+    for owners, note in ((some, "1 of 2 clients have a single labelled image"), (few, None)):
+        data = Dataset(DATA.train, DATA.test, owners)
+        folder = tmp_path / str(len(owners["b"]))
+        chosen = experiment(partition__name="natural", clients=0)
+        run = fedssl.run(chosen, folder, "cpu", dataset=data, quiet=True)
+        if note:
+            assert note in (run.evaluate("collaborative", labels=0.1, epochs=1).note or "")
+            continue
+        with pytest.raises(ConfigError, match="every client has a single labelled image"):
+            run.evaluate("collaborative", labels=0.1, epochs=1)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    alone = fedssl.run(
+        experiment(topology__name="isolated"), tmp_path / "a", "cpu", dataset=DATA, quiet=True
+    )
+    with pytest.raises(ConfigError, match="this run has several: 0, 1"):
+        alone.evaluate("collaborative")
+    unlabelled = Dataset(Images(DATA.train.pixels), DATA.test)
+    chosen = experiment(partition__name="iid")
+    run = fedssl.run(chosen, tmp_path / "b", "cpu", dataset=unlabelled, quiet=True)
+    with pytest.raises(ConfigError, match="the training images have none"):
+        run.evaluate("collaborative")

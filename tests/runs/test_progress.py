@@ -1,0 +1,189 @@
+"""The messages of a run: that it stops, that it was finished, what takes long, what is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedssl
+from fedssl.core.errors import ConfigError
+from fedssl.experiment.experiment import Experiment
+from fedssl.method import METHODS
+from fedssl.methods import SimCLR
+from fedssl.runs.local import STOPPING, Interrupted
+from fedssl.training.trainer import Metrics, Trainer
+
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "clients": 2,
+    "data": {"name": "given"},
+    "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
+    "train": {"batch": 8},
+    "probe": {"every": 0, "linear": False},
+}
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randint(
+        256, (40, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+
+
+@pytest.fixture
+def go(images: Tensor, tmp_path: Path) -> Callable[..., fedssl.Run]:
+    """go({"rounds": 1}): a tiny run in the folder `run`, with labelled test images."""
+
+    def run(changes: dict[str, Any] | None = None, quiet: bool = False) -> fedssl.Run:
+        test = (images[:12], torch.arange(12) % 3)
+        experiment = Experiment.from_dict(SMALL)
+        return fedssl.run(
+            experiment, tmp_path / "run", "cpu", dataset=images, test=test, quiet=quiet, set=changes
+        )
+
+    return run
+
+
+Go = Callable[..., fedssl.Run]
+
+
+def test_a_stop_is_reported_at_once(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message comes during the step under way: here a step that waits for it."""
+    said = []
+    told = threading.Event()
+    fit = Trainer.fit
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line == STOPPING:
+            told.set()
+
+    def slow(self: Trainer, *args: Any) -> Metrics:
+        # A signal during a finalizer is lost: Python ignores exceptions there.
+        for _ in range(10):
+            os.kill(os.getpid(), signal.SIGINT)
+            if told.wait(2):
+                break
+        assert told.is_set()
+        return fit(self, *args)
+
+    monkeypatch.setattr("fedssl.runs.local.say_on_stderr", say)
+    monkeypatch.setattr(Trainer, "fit", slow)
+    with pytest.raises(
+        Interrupted, match="stopped after round 0 of 2; the same command resumes the run"
+    ):
+        go({"train.workers": 1})
+    assert said == [STOPPING]
+
+
+def test_a_message_if_a_run_was_finished_already(
+    go: Go, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go()
+    assert "finished already" not in capsys.readouterr().err
+    go()
+    assert [line for line in capsys.readouterr().err.splitlines() if "finished" in line] == [
+        f"{tmp_path / 'run'} was finished already, all 2 rounds of it: nothing was trained or "
+        "measured. For more rounds, raise them and name it: --set rounds=4 --dir "
+        f"{tmp_path / 'run'}; to start anew, choose another --dir"
+    ]
+    go({"rounds": 4, "probe.k": 3})
+    assert "finished already" not in capsys.readouterr().err
+    go({"rounds": 4, "probe.k": 3}, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["isolated", "centralized"])
+def test_a_run_is_not_trained_again_to_be_compared_with_itself(
+    name: str, go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+    fit = Trainer.fit
+
+    def counted(self: Trainer, *args: Any) -> Metrics:
+        trained.append(self)
+        return fit(self, *args)
+
+    monkeypatch.setattr(Trainer, "fit", counted)
+    run = go({"topology.name": name, "probe.beside": ["random", name]}, quiet=True)
+    assert len(trained) == 2 * (2 if name == "isolated" else 1)  # rounds, clients
+    table = run.results["table"]
+    assert list(table) == ["this run", "random", name]
+    assert table[name] == table["this run"]
+    assert not (run.dir / name).exists()
+
+
+def test_a_queue_longer_than_clients_can_fill(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
+    """40 images are 20 for each client, of which it trains two batches of 8.
+
+    That is 32 keys in a round, so the queue is full after 128 rounds.
+    """
+    note = (
+        "as many as the median one has, makes 32 keys in a round and fills method.queue = 4096 "
+        "after 128: "
+    )
+    go({"method.name": "mocov2", "method.queue": 4096})
+    assert note in capsys.readouterr().err
+    go({"method.name": "mocov2", "method.queue": 4096, "rounds": 3})  # resumed: no second warning
+    assert note not in capsys.readouterr().err
+
+
+def test_training_before_the_first_round_can_be_followed(
+    go: Go, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go({"algorithm.name": "fedca", "public.images": 10})
+    assert (
+        "training the alignment model, before the first round and the first checkpoint\n"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_refused_directory_is_left_alone(go: Go, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "flower.json").touch()
+    (tmp_path / "run" / "rounds.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="holds a run on Flower"):
+        go(quiet=True)
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {"flower.json", "rounds.jsonl"}
+
+
+def test_a_start_on_flower_that_failed_does_not_block_one_here(go: Go, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "flower.json").touch()
+    run = go(quiet=True)
+    assert not (run.dir / "flower.json").exists()
+
+
+def test_images_that_are_refused_leave_no_directory(go: Go, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="falls into 2 parts"):
+        go({"topology.name": "edges", "topology.edges": [[0, 1]], "clients": 3}, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_a_method_that_is_not_known_here(
+    go: Go,
+    cli: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in another process, which has not imported the method: the error explains what to do."""
+    monkeypatch.setattr(METHODS, "_classes", dict(METHODS._classes))
+    METHODS.register("simclr2")(type("SimCLR2", (SimCLR,), {}))
+    go({"method.name": "simclr2"}, quiet=True)
+    del METHODS._classes["simclr2"]
+    code, out, err = cli("evaluate", str(tmp_path / "run"))
+    assert (code, out) == (2, "")
+    assert err == (
+        f'fedssl: {tmp_path / "run" / "experiment.toml"}: unknown method "simclr2", did you mean '
+        '"simclr"? (one of yours must be known here: in Python, import the module that registers '
+        "it before fedssl is asked for the run; for the command line, install it as a plugin, with "
+        'the entry point "simclr2" in the group "fedssl.methods")\n'
+    )

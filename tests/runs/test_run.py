@@ -1,0 +1,862 @@
+"""fedssl.run and the run directory it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+import fedssl
+from fedssl import federation, nets
+from fedssl.core.errors import ConfigError, DataError
+from fedssl.core.provenance import code
+from fedssl.data import Dataset, Images, from_python
+from fedssl.detection.backbone_file import find_backbone
+from fedssl.engine.checkpoints.store import Snapshot, Store
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.experiment.dealing import deal
+from fedssl.experiment.experiment import Experiment
+from fedssl.runs.comparisons import untrained_models
+from fedssl.runs.finalize import finish
+
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "clients": 3,
+    "data": {"name": "given"},
+    "method": {"name": "byol", "backbone": "cnn", "hidden": 32, "dim": 16},
+    "train": {"batch": 8, "checkpoint_every": 0},
+    "probe": {"every": 1, "epochs": 5, "k": 5},
+}
+
+
+@pytest.fixture
+def small() -> Experiment:
+    return Experiment.from_dict(SMALL)
+
+
+def _images(n: int, channels: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Images of three classes that anybody can tell apart by their brightness."""
+    labels = torch.arange(n) % 3
+    noise = torch.randint(80, (n, channels, 10, 10), generator=torch.Generator().manual_seed(seed))
+    return (noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels
+
+
+@pytest.fixture
+def labelled() -> Dataset:
+    return from_python(_images(48), _images(24, seed=1))
+
+
+def _tensors(run: fedssl.Run) -> dict[str, str]:
+    return {
+        f"{file.name}/{name}": hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        for file in sorted(run.dir.glob("backbone*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def test_what_a_run_leaves(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    assert repr(run) == f"Run({str(tmp_path / 'run')!r}, 2/2 rounds)"
+    names = {path.name for path in run.dir.iterdir()}
+    assert {
+        "experiment.toml",
+        "rounds.jsonl",
+        "results.json",
+        "backbone.safetensors",
+        "checkpoints",
+    } <= names
+    assert run.results["rounds"] == 2
+    assert run.results["experiment"] == run.experiment.hash()
+    assert run.results["environment"].keys() == {"fedssl", "code", "torch", "python", "device"}
+    assert run.results["table"].keys() == {"this run"}
+    assert 0 <= run.results["table"]["this run"]["linear"]["mean"] <= 100
+    assert not list(run.dir.rglob("*.tmp"))
+
+
+def test_the_rounds_log_has_all_that_is_promised(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set={"probe.every": 2})
+    assert [line["round"] for line in run.rounds] == [1, 2]
+    assert [line["knn"] is None for line in run.rounds] == [True, False]
+    model = load_file(run.dir / "backbone.safetensors")
+    for line in run.rounds:
+        measured = {"knn_settings"} if line["knn"] is not None else set()
+        assert line.keys() == measured | {
+            "round",
+            "of",
+            "rate",
+            "failed",
+            "loss",
+            "knn",
+            "knn_common",
+            "seconds",
+            "images_per_s",
+            "code",
+            "clients",
+        }
+        assert line["failed"] is False
+        assert line["images_per_s"] == pytest.approx(48 / line["seconds"])
+        shares = [c["images"] * c["loss"] for c in line["clients"]]
+        assert line["loss"] == pytest.approx(sum(shares) / 48)
+        for client in line["clients"]:
+            assert client["dropped"] is None
+            assert (client["steps"], client["images"]) == (2, 16)
+            assert (
+                client["bytes_up"] == client["bytes_down"] > sum(t.nbytes for t in model.values())
+            )
+            assert client["divergence"] > 0
+            assert 0 < client["embedding_std"] < 2
+            assert 1 <= client["effective_rank"] <= 16  # two views of eight images
+            assert client["images_per_s"] > 0
+    assert run.rounds[-1]["knn"] == run.results["table"]["this run"]["knn"]["mean"]
+    assert run.rounds[-1]["knn_settings"] == {"k": 5, "temperature": 0.1}
+    for text in (run.dir / "rounds.jsonl").read_text().splitlines():
+        json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def test_experiment_toml_is_complete_and_loads(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    again = Experiment.from_toml((run.dir / "experiment.toml").read_text())
+    assert again == run.experiment
+    assert again == small.with_changes({"train.precision": "fp32"})  # what `auto` came to
+    text = (run.dir / "experiment.toml").read_text()
+    for key in (
+        "momentum",
+        "weight_decay",
+        "jitter",
+        "temperature",
+        "participation",
+        "update",
+        "seed",
+    ):
+        assert f"{key} = " in text
+    other = fedssl.run(
+        run.dir / "experiment.toml", tmp_path / "again", dataset=labelled, quiet=True
+    )
+    assert _tensors(other) == _tensors(run)
+
+
+def test_backbone_and_evaluate(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    backbone = run.backbone()
+    assert not backbone.training
+    features = backbone(labelled.train.pixels[:4].float() / 255)
+    assert features.shape == (4, 512)
+    saved = load_file(run.dir / "backbone.safetensors")
+    assert saved.keys() == backbone.state_dict().keys()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in backbone.state_dict().items())
+    assert run.evaluate("knn").mean == run.results["table"]["this run"]["knn"]["mean"]
+    assert run.evaluate("linear").mean == run.results["table"]["this run"]["linear"]["mean"]
+    assert run.evaluate("linear", labels=3, epochs=1) != {}
+    with pytest.raises(ConfigError, match=r'unknown probe "lineer", did you mean "linear"?'):
+        run.evaluate("lineer")
+    with pytest.raises(ConfigError, match=r'unknown key "probe.label", did you mean "labels"?'):
+        run.evaluate("linear", label=3)
+
+
+def test_the_header_describes_the_use_of_the_backbone(small: Experiment, tmp_path: Path) -> None:
+    changes = {"data.mean": (0.5,), "data.std": (0.25,)}
+    run = fedssl.run(small, tmp_path / "run", dataset=_images(24, 1)[0], quiet=True, set=changes)
+    with safe_open(run.dir / "backbone.safetensors", "pt") as file:
+        header = file.metadata()
+    assert (header["method"], header["backbone"], header["model"]) == ("byol", "cnn", "global")
+    assert json.loads(header["image"]) == [1, 10, 10]
+    assert (json.loads(header["mean"]), json.loads(header["std"])) == ([0.5], [0.25])
+    assert header["experiment"] == run.experiment.hash()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_channels(channels: int, small: Experiment, tmp_path: Path) -> None:
+    train, test = (Images(*_images(n, channels)) for n in (30, 12))
+    run = fedssl.run(small, tmp_path / "run", dataset=Dataset(train, test), quiet=True)
+    assert run.backbone()(torch.zeros(2, channels, 10, 10)).shape == (2, 512)
+    assert math.isfinite(run.evaluate("knn").mean)
+
+
+class Plain(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
+        self.pixels = pixels
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, k: int) -> tuple[Tensor, int]:
+        return self.pixels[k], int(self.labels[k])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x, y: x,
+        lambda x, y: (x, y),
+        lambda x, y: x.float() / 255,
+        lambda x, y: x.permute(0, 2, 3, 1).numpy(),
+        lambda x, y: (x.permute(0, 2, 3, 1).numpy(), y.numpy()),
+        lambda x, y: (x, y.tolist()),
+        Plain,
+        lambda x, y: list(x),
+    ],
+    ids=[
+        "tensor",
+        "tensors",
+        "floats",
+        "array",
+        "arrays",
+        "labels as a list",
+        "torch data set",
+        "list",
+    ],
+)
+def test_images_from_python_in_many_forms(
+    wrap: Callable[[Tensor, Tensor], Any], small: Experiment, tmp_path: Path
+) -> None:
+    """The same images give the same model, whatever they come in."""
+    pixels, labels = _images(30)
+    hashes = []
+    for name, given in (("a", pixels), ("b", wrap(pixels, labels))):
+        hashes.append(
+            _tensors(fedssl.run(small, tmp_path / name, dataset=given, quiet=True, rounds=1))
+        )
+    assert hashes[0] == hashes[1]
+
+
+def test_holdout_gives_test_images(small: Experiment, tmp_path: Path) -> None:
+    run = fedssl.run(
+        small, tmp_path / "run", dataset=_images(60), quiet=True, set={"data.holdout": 12}
+    )
+    assert run.rounds[-1]["knn"] is not None
+    assert sum(c["images"] for c in run.rounds[0]["clients"]) == 48
+
+
+def test_starts_from_an_earlier_backbone(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    first = fedssl.run(small, tmp_path / "first", dataset=labelled, quiet=True)
+    path = first.dir / "backbone.safetensors"
+    second = fedssl.run(
+        small,
+        tmp_path / "second",
+        dataset=labelled,
+        quiet=True,
+        method={"init": path},
+        train={"lr": 1e-12},
+    )
+    before = load_file(path)
+    after = load_file(second.dir / "backbone.safetensors")
+    name = "layers.0.0.weight"
+    assert torch.allclose(before[name], after[name], atol=1e-6)
+    assert _tensors(second) != _tensors(first)
+    grey = fedssl.run(
+        small, tmp_path / "grey", dataset=_images(24, 1)[0], quiet=True, method={"init": path}
+    )
+    assert load_file(grey.dir / "backbone.safetensors")[name].shape[1] == 1
+
+
+def test_init_that_does_not_fit(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    first = fedssl.run(small, tmp_path / "first", dataset=labelled, quiet=True)
+    changes = {"method.init": first.dir / "backbone.safetensors", "method.backbone": "resnet18"}
+    with pytest.raises(ConfigError, match=r"does not fit this backbone: it lacks conv1.weight"):
+        fedssl.run(small, tmp_path / "second", dataset=labelled, quiet=True, set=changes)
+
+
+def test_a_finished_run_is_not_run_again(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set = {"probe.beside": ["random", "isolated"]}
+    first = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=set)
+    before = (first.dir / "rounds.jsonl").read_text()
+    results = first.results
+    monkeypatch.setattr(
+        "fedssl.training.trainer.Trainer.fit", lambda *args: pytest.fail("it trained")
+    )
+    again = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=set)
+    assert (again.dir / "rounds.jsonl").read_text() == before
+    assert again.results == results
+    # Another measurement of the same run needs no training either.
+    fewer = fedssl.run(
+        small, tmp_path / "run", dataset=labelled, quiet=True, set=set | {"probe.labels": 3}
+    )
+    assert fewer.results["table"].keys() == results["table"].keys()
+    assert fewer.results["experiment"] != results["experiment"]
+
+
+def test_unlabelled_images_are_trained_on_but_not_measured(
+    small: Experiment, tmp_path: Path
+) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=_images(30)[0], quiet=True)
+    assert run.results["table"] == {}
+    assert [line["knn"] for line in run.rounds] == [None, None]
+    with pytest.raises(ConfigError, match="neither test images nor labels here"):
+        run.evaluate("knn")
+
+
+def test_labelled_test_images_from_python(small: Experiment, tmp_path: Path) -> None:
+    """With labelled training images all test images are measured on; without, one half of them."""
+    for name, train, measured in (("labels", _images(30), 24), ("none", _images(30)[0], 12)):
+        run = fedssl.run(
+            small, tmp_path / name, dataset=train, test=_images(24, seed=1), quiet=True
+        )
+        assert (run.results["notes"] == []) == (name == "labels")
+        knn = run.results["table"]["this run"]["knn"]["mean"]
+        assert knn * measured / 100 == pytest.approx(round(knn * measured / 100))
+        assert run.evaluate("knn").mean == knn == run.rounds[-1]["knn"]
+    assert len(run.data().test or ()) == 24
+
+
+def test_test_images_that_would_not_be_looked_at_are_refused(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    for dataset in (None, labelled):
+        with pytest.raises(ConfigError, match="test= goes with training images in dataset="):
+            fedssl.run(small, tmp_path / "run", dataset=dataset, test=_images(6), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_natural_clients_need_no_number(tmp_path: Path) -> None:
+    owners = {"north": torch.arange(10), "south": torch.arange(10, 24)}
+    values = {key: value for key, value in SMALL.items() if key != "clients"} | {
+        "partition": "natural",
+        "rounds": 1,
+    }
+    data = from_python(_images(24)[0], owners=owners)
+    run = fedssl.run(Experiment.from_dict(values), tmp_path / "run", dataset=data, quiet=True)
+    assert [c["client"] for c in run.rounds[0]["clients"]] == ["north", "south"]
+    assert run.experiment.clients == 0
+
+
+def test_topologies(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    runs = {
+        name: fedssl.run(
+            small, tmp_path / name, dataset=labelled, quiet=True, topology={"name": name}
+        )
+        for name in ("isolated", "centralized")
+    }
+    alone = runs["isolated"]
+    pooled = runs["centralized"]
+    assert sorted(alone.models()) == ["0", "1", "2"]
+    assert sorted(path.name for path in alone.dir.glob("backbone*")) == [
+        f"backbone-{k}.safetensors" for k in range(3)
+    ]
+    score = alone.results["table"]["this run"]["knn"]
+    assert score["mean"] == pytest.approx(np.mean(list(score["models"].values())))
+    with pytest.raises(ConfigError, match="this run has several models, name one of: 0, 1, 2"):
+        alone.backbone()
+    assert alone.backbone("1")(torch.zeros(2, 3, 10, 10)).shape == (2, 512)
+    with pytest.raises(ConfigError, match="no model"):
+        alone.backbone("7")
+    assert [(c["client"], c["images"]) for c in pooled.rounds[0]["clients"]] == [("all", 48)]
+
+
+def test_peers_without_a_server(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    """Each peer's model and their mean are measured and exported; a resumed run has equal bits."""
+    changes = {"topology.name": "cycle", "clients": 4, "train.schedule": "constant"}
+    whole = fedssl.run(small, tmp_path / "whole", dataset=labelled, quiet=True, set=changes)
+    fedssl.run(small, tmp_path / "parts", dataset=labelled, quiet=True, set=changes | {"rounds": 1})
+    parts = fedssl.run(small, tmp_path / "parts", dataset=labelled, quiet=True, set=changes)
+    assert _tensors(parts) == _tensors(whole)
+    assert list(whole.models()) == ["0", "1", "2", "3", "mean"]
+    assert sorted(path.name for path in whole.dir.glob("backbone*")) == [
+        f"backbone-{name}.safetensors" for name in ("0", "1", "2", "3", "mean")
+    ]
+    peers = [
+        load_file(whole.dir / f"backbone-{k}.safetensors")["layers.0.0.weight"] for k in range(4)
+    ]
+    mean = load_file(whole.dir / "backbone-mean.safetensors")["layers.0.0.weight"]
+    assert torch.allclose(torch.stack(peers).mean(0), mean, atol=1e-7)
+    assert not torch.equal(peers[0], peers[1])
+    score = whole.results["table"]["this run"]["knn"]
+    each = [score["models"][str(k)] for k in range(4)]
+    assert (score["mean"], score["std"]) == (
+        pytest.approx(np.mean(each)),
+        pytest.approx(np.std(each, ddof=1)),
+    )
+    assert whole.rounds[-1]["knn"] == score["mean"]
+    assert whole.rounds[-1]["knn_common"] == score["models"]["mean"]
+
+
+def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    changes = {"topology.name": "edges", "topology.edges": [[0, 1]]}
+    with pytest.raises(ConfigError, match=r"falls into 2 parts: 0, 1 \| 2"):
+        fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=changes)
+    run = fedssl.run(
+        small,
+        tmp_path / "run",
+        dataset=labelled,
+        quiet=True,
+        set=changes | {"topology.edges": [[0, 1], ["1", 2]]},
+    )
+    assert len(run.rounds) == 2
+
+
+def test_clients_that_see_their_images_differently(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    """They train on shifted images only; a run is measured with the original images."""
+    run, plain = (
+        fedssl.run(small, tmp_path / name, dataset=labelled, quiet=True, rounds=1, partition=name)
+        for name in ("rotation", "iid")
+    )
+    assert _tensors(run) != _tensors(plain)
+    assert [c["images"] for c in run.rounds[0]["clients"]] == [
+        c["images"] for c in plain.rounds[0]["clients"]
+    ]
+    assert (
+        run.evaluate("knn").mean
+        == run.rounds[-1]["knn"]
+        == run.results["table"]["this run"]["knn"]["mean"]
+    )
+    shifted, owners = deal(run.experiment, labelled, print)
+    data = Dataset(shifted.train, labelled.test, owners)
+    given = fedssl.run(
+        small, tmp_path / "given", dataset=data, quiet=True, rounds=1, partition="natural"
+    )
+    assert _tensors(given) == _tensors(run)
+
+
+def test_one_isolated_client_is_centralized_training(small: Experiment, tmp_path: Path) -> None:
+    """One client without merging and one client with all images differ only by name."""
+    one = {"clients": 1, "guard.min_uploads": 1}
+    federated = fedssl.run(small, tmp_path / "one", dataset=_images(24)[0], quiet=True, set=one)
+    alone = fedssl.run(
+        small,
+        tmp_path / "alone",
+        dataset=_images(24)[0],
+        quiet=True,
+        clients=1,
+        topology={"name": "isolated"},
+    )
+    assert list(_tensors(federated).values()) == list(_tensors(alone).values())
+
+
+def test_participation(small: Experiment, tmp_path: Path) -> None:
+    changes = {
+        "clients": 4,
+        "topology.participation": 0.5,
+        "rounds": 4,
+        "probe.beside": ["centralized", "isolated"],
+    }
+    data = from_python(_images(40), _images(12))
+    run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=changes)
+    asked = [tuple(c["client"] for c in line["clients"]) for line in run.rounds]
+    assert {len(clients) for clients in asked} == {2}
+    assert len(set(asked)) > 1
+    assert list(run.results["table"]) == ["this run", "centralized", "isolated"]
+
+
+def test_workers_do_not_change_a_bit(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    hashes = [
+        _tensors(
+            fedssl.run(
+                small, tmp_path / f"{n}", dataset=labelled, quiet=True, set={"train.workers": n}
+            )
+        )
+        for n in (1, 2, 3)
+    ]
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+def test_a_table_in_set_is_merged_as_a_keyword_is(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    """Both change what the table names and keep the rest; where both name a key, `set` decides."""
+    table = {"dim": 8, "augment": {"flip": 0.25}}
+    file = tmp_path / "small.toml"
+    file.write_text(small.to_toml())
+    runs = {
+        "keyword": fedssl.run(
+            small, tmp_path / "keyword", "cpu", dataset=labelled, rounds=1, method=table
+        ),
+        "set": fedssl.run(
+            small, tmp_path / "set", "cpu", dataset=labelled, set={"rounds": 1, "method": table}
+        ),
+        "file": fedssl.run(
+            file, tmp_path / "file", "cpu", dataset=labelled, set={"rounds": 1, "method": table}
+        ),
+        "both": fedssl.run(
+            small,
+            tmp_path / "both",
+            "cpu",
+            dataset=labelled,
+            rounds=1,
+            method={"dim": 4, "augment": {"flip": 0.25}},
+            set={"method": {"dim": 8}},
+        ),
+    }
+    expected = small.with_changes({"rounds": 1, "method.dim": 8, "method.augment.flip": 0.25})
+    assert expected.to_dict()["method"]["hidden"] == 32
+    hashes = {name: run.results["experiment"] for name, run in runs.items()}
+    assert hashes == dict.fromkeys(runs, runs["keyword"].results["experiment"])
+    for run in runs.values():
+        assert run.experiment.method == expected.method
+
+
+def test_default_directories(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my own.toml").write_text(small.to_toml())
+    plain = fedssl.run(small, dataset=labelled, quiet=True)
+    other = fedssl.run(small, dataset=labelled, quiet=True, seed=1)
+    assert len({plain.dir, other.dir}) == 2
+    assert plain.dir.parent == other.dir.parent == Path("runs")
+    changed = fedssl.run("my own.toml", dataset=labelled, quiet=True, seed=1)
+    assert changed.dir == Path("runs") / f"my own-{small.with_changes({'seed': 1}).hash()[:8]}"
+    assert _tensors(changed) == _tensors(other)
+
+
+def test_odd_directory_names(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+    for name in ("with space", "[bold]", "ünï", "-x", "a/b/c"):
+        run = fedssl.run(small, tmp_path / name, dataset=labelled, quiet=True, rounds=1)
+        assert len(run.rounds) == 1
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("tests", [1, 4, 12])
+def test_picture(tests: int, every: int, small: Experiment, tmp_path: Path) -> None:
+    data = from_python(_images(24), _images(tests))
+    set = {"probe.picture": True, "probe.every": every, "rounds": 1}
+    run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=set)
+    assert (run.dir / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_missing_extra_costs_the_picture_only(
+    small: Experiment,
+    labelled: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    run = fedssl.run(
+        small, tmp_path / "run", dataset=labelled, quiet=True, set={"probe.picture": True}
+    )
+    assert run.results["table"]
+    assert not (run.dir / "picture.png").exists()
+    said = capsys.readouterr().err
+    needs = "a picture needs matplotlib and scikit-learn"
+    assert said == f'no picture: {needs}: in a clone of fedssl, pip install ".[viz]"\n'
+
+
+def test_quiet_says_nothing(
+    small: Experiment, labelled: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_run_of_no_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a run directory: it has no experiment.toml"):
+        fedssl.Run(tmp_path)
+    (tmp_path / "experiment.toml").write_text(Experiment.from_dict(SMALL).to_toml())
+    run = fedssl.Run(tmp_path)
+    assert (run.rounds, run.results) == ([], {})
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
+        run.backbone()
+
+
+def test_given_needs_a_dataset(small: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pass dataset= to fedssl.run"):
+        fedssl.run(small, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.oracle
+def test_resnet_backbone_loads_into_torchvision(small: Experiment, tmp_path: Path) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    changes = {"method.backbone": "resnet18", "method.stem": "imagenet", "rounds": 1}
+    run = fedssl.run(small, tmp_path / "run", dataset=_images(24)[0], quiet=True, set=changes)
+    theirs = torchvision.models.resnet18()
+    theirs.fc = torch.nn.Identity()
+    theirs.load_state_dict(load_file(run.dir / "backbone.safetensors"), strict=True)
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.allclose(theirs.eval()(x), run.backbone()(x), atol=1e-5)
+
+
+def test_a_note_if_the_code_changed_during_a_run(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    assert run.results["environment"]["code"] == code()
+    log = run.dir / "rounds.jsonl"
+    first, second = log.read_text().splitlines()
+    log.write_text(f"{first.replace(code(), '0ld0c0de')}\n{second}\n")
+    (run.dir / "rounds.jsonl.copy").unlink()
+    (run.dir / "results.json").unlink()
+    again = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    assert again.results["environment"]["code"] == f"0ld0c0de, {code()}"
+    assert again.results["notes"] == [
+        f"made by code that was changed on the way: 0ld0c0de, {code()}"
+    ]
+
+
+def test_predictions_by_class_are_stored(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal to evaluate(), for each row and probe; a row of too many models is empty."""
+    alone = {"probe.beside": ["isolated"]}
+    run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=alone)
+    found = json.loads((run.dir / "classes.json").read_text())
+    assert found["table"].keys() == run.results["table"].keys() == {"this run", "isolated"}
+    for probe in ("knn", "linear"):
+        score = run.evaluate(probe)
+        assert found["table"]["this run"][probe] == {
+            "per_class": score.per_class,
+            "confusion": score.confusion,
+        }
+    assert labelled.test is not None
+    assert found["classes"] == list(labelled.test.classes)
+    assert len(found["table"]["isolated"]["knn"]["confusion"]) == small.clients
+    monkeypatch.setattr("fedssl.runs.finalize.MAX_LISTED_MODELS", 1)
+    few = fedssl.run(small, tmp_path / "few", dataset=labelled, quiet=True, set=alone)
+    table = json.loads((few.dir / "classes.json").read_text())["table"]
+    assert (table["isolated"], table["this run"]) == ({}, found["table"]["this run"])
+
+
+def test_a_note_if_a_run_was_prolonged(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    """Its learning rate follows the short schedule, then the long one, unlike one run of four."""
+    fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
+    longer = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, rounds=4)
+    assert [(line["of"], line["rate"]) for line in longer.rounds] == [
+        (of, pytest.approx(small.train.rate(number, of)))
+        for number, of in ((0, 2), (1, 2), (2, 4), (3, 4))
+    ]
+    note = "begun as a run of 2 rounds and prolonged to 4"
+    assert longer.results["notes"] == [note]
+    with safe_open(longer.dir / "backbone.safetensors", "pt") as file:
+        assert (file.metadata()["notes"], file.metadata()["rounds"]) == (note, "4")
+
+
+# -- what a run is the result of --
+
+
+def test_test_images_of_another_kind_are_refused_before_training(
+    small: Experiment, tmp_path: Path
+) -> None:
+    x = torch.randint(256, (24, 3, 12, 12), dtype=torch.uint8)
+    y = torch.arange(24) % 3
+    with pytest.raises(DataError, match="test images have 1 channels, training images 3"):
+        fedssl.run(
+            small, tmp_path / "run", "cpu", dataset=from_python((x, y), (x[:, :1], y)), quiet=True
+        )
+    assert not (tmp_path / "run" / "rounds.jsonl").exists()
+
+
+def test_no_test_images_are_nothing_to_measure_with(small: Experiment, tmp_path: Path) -> None:
+    x = torch.randint(256, (24, 3, 12, 12), dtype=torch.uint8)
+    y = torch.arange(24) % 3
+    run = fedssl.run(
+        small, tmp_path / "run", "cpu", dataset=from_python((x, y), (x[:0], y[:0])), quiet=True
+    )
+    assert [line["knn"] for line in run.rounds] == [None, None]
+    assert run.results["table"] == {}
+    assert (run.dir / "backbone.safetensors").is_file()
+
+
+def test_a_probe_that_fails_takes_no_round_with_it(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("the probe failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "measure", fails)
+        with pytest.raises(RuntimeError, match="the probe failed"):
+            fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
+    kept = Store(tmp_path).load(print)
+    assert kept is not None
+    assert kept.rounds == 1
+    run = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
+    assert [line["round"] for line in run.rounds] == [1, 2]
+    assert run.rounds[0]["knn"] is None
+    assert run.rounds[1]["knn"] is not None
+
+
+def test_measuring_is_no_part_of_a_rounds_time(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = Evaluation.measure
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(1.5)
+        return measure(*args)
+
+    monkeypatch.setattr(Evaluation, "measure", slowly)
+    small = small.with_changes({"rounds": 1, "probe.beside": []})
+    assert (
+        fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).rounds[0]["seconds"] < 1.5
+    )
+
+
+def test_other_labels_are_measured_again(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    first = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results
+    assert labelled.test is not None
+    others = Images(labelled.test.held, (labelled.test.labels + 1) % 3, labelled.test.classes)
+    again = fedssl.run(
+        small, tmp_path, "cpu", dataset=Dataset(labelled.train, others), quiet=True
+    ).results
+    assert first["labels"] != again["labels"]
+    assert first["table"] != again["table"]
+
+
+def test_a_method_that_learns_from_labels_is_resumed_with_the_same_ones(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    others = Dataset(
+        Images(labelled.train.held, (labelled.train.labels + 1) % 3, labelled.train.classes), None
+    )
+    experiment = small.with_changes(
+        {"method": {"name": "supervised", "backbone": "cnn", "classes": 3}}
+    )
+    fedssl.run(experiment, tmp_path / "supervised", "cpu", dataset=labelled, quiet=True)
+    with pytest.raises(ConfigError, match="or with other labels"):
+        fedssl.run(experiment, tmp_path / "supervised", "cpu", dataset=others, quiet=True)
+    fedssl.run(small, tmp_path / "byol", "cpu", dataset=labelled, quiet=True)
+    # BYOL does not learn from labels.
+    fedssl.run(small, tmp_path / "byol", "cpu", dataset=others, quiet=True)
+
+
+def test_first_weights_are_part_of_a_run_and_not_the_random_ones(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    trained = fedssl.run(small, tmp_path / "first", "cpu", dataset=labelled, quiet=True)
+    file = tmp_path / "init.safetensors"
+    file.write_bytes((trained.dir / "backbone.safetensors").read_bytes())
+    again = small.with_changes({"method.init": str(file)})
+    fedssl.run(again, tmp_path / "second", "cpu", dataset=labelled, quiet=True)
+    untrained, started = (
+        federation.build_method(e, labelled.train.image, torch.device("cpu"))
+        .state.pick(("backbone",))
+        .floats
+        for e in (small, again)
+    )
+    random = (
+        untrained_models(again, labelled.train.image, torch.device("cpu"))["random"]
+        .pick(("backbone",))
+        .floats
+    )
+    assert torch.equal(random, untrained)
+    assert not torch.equal(random, started)
+    nets.save_backbone({n: t + 1 for n, t in load_file(file).items()}, file, {})
+    with pytest.raises(ConfigError, match="or from other first weights"):
+        fedssl.run(again, tmp_path / "second", "cpu", dataset=labelled, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"), [("server", "star"), ("home", "star"), ("mean", "cycle")]
+)
+def test_clients_have_names_of_their_own(
+    name: str, topology: str, small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    listed = small.with_changes(
+        {"partition": {"name": "natural"}, "clients": 0, "topology": topology}
+    )
+    owned = Dataset(
+        labelled.train, labelled.test, {"a": torch.arange(6), name: torch.arange(6, 12)}
+    )
+    with pytest.raises(ConfigError, match=f'a client is called "{name}"'):
+        fedssl.run(listed, tmp_path, "cpu", dataset=owned, quiet=True)
+
+
+def test_a_long_name_is_no_reason_to_lose_a_model(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    """41 Cyrillic letters: 82 bytes, and 246 characters of percent-encoding."""
+    long = "ж" * 41
+    listed = small.with_changes(
+        {"partition": {"name": "natural"}, "clients": 0, "topology": "isolated"}
+    )
+    owned = Dataset(
+        labelled.train, labelled.test, {"a": torch.arange(9), long: torch.arange(9, 18)}
+    )
+    run = fedssl.run(listed, tmp_path, "cpu", dataset=owned, quiet=True)
+    (file,) = (f for f in run.dir.glob("backbone-%D0*.safetensors"))
+    with safe_open(file, "pt") as weights:
+        assert weights.metadata()["model"] == long
+    assert find_backbone(run.dir, long) == file
+
+
+def test_building_a_model_leaves_the_callers_random_numbers_alone(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "manual_seed_all", lambda seed: pytest.fail("every GPU was seeded")
+    )
+    run = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
+    before = torch.get_rng_state()
+    run.backbone()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_without_its_log_is_not_taken_for_a_fruitless_one(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
+    fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
+    (tmp_path / "rounds.jsonl").unlink()
+    assert fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results["rounds"] == 2
+
+
+def test_a_run_whose_models_are_all_elsewhere_is_finished(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a server: with FedBN each client has its own model, whose state is not here."""
+    experiment = small.with_changes({"algorithm": {"name": "fedbn"}})
+    fedssl.run(experiment, tmp_path, "cpu", dataset=labelled, quiet=True)
+    for file in (*tmp_path.glob("backbone*"), tmp_path / "results.json"):
+        file.unlink()
+    snapshot = Store(tmp_path).load(print)
+    assert snapshot is not None
+    store = Store(tmp_path)
+    store.save(snapshot._replace(memory={}))
+    store.wait()
+    device = torch.device("cpu")
+    finish(tmp_path, labelled, None, device, quiet=True, alone=True)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["table"], results["models"]) == ({}, 0)
+    assert "each client has one of its own" in results["notes"][0]
+    monkeypatch.setattr("fedssl.runs.finalize.export", lambda *_: pytest.fail("not finished"))
+    finish(tmp_path, labelled, None, device, quiet=True, alone=True)
+
+
+def test_every_round_is_saved_if_asked_for(
+    small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the disk is."""
+    saved = []
+    save = Store._save
+
+    def slowly(self: Store, snapshot: Snapshot) -> None:
+        time.sleep(0.3)
+        saved.append(snapshot.rounds)
+        save(self, snapshot)
+
+    monkeypatch.setattr(Store, "_save", slowly)
+    fedssl.run(
+        small.with_changes({"rounds": 4, "probe.every": 0}),
+        tmp_path,
+        "cpu",
+        dataset=labelled,
+        quiet=True,
+    )
+    assert saved == [0, 1, 2, 3, 4]

@@ -1,0 +1,171 @@
+"""From an experiment to a federation: the same weights everywhere, only clients with images, models by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedssl import federation
+from fedssl.core.devices.select import resolve_device
+from fedssl.core.errors import ConfigError, DataError
+from fedssl.data import Dataset, Images
+from fedssl.evaluation.models import models_of
+from fedssl.experiment.dealing import deal
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.overrides import merge_changes
+
+CPU = torch.device("cpu")
+BASE: dict[str, Any] = {
+    "clients": 3,
+    "data": {"name": "given"},
+    "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
+}
+
+
+def experiment(changes: dict[str, Any] | None = None) -> Experiment:
+    return Experiment.from_dict(merge_changes(BASE, changes or {}))
+
+
+def dataset(n: int = 30, owners: dict[str, list[int]] | None = None) -> Dataset:
+    pixels = torch.randint(
+        256, (n, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    owned = (
+        None
+        if owners is None
+        else {c: torch.tensor(i, dtype=torch.int64) for c, i in owners.items()}
+    )
+    return Dataset(Images(pixels, torch.arange(n) % 3), None, owned)
+
+
+def test_weights_are_of_the_seed_alone() -> None:
+    """Whatever torch's own stream stands at, which is left where it was."""
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = federation.build_method(experiment(), (3, 8, 8), CPU).state.floats
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(federation.build_method(experiment(), (3, 8, 8), CPU).state.floats, first)
+    assert not torch.equal(
+        federation.build_method(experiment({"seed": 1}), (3, 8, 8), CPU).state.floats, first
+    )
+
+
+def test_every_trainer_holds_the_same_weights() -> None:
+    trainers = federation.build_trainers(
+        experiment({"train.workers": 3}), (3, 8, 8), CPU, clients=9
+    )
+    assert len(trainers) == 3
+    assert len({trainer.method.state.floats.data_ptr() for trainer in trainers}) == 3
+    assert all(
+        torch.equal(t.method.state.floats, trainers[0].method.state.floats) for t in trainers
+    )
+
+
+def test_no_more_workers_than_clients() -> None:
+    assert (
+        len(federation.build_trainers(experiment({"train.workers": 5}), (3, 8, 8), CPU, clients=2))
+        == 2
+    )
+    assert 1 <= len(federation.build_trainers(experiment(), (3, 8, 8), CPU, clients=2)) <= 2
+
+
+def test_clients_without_images_are_named_once() -> None:
+    said: list[str] = []
+    data = dataset(owners={"a": [0, 1], "b": [], "c": [5, 6, 7]})
+    _, owners = deal(experiment({"partition.name": "natural"}), data, said.append)
+    assert {c: index.tolist() for c, index in owners.items()} == {
+        "a": [0, 1],
+        "b": [],
+        "c": [5, 6, 7],
+    }
+    assert said == ["without images, so never asked to train: b"]
+    nobody = dataset(owners={"a": [], "b": [], "c": []})
+    with pytest.raises(DataError, match="no client has any images"):
+        deal(experiment({"partition.name": "natural"}), nobody, said.append)
+
+
+def test_the_deal_is_of_the_seed_alone() -> None:
+    def deal(seed: int) -> list[list[int]]:
+        _, owners = deal(experiment({"seed": seed}), dataset(), print)
+        return [i.tolist() for i in owners.values()]
+
+    assert deal(0) == deal(0)
+    assert deal(0) != deal(1)
+    assert sorted(i for part in deal(0) for i in part) == list(range(30))
+
+
+def test_shards_hold_a_clients_own_images_and_no_labels() -> None:
+    def labels() -> torch.Tensor:
+        asked.append(1)
+        return torch.arange(30) % 3
+
+    asked: list[int] = []
+    data = dataset()
+    lazy = Dataset(Images(data.train.pixels, labels))
+    owners = {"a": torch.tensor([4, 9]), "b": torch.tensor([0])}
+    shards = federation.shards(lazy, owners, [CPU])
+    for client, shard in shards.items():
+        assert torch.equal(shard.on(CPU).tensor(), data.train.pixels[owners[client]])
+        assert shard.on(CPU).pool is lazy.train.pixels  # held once for all clients
+    assert asked == []
+    assert shards["a"].labels is not None
+    assert shards["a"].labels().tolist() == [1, 0]
+
+
+def test_sites_and_the_names_of_their_models() -> None:
+    trainer = federation.build_trainers(experiment(), (3, 8, 8), CPU, 1)[0]
+    star = federation.first_sites(experiment(), trainer, ["a", "b"])
+    assert list(models_of(experiment(), star)) == ["global"]
+    alone = experiment({"topology.name": "isolated"})
+    sites = federation.first_sites(alone, trainer, ["a", "b"])
+    assert list(models_of(alone, sites)) == ["a", "b"]
+    assert torch.equal(models_of(alone, sites)["a"].floats, models_of(alone, sites)["b"].floats)
+
+
+def test_normalisation_fits_the_images() -> None:
+    assert federation.normalisation(experiment(), 3) is None
+    normalised = experiment({"data.mean": [0.5], "data.std": [0.25]})
+    assert federation.normalisation(normalised, 1) == ((0.5,), (0.25,))
+    with pytest.raises(ConfigError, match=r"data\.mean has 1 numbers, the images have 3 channels"):
+        federation.normalisation(normalised, 3)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "cpu:x", ""])
+def test_devices_that_are_not_there(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^device "):
+        resolve_device(name)
+
+
+def test_devices_that_are() -> None:
+    assert resolve_device("cpu") == CPU
+    assert resolve_device("auto").type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("rooms", "workers", "clients", "expected"),
+    [
+        ((1, 5), 0, 9, [0, 1, 1, 1, 1, 1]),
+        ((2, 2), 0, 3, [0, 1, 0]),
+        ((1, 1), 3, 9, [0, 1, 0]),
+        ((1, 5), 0, 1, [0]),
+    ],
+)
+def test_trainers_go_where_there_is_room(
+    rooms: tuple[int, int],
+    workers: int,
+    clients: int,
+    expected: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = [torch.device("cuda", i) for i in range(2)]
+    monkeypatch.setattr(federation, "training_devices", lambda device: devices)
+    monkeypatch.setattr(federation, "_room", lambda e, image, device: rooms[device.index])
+    monkeypatch.setattr(federation, "build_method", lambda e, image, device: device.index)
+    monkeypatch.setattr(federation, "Trainer", lambda method, settings: method)
+    made = federation.build_trainers(
+        experiment({"train.workers": workers}), (3, 8, 8), torch.device("cuda"), clients
+    )
+    assert made == expected

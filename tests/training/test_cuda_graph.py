@@ -1,0 +1,83 @@
+"""What a recorded step is fed; a graph that records nothing stands in for CUDA's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedssl.training.cuda_graph import MAX_GRAPHS, CapturedSteps, Graph
+from fedssl.training.step import Inputs
+
+
+class Eager:
+    """Stands for a step that is counted."""
+
+    steps = 0
+
+    def __call__(self, inputs: Inputs, objective: Any, given: dict[str, Tensor]) -> None:
+        self.steps += 1
+
+
+class Replayed:
+    """Writes down what its inputs and `given` hold whenever it is replayed."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def replay(self) -> None:
+        self.seen.append((int(self.inputs[0][0]), float(self.given["scale"])))
+
+    inputs: list[Tensor]
+    given: dict[str, Tensor]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Replayed]:
+    made: dict[str, Replayed] = {}
+
+    def record(
+        self: CapturedSteps, inputs: Inputs, objective: Any, given: dict[str, Tensor]
+    ) -> Graph:
+        fake = made[objective] = Replayed()
+        fake.inputs = [inputs.rows.clone(), inputs.images.clone()]
+        fake.given = {k: t.clone() for k, t in given.items()}
+        return Graph(fake, fake.inputs, fake.given, None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CapturedSteps, "_record", record)
+    return made
+
+
+def inputs(row: int) -> Inputs:
+    return Inputs(torch.tensor([row]), torch.zeros(1, 3, 2, 2, dtype=torch.uint8), (), None, {})
+
+
+def test_a_recorded_step_sees_its_new_inputs_and_what_is_given_now(
+    graphs: dict[str, Replayed],
+) -> None:
+    """Two phases share one `given` in every round: the second must not go on with that of the round
+    before.
+    """
+    steps: Any = CapturedSteps(Eager())  # type: ignore[arg-type]
+    for round in range(3):
+        given = {"scale": torch.tensor(float(round))}
+        for row, phase in enumerate(("first", "first", "second", "second", "first")):
+            steps(inputs(row), phase, given)
+    assert graphs["first"].seen == [(row, round) for round in range(3) for row in (0, 1, 4)][1:]
+    assert graphs["second"].seen == [(row, round) for round in range(3) for row in (2, 3)][1:]
+
+
+def test_shapes_met_once_and_shapes_without_end_are_not_recorded(
+    graphs: dict[str, Replayed],
+) -> None:
+    eager = Eager()
+    steps: Any = CapturedSteps(eager)  # type: ignore[arg-type]
+    for rows in range(2 * MAX_GRAPHS):
+        for _ in range(3):
+            steps(inputs(0), f"{rows}", {"scale": torch.zeros(rows)[:1].sum()})
+    assert len(graphs) == MAX_GRAPHS
+    assert (
+        eager.steps == MAX_GRAPHS + 3 * MAX_GRAPHS
+    )  # each new shape once, and all steps of those beyond the limit
