@@ -1,11 +1,15 @@
-# Each target sets up its own environment from nothing. torch comes first and alone, so that the script below can
-# choose its build: without an NVIDIA GPU, one for CPUs.
+# Each target sets up its own environment from nothing. torch comes first and alone, so that the
+# script can choose its build: without an NVIDIA GPU, one for CPUs.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test test-all check clean
-setup: .venv/ready
+.PHONY: help setup demo test test-all golden check clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/ready  ## create .venv with a CPU build of torch, fedssl and the tools
 
 .venv/ready: pyproject.toml constraints.txt scripts/install_torch.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -17,21 +21,26 @@ setup: .venv/ready
 	$(PIP) --editable ".[dev,oracles,simulation]"
 	touch $@
 
-demo: setup
+demo: setup  ## train the demo: five clients, about two minutes
 	$(BIN)/fedssl run demo
 
-test: setup
+test: setup  ## run the quick tests
 	$(BIN)/pytest
 
-test-all: setup .venv/all
+test-all: setup .venv/all  ## also run the slow tests and the comparisons with other libraries
 	$(BIN)/pytest --all
 
-check: setup
+golden: setup  ## check that training gives the recorded bits, and record that this code does
+	$(BIN)/pytest --all tests/golden
+	$(BIN)/python tests/golden/accept.py
+
+check: setup  ## lint, types, layering, style and documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_layering.py
+	$(BIN)/python scripts/check_style.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-clean:
+clean:  ## remove the environment and the built pages
 	rm -rf .venv site
