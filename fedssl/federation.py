@@ -139,7 +139,9 @@ def shards(
 
 
 def normalisation(experiment: Experiment, channels: int) -> Normalisation | None:
-    mean, std = experiment.data.mean, experiment.data.std
+    """Return the mean and standard deviation that images are normalised by; None without any."""
+    mean = experiment.data.mean
+    std = experiment.data.std
     if mean is None or std is None:
         return None
     if len(mean) != channels:
@@ -148,6 +150,7 @@ def normalisation(experiment: Experiment, channels: int) -> Normalisation | None
 
 
 def build_backbone(experiment: Experiment, channels: int) -> nets.Backbone:
+    """Return the backbone for images of this many channels, with random weights."""
     return nets.build(experiment.method.backbone, channels, experiment.method.stem)
 
 

@@ -9,7 +9,7 @@ from fedssl.algorithm import Algorithm, Averaging, Sites
 from fedssl.core.errors import RunError
 from fedssl.core.state.mean import Mean
 from fedssl.core.state.tree import Tree
-from fedssl.engine.round_rules import RoundRules
+from fedssl.engine.round_rules import NO_RULES, RoundRules
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.norm_bound import Typical
 from fedssl.engine.uploads.records import Reply, Report
@@ -40,6 +40,14 @@ class Round(NamedTuple):
     sites: Sites
     reports: Sequence[Report]
     typical: Typical | None = None  # the typical upload that the next round is compared with
+
+    @classmethod
+    def of(cls, number: int, sites: Sites, guard: Guard, typical: Typical | None) -> Round:
+        """Return the round that a guard has seen; a failed one leaves the typical upload as it was."""
+        finished = cls(number, sites, guard.reports, typical)
+        if finished.failed:
+            return finished
+        return finished._replace(typical=guard.bound.next_typical())
 
     @property
     def failed(self) -> bool:
@@ -80,11 +88,10 @@ def federate(
     start: int = 0,
     seed: int = 0,
     typical: Typical | None = None,
-    rules: RoundRules | None = None,
+    rules: RoundRules = NO_RULES,
     mean: Callable[[], Averaging] = Mean,
 ) -> Iterator[Round]:
     """Yield rounds `start` … `rounds` − 1, from `sites`. A failed round changes no site."""
-    rules = rules or RoundRules()
     failures = 0
     for number in range(start, rounds):
         plan = topology.plan(runtime.clients, number, seed)
@@ -100,18 +107,17 @@ def federate(
             renamed=algorithm.renamed,
             reference=broadcast.reference,
         )
-        candidates = guard(runtime.exchange(number, plan.home, broadcast.message))
+        replies = runtime.exchange(number, plan.home, broadcast.message)
         merged = dict(sites)
-        for site, uploads in Routing(plan, candidates, guard.weights):
+        for site, uploads in Routing(plan, guard(replies), guard.weights):
             merged[site] = algorithm.merge(sites[site], uploads, mean)
         sites = rules.admit(sites, merged, guard, asked=len(plan.home))
-        finished = Round(number, sites, guard.reports)
-        if not finished.failed:
-            typical = guard.bound.next_typical()
-        yield finished._replace(typical=typical)
+        finished = Round.of(number, sites, guard, typical)
+        typical = finished.typical
+        yield finished
         failures = failures + 1 if finished.failed else 0
         if failures == MAX_FAILED_ROUNDS:
-            raise RunError(f"{failures} rounds in a row failed; the last: {_first_reason(guard)}")
+            raise RunError(_too_many_failures(guard))
 
 
 def _bounded(plan: Plan, runtime: Runtime) -> Collection[str]:
@@ -121,7 +127,8 @@ def _bounded(plan: Plan, runtime: Runtime) -> Collection[str]:
     return plan.heard
 
 
-def _first_reason(guard: Guard) -> str | None:
-    if not guard.reports:
-        return "no client answered"
-    return guard.reports[0].dropped
+def _too_many_failures(guard: Guard) -> str:
+    reason = "no client answered"
+    if guard.reports:
+        reason = str(guard.reports[0].dropped)
+    return f"{MAX_FAILED_ROUNDS} rounds in a row failed; the last: {reason}"

@@ -6,7 +6,7 @@ The run directory also has `flower.json`: the clients of the run and the starts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,23 +153,25 @@ class ServerRun:
             return f"its model differs: {difference}"
         return None
 
+    def _session(self, clients: Sequence[str]) -> Session:
+        return Session(
+            experiment=self.experiment,
+            folder=self.folder,
+            store=self.store,
+            evaluation=Evaluation(self.experiment, self.data, self.device),
+            device=self.device,
+            clients=clients,
+            checkpoint_every=0.0,
+            say=self.say,
+        )
+
     def train(self) -> None:
         """Wait for the clients and train the remaining rounds."""
         self._join()
         assert self.record.image is not None
         clients = list(self.record.clients)
         trainer = self.trainer(self.record.image)
-        evaluation = Evaluation(self.experiment, self.data, self.device)
-        session = Session(
-            experiment=self.experiment,
-            folder=self.folder,
-            store=self.store,
-            evaluation=evaluation,
-            device=self.device,
-            clients=clients,
-            checkpoint_every=0.0,
-            say=self.say,
-        )
+        session = self._session(clients)
         last = self.snapshot or session.begin(
             federation.first_sites(
                 self.experiment,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +15,7 @@ from fedssl.core.console import Say, say_on_stderr
 from fedssl.core.errors import FedsslError, RunError
 from fedssl.core.files.checked_lines import repair as repair_log
 from fedssl.core.provenance import code
+from fedssl.core.signals import signals_ignored
 from fedssl.core.state.tree import Tree, to_device
 from fedssl.engine.checkpoints.client_memory import Remembered
 from fedssl.engine.checkpoints.store import Snapshot, Store
@@ -228,7 +226,7 @@ class Session:
 
     def _close(self, active: ActiveRuntime, unsaved: Snapshot | None) -> None:
         """Close the runtime, then save finished rounds; another Ctrl-C must not interrupt that."""
-        with _signals_ignored():
+        with signals_ignored():
             active.close()
             if unsaved is not None:
                 self.store.save(unsaved)
@@ -286,18 +284,3 @@ class Recorder:
             return False
         # 0 means every round, also if the previous checkpoint is still being written.
         return every == 0 or not self._session.store.busy
-
-
-@contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        handlers[number] = signal.signal(number, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -31,7 +31,7 @@ def test_disk_full_while_a_run_goes_on(method: str, tier: str, federation: Any) 
     code, _, err = federation.run("run", method, "rounds=6", memory, preexec_fn=_small_files_only)
     assert code == 4
     assert "Traceback" not in err
-    said = r"fedssl: (a checkpoint|what a client remembers) could not be written: \[Errno 27\] File too large"
+    said = r"fedssl: (a checkpoint|a client's memory) could not be written: \[Errno 27\] File too large"
     assert re.match(said, err.splitlines()[-1])
     snapshot = Store(federation.root / "run").load(print)
     assert snapshot is not None

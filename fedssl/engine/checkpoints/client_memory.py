@@ -1,7 +1,7 @@
-"""What clients remember between rounds: tagged with the round that wrote it, kept where there is room for it.
+"""Client memory between rounds: stored with the round that wrote it, wherever there is room.
 
-A thread of its own reads ahead from the disk and writes behind to it while clients train. Nothing is ever changed in
-place, so a client's memory can be read in whichever state of its way to the disk it is.
+A thread reads ahead from the disk and writes behind to it while clients train. Nothing is changed in
+place, so a client's memory can be read at any point of its way to the disk.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from fedssl.engine.checkpoints.placement import Tier, Wanted, choose, on_host, p
 
 
 class Remembered:
-    """What one client remembered after one round: in memory, in the rows file, or in both."""
+    """One client's memory after one round: in memory, in the rows file, or in both."""
 
     __slots__ = ("_event", "_tree", "extent", "round")
-    _lock = (
-        threading.Lock()
-    )  # one for all: each would be a small block of the heap that stays amid large ones that go
+    # One lock for all: a lock each would leave small blocks of the heap between large ones.
+    _lock = threading.Lock()
 
     def __init__(
         self,
@@ -36,13 +35,16 @@ class Remembered:
         extent: Extent | None = None,
         event: torch.cuda.Event | None = None,
     ) -> None:
-        """`event`: after which the tree is whole."""
-        self.round, self.extent = round, extent
-        self._tree, self._event = tree, event
+        """`event` is recorded when the tree is complete."""
+        self.round = round
+        self.extent = extent
+        self._tree = tree
+        self._event = event
 
     @property
     def tree(self) -> Tree:
-        tree = self._tree  # looked at once: another thread may put it away at any moment
+        """The memory itself, read from the rows file if it is only there."""
+        tree = self._tree  # read once: another thread may move it to the disk at any moment
         if tree is None:
             return loads(self.check())
         if self._event is not None:
@@ -51,27 +53,29 @@ class Remembered:
 
     @property
     def on_disk_only(self) -> bool:
+        """True if the memory is in the rows file and not in memory."""
         return self._tree is None
 
     def check(self) -> bytes:
-        """What lies in the rows file; a ValueError if that is not what was written."""
+        """Return the bytes in the rows file; raise ValueError if they are not those written."""
         assert self.extent is not None
         return self.extent.read()
 
     def write(self, rows: BlobFile) -> Extent:
-        """Its place in the rows file. It is written there once, by whoever asks first."""
+        """Return its place in the rows file; the first call writes it there."""
         with self._lock:
             if self.extent is None or self.extent.file is not rows:
                 self.extent = rows.put(dumps(self.tree))
             return self.extent
 
     def put_away(self, rows: BlobFile) -> None:
+        """Write the memory to the rows file and release it here."""
         self.write(rows)
         self._tree = None
 
 
 class Turn(NamedTuple):
-    """One attempt of a client at a round. A newer one of the same client makes it void, whatever the rounds are."""
+    """One attempt of a client at a round. A newer attempt of the same client invalidates it."""
 
     client: str
     round: int
@@ -79,7 +83,7 @@ class Turn(NamedTuple):
 
 
 class Memory:
-    """What the clients of this process remember. `rows` is where it lies on disk; without, it stays in memory."""
+    """The memories of this process's clients. Without a rows file they stay in memory."""
 
     def __init__(
         self,
@@ -90,23 +94,28 @@ class Memory:
         clients: int = 1,
         ahead: int = 1,
     ) -> None:
-        """`found` by a resumed run; `clients` there will be; `ahead`: rows read ahead, and written behind, at most."""
-        self._rows, self._wanted, self._device = rows, tier, device or torch.device("cpu")
-        self._clients, self._ahead = clients, ahead
+        """`found` are the memories of a resumed run, `clients` the number of clients.
+
+        At most `ahead` rows are read ahead and written behind.
+        """
+        self._rows = rows
+        self._wanted = tier
+        self._device = device or torch.device("cpu")
+        self._clients = clients
+        self._ahead = ahead
         self._tier: Tier | None = None if rows is not None else "device"
         self._latest = dict(found or {})
         self._finished = self._latest.copy()  # after the last finished round
         self._attempts: dict[str, int] = {}
-        self._expected: dict[
-            Turn, None
-        ] = {}  # in the order of their turns; a dict, to leave it from the middle
+        # In the order of their turns; a dict, so that a turn can be removed from the middle.
+        self._expected: dict[Turn, None] = {}
         self._fetched: dict[Turn, Future[Tree]] = {}
         self._behind: deque[Future[None]] = deque()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "memory")
 
     def expect(self, client: str, round: int) -> Turn:
-        """A client's turn is coming: what it remembers may be read ahead. Voids its earlier turns."""
+        """Announce a client's turn, so that its memory is read ahead. Invalidates earlier turns."""
         with self._lock:
             attempt = self._attempts[client] = self._attempts.get(client, 0) + 1
             turn = Turn(client, round, attempt)
@@ -115,7 +124,7 @@ class Memory:
         return turn
 
     def expect_nobody(self) -> None:
-        """Whoever was expected does not come any more."""
+        """Cancel all announced turns."""
         with self._lock:
             self._expected.clear()
             self._fetched.clear()
@@ -129,7 +138,7 @@ class Memory:
                 self._fetched[turn] = self._thread.submit(self._load, turn)
 
     def read(self, turn: Turn) -> Tree:
-        """What the client remembered before this round, in host memory or on the device it was written on."""
+        """Return the client's memory before this round, in host memory or where it was written."""
         with self._lock:
             self._expected.pop(turn, None)
             fetched = self._fetched.pop(turn, None)
@@ -145,33 +154,31 @@ class Memory:
             tree = found.tree
         except (OSError, ValueError) as problem:
             raise RunError(
-                f"what client {turn.client} remembers cannot be read: {problem}; the same command goes on from the "
-                "last checkpoint that is whole"
+                f"the memory of client {turn.client} cannot be read: {problem}; the same command "
+                "resumes from the last intact checkpoint"
             ) from problem
         return pinned(tree) if read and self._device.type == "cuda" else tree
 
     def _before(self, turn: Turn) -> Remembered | None:
-        """The newest that is older than the round: what a client that repeats it read the first time."""
-        latest, finished = self._latest.get(turn.client), self._finished.get(turn.client)
+        """Return the newest memory older than the round: a repeated round reads what it read before."""
+        latest = self._latest.get(turn.client)
+        finished = self._finished.get(turn.client)
         if latest is None or latest.round < turn.round:
             return latest
         if finished is not None and finished.round >= turn.round:
             raise ValueError(
-                f"round {turn.round} is over: what client {turn.client} remembered before it is gone"
+                f"round {turn.round} is over: the memory of client {turn.client} before it is gone"
             )
         return finished
 
     def write(self, turn: Turn, tree: Tree) -> bool:
-        """Remember; False, and nothing is changed, if the client has begun another turn since."""
-        if (
-            not tree and turn.client not in self._latest
-        ):  # a client that keeps nothing costs nothing
-            return True
+        """Store a memory; False, and nothing is changed, if the client has begun another turn."""
+        if not tree and turn.client not in self._latest:
+            return True  # a client that keeps nothing costs nothing
         tier = self._choose(tree)
         kept = tree if tier == "device" else on_host(tree)
-        version = Remembered(
-            turn.round, kept, event=ready(tree)
-        )  # that is, when the copy on its way has arrived
+        # The event is recorded when the copy has arrived.
+        version = Remembered(turn.round, kept, event=ready(tree))
         with self._lock:
             if self._attempts.get(turn.client) != turn.attempt:
                 return False
@@ -195,19 +202,20 @@ class Memory:
             try:
                 oldest.result()
             except OSError as problem:
-                raise RunError(
-                    f"what a client remembers could not be written: {problem}"
-                ) from problem
+                raise RunError(f"a client's memory could not be written: {problem}") from problem
 
     def snapshot(self) -> dict[str, Remembered]:
-        """All there is at the end of a round. To go back to, should the next one be broken off."""
+        """Return all memories at the end of a round, and keep them in case the next one fails."""
         with self._lock:
             self._finished = self._latest.copy()
             return self._finished
 
     def latest(self, client: str) -> Tree:
-        return self._latest[client].tree if client in self._latest else {}
+        """Return the newest memory of a client; empty if it has none."""
+        if client not in self._latest:
+            return {}
+        return self._latest[client].tree
 
     def close(self) -> None:
-        """Wait for what is being written. What could not be is still in memory, for a last checkpoint to try."""
+        """Wait for pending writes. What could not be written stays in memory for a last checkpoint."""
         self._thread.shutdown(cancel_futures=False)

@@ -1,4 +1,4 @@
-"""Where what clients remember lies between their turns: on the device, in host memory, or in a file."""
+"""Choose where client memory is stored between rounds: device, host memory or a file."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from fedssl.core.state.tree import Tree, Value
 
 Tier = Literal["device", "host", "disk"]
 Wanted = Literal["auto", "device", "host", "disk"]
-VERSIONS = 3  # of a client's memory at once: the newest, the last finished round's, and one that is being saved
-MARGIN = 0.5  # of what is free; the rest is for training, and for others on the machine
+# Versions of a client's memory at a time: the newest, the last finished round's, one being saved.
+VERSIONS = 3
+MARGIN = 0.5  # of free memory; the rest is for training and for other processes
 
 
 def choose(wanted: Wanted, device: torch.device, size: int, clients: int) -> Tier:
-    """The first tier with room for all clients' memories of `size` bytes; `wanted` if it is not "auto"."""
+    """Return the first tier with room for all clients; `wanted` if it is not "auto"."""
     if wanted != "auto":
         return wanted
     needed = VERSIONS * clients * size
     if device.type == "cuda":
         if needed <= MARGIN * free_on_device(device):
             return "device"
-        needed = (
-            VERSIONS * clients * (1 << (size - 1).bit_length())
-        )  # torch pins blocks of powers of two
+        # torch pins blocks of powers of two.
+        needed = VERSIONS * clients * (1 << (size - 1).bit_length())
     return "host" if needed <= MARGIN * free_host_memory() else "disk"
 
 
 def on_device(tree: Tree, device: torch.device) -> Tree:
-    """The tree on a device; from pinned memory the copy is in the current stream's order and holds up nobody."""
+    """Return the tree on a device; a copy from pinned memory is asynchronous."""
 
     def placed(tensor: Tensor) -> Tensor:
         there = tensor.to(device, non_blocking=True)
         if device.type == "cuda":
-            # It may be another stream's: its memory is not to be used again before this one has done.
+            # It may be another stream's: its memory must not be reused before this stream is done.
             there.record_stream(torch.cuda.current_stream(device))
         return there
 
@@ -46,7 +46,7 @@ def on_device(tree: Tree, device: torch.device) -> Tree:
 
 
 def on_host(tree: Tree) -> Tree:
-    """The tree in host memory: pinned, and perhaps still on its way, if it comes from a CUDA device."""
+    """Return the tree in host memory; a copy from CUDA is pinned and asynchronous."""
 
     def copied(tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu":
@@ -59,11 +59,12 @@ def on_host(tree: Tree) -> Tree:
 
 
 def pinned(tree: Tree) -> Tree:
+    """Return the tree in pinned host memory."""
     return _mapped(tree, lambda tensor: tensor.pin_memory())
 
 
 def ready(tree: Tree) -> torch.cuda.Event | None:
-    """An event after all that the current stream has been asked to do to a tree on CUDA; None for others."""
+    """Return an event after the current stream's work on a CUDA tree; None on other devices."""
     for value in tree.values():
         tensor = value.floats if isinstance(value, State) else value
         if isinstance(tensor, Tensor) and tensor.device.type == "cuda":

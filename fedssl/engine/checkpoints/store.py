@@ -34,7 +34,7 @@ LOOKS = 10  # at a run that goes on, before giving up
 
 
 class Snapshot(NamedTuple):
-    """A run after `rounds` rounds. Trees are never changed in place, so taking one is a few references."""
+    """A run after `rounds` rounds. Trees are immutable, so a snapshot is a few references."""
 
     rounds: int
     sites: Sites
@@ -50,10 +50,11 @@ class _Opened(NamedTuple):
 
 
 class Store:
-    """The checkpoints of one run directory. Saving goes on in the background while training continues."""
+    """The checkpoints of one run directory. They are written in the background."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.checkpoints = root, root / "checkpoints"
+        self.root = root
+        self.checkpoints = root / "checkpoints"
         self._path = root / "memory" / "rows"
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
@@ -86,6 +87,7 @@ class Store:
 
     @property
     def busy(self) -> bool:
+        """True while a checkpoint is being written."""
         return self._pending is not None and not self._pending.done()
 
     def save(self, snapshot: Snapshot) -> None:
@@ -94,7 +96,9 @@ class Store:
         self._pending = self._writer.submit(self._save, snapshot)
 
     def wait(self) -> None:
-        pending, self._pending = self._pending, None
+        """Wait until the pending checkpoint is written; raise RunError if that failed."""
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             try:
                 pending.result()

@@ -50,6 +50,7 @@ class Candidate(NamedTuple):
 
     @property
     def client(self) -> str:
+        """The id of the client."""
         return self.reply.client
 
     @property
