@@ -88,13 +88,13 @@ def test_clients_without_images_are_named_once() -> None:
 
 
 def test_the_deal_is_of_the_seed_alone() -> None:
-    def deal(seed: int) -> list[list[int]]:
+    def dealt(seed: int) -> list[list[int]]:
         _, owners = deal(experiment({"seed": seed}), dataset(), print)
         return [i.tolist() for i in owners.values()]
 
-    assert deal(0) == deal(0)
-    assert deal(0) != deal(1)
-    assert sorted(i for part in deal(0) for i in part) == list(range(30))
+    assert dealt(0) == dealt(0)
+    assert dealt(0) != dealt(1)
+    assert sorted(i for part in dealt(0) for i in part) == list(range(30))
 
 
 def test_shards_hold_a_clients_own_images_and_no_labels() -> None:

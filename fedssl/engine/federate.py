@@ -107,6 +107,7 @@ def federate(
             renamed=algorithm.renamed,
             reference=broadcast.reference,
         )
+        # Lazy: clients train, and replies are checked, while a site's merge consumes its uploads.
         replies = runtime.exchange(number, plan.home, broadcast.message)
         merged = dict(sites)
         for site, uploads in Routing(plan, guard(replies), guard.weights):

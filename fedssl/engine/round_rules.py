@@ -63,7 +63,7 @@ class RoundRules:
         """
         accepted = sum(report.dropped is None for report in guard.reports)
         if accepted == 0:
-            return merged
+            return before
         too_few = self._too_few(accepted, asked)
         if too_few is not None:
             guard.reject(too_few)

@@ -221,7 +221,11 @@ class Experiment(Settings):
         for name in self.probe.beside:
             # Here "random" is an untrained backbone, not the graph of that name.
             if name != "random" and not TOPOLOGIES[name].has_server:
-                raise ConfigError(f'probe.beside: the algorithm needs a server, "{name}" has none')
+                algorithm = ALGORITHMS.name_of(type(self.algorithm))
+                raise ConfigError(
+                    f'probe.beside compares with "{name}", which has no server, but algorithm '
+                    f'"{algorithm}" needs one: set probe.beside = []'
+                )
 
     def _without_memory(self) -> Method:
         """Return the method with the shapes of its tensors but without their memory."""

@@ -440,7 +440,7 @@ def test_an_algorithm_that_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> No
     # Here "random" is an untrained backbone, not the graph of that name.
     base(probe__beside=["random", "centralized"]).check()
     with pytest.raises(
-        ConfigError, match=r'^probe.beside: the algorithm needs a server, "isolated" has none$'
+        ConfigError, match=r'^probe.beside compares with "isolated", .*: set probe.beside = \[\]$'
     ):
         base(probe__beside=["isolated"]).check()
 

@@ -42,7 +42,7 @@ def test_a_server_killed_at_any_message_resumes_to_the_same_bits(
         grid.nodes[message.metadata.dst_node_id](message)
     grid.on_push = lambda message: None
     lines = nodes.serve(experiment, grid)
-    assert any("going on after round" in line for line in lines)
+    assert any("resuming after round" in line for line in lines)
     assert nodes.bits("whole") == nodes.bits()
     record = json.loads((nodes.root / "flower/flower.json").read_text())
     assert record["starts"] == [0, (after - 1) // 3]

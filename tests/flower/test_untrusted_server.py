@@ -109,7 +109,7 @@ def test_the_text_of_an_error_at_a_node_is_not_sent(
     monkeypatch.setattr(clientapp, where, fail)
     experiment = tiny("fedavg", "simclr", rounds=1)
     grid = nodes.grid(experiment)
-    with pytest.raises(RunError, match="no round had a sound upload"):
+    with pytest.raises(RunError, match="no round had a valid upload"):
         nodes.serve(experiment, grid)
     clients = nodes.strict_rounds()[0]["clients"]
     assert [client["dropped"] for client in clients] == ["OSError; see the node's log"] * 3
@@ -119,12 +119,12 @@ def test_the_text_of_an_error_at_a_node_is_not_sent(
 
 def test_a_newer_attempt_stops_an_older_one(tmp_path: Path) -> None:
     orphan = NodeMemory(tmp_path, Task(RUN, "a", 3, 0))
-    with training_deadline(messages.MOST_NUMBER, orphan.holds_claim) as stop:
+    with training_deadline(messages.MAX_NOTE, orphan.holds_claim) as stop:
         assert not stop.wait(1.5)
     NodeMemory(tmp_path, Task(RUN, "a", 4, 0))
 
     def train() -> None:
-        with training_deadline(messages.MOST_NUMBER, orphan.holds_claim) as stop:
+        with training_deadline(messages.MAX_NOTE, orphan.holds_claim) as stop:
             if stop.wait(20):
                 raise Stopped
 

@@ -202,9 +202,7 @@ def test_a_disk_that_fails_is_said(rows: BlobFile, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         memory.write(memory.expect("a", 0), tree(1))
-        with pytest.raises(
-            RunError, match=r"a client's memory could not be written: .*No space"
-        ):
+        with pytest.raises(RunError, match=r"a client's memory could not be written: .*No space"):
             memory.write(memory.expect("b", 0), tree(2))
         memory.close()
     assert [number(memory.latest(c)) for c in "ab"] == [1, 2]
