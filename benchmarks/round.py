@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+import fedssl.methods  # noqa: F401 - registers the methods
 from benchmarks.machine import machine
 from fedssl import nets
 from fedssl.algorithms import FedAvg
