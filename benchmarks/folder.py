@@ -34,7 +34,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import fedssl.methods  # noqa: F401 - registers the methods
 from benchmarks.machine import machine
 from fedssl import nets
 from fedssl.data import Folder, decode_parallel

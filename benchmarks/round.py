@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-import fedssl.methods  # noqa: F401 - registers the methods
 from benchmarks.machine import machine
 from fedssl import nets
 from fedssl.algorithms import FedAvg

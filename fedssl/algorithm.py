@@ -186,4 +186,6 @@ class Algorithm(Settings, ABC):
         return method.loss(out, given)
 
 
-ALGORITHMS: Registry[Algorithm] = Registry("algorithm", "fedssl.algorithms")
+ALGORITHMS: Registry[Algorithm] = Registry(
+    "algorithm", "fedssl.algorithms", modules=["fedssl.algorithms"]
+)

@@ -1,4 +1,4 @@
-"""How an experiment becomes a federation: data read, dealt to clients, models built."""
+"""One experiment, ready to train: its clients' images, its models and its trainers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from fedssl.method import Method, Normalisation
 from fedssl.training.client import Client, Meter, unmetered
 from fedssl.training.trainer import Trainer
 
-CLIENTS_PER_GPU = 5  # side by side: with more, another hardly finds a gap to fill
-BYTES_PER_PIXEL = (
-    12_000  # of a batch's views, for a training step's activations; a ResNet-50 takes as many
-)
+CLIENTS_PER_GPU = 5  # in parallel: more hardly increase the throughput
+# Of a batch's views, for the activations of a training step; a ResNet-50 takes as many.
+BYTES_PER_PIXEL = 12_000
 
 
 @dataclass(frozen=True)
@@ -126,16 +125,13 @@ class Federation:
 def shards(
     data: Dataset, owners: Mapping[str, Tensor], devices: Iterable[torch.device]
 ) -> dict[str, Shard]:
-    """Each client's own images, rows of one pool on each device. Labels are not loaded, only how to get them is passed
-    on."""
-    pools = {each: place(data.train.held, each) for each in dict.fromkeys(devices)}
-    return {
-        client: Shard(
-            {each: pool.select(index) for each, pool in pools.items()},
-            data.train.select(index).label_loader,
-        )
-        for client, index in owners.items()
-    }
+    """Return each client's images as rows of one pool per device. Labels are not loaded."""
+    pools = {device: place(data.train.held, device) for device in dict.fromkeys(devices)}
+    by_client = {}
+    for client, index in owners.items():
+        pixels = {device: pool.select(index) for device, pool in pools.items()}
+        by_client[client] = Shard(pixels, data.train.select(index).label_loader)
+    return by_client
 
 
 def normalisation(experiment: Experiment, channels: int) -> Normalisation | None:
@@ -157,11 +153,10 @@ def build_backbone(experiment: Experiment, channels: int) -> nets.Backbone:
 def build_method(
     experiment: Experiment, image: tuple[int, int, int], device: torch.device
 ) -> Method:
-    """The method for images of (C, H, W), its weights drawn from the run's seed or read from `method.init`."""
+    """Return the method for images of (C, H, W), with weights from the seed or `method.init`."""
     channels, height, _ = image
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # modules draw their weights from torch's default generator
+    # Modules draw their weights from torch's default generator.
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(experiment.seed, "weights"))
         backbone = build_backbone(experiment, channels)
         if experiment.method.init is not None:
@@ -178,17 +173,22 @@ def build_trainers(
     clients: int,
     most_images: int = 2,
 ) -> list[Trainer]:
-    """One for each client that trains at the same time, on each device in turn.
+    """Return a trainer for each client that trains at the same time, on the devices in turn.
 
-    `most_images`: how many images the largest client has, if known.
+    `most_images` is the number of images of the largest client, if known.
     """
-    devices, settings = training_devices(device), experiment.train
-    room = {each: settings.workers or _room(experiment, image, each) for each in devices}
-    turns = [each for turn in range(max(room.values())) for each in devices if turn < room[each]]
-    places = turns[: max(1, min(settings.workers or len(turns), clients))]
+    settings = experiment.train
+    devices = training_devices(device)
+    capacity = {each: settings.workers or _capacity(experiment, image, each) for each in devices}
+    placements = []
+    for slot in range(max(capacity.values())):
+        placements += [each for each in devices if slot < capacity[each]]
+    count = min(settings.workers or len(placements), clients)
+    placements = placements[: max(1, count)]
     if device.type == "cpu":
-        _check_host_memory(experiment, image, len(places), min(settings.batch, most_images))
-    return [Trainer(build_method(experiment, image, each), settings) for each in places]
+        batch = min(settings.batch, most_images)
+        _check_host_memory(experiment, image, len(placements), batch)
+    return [Trainer(build_method(experiment, image, each), settings) for each in placements]
 
 
 def _check_host_memory(
@@ -203,33 +203,33 @@ def _check_host_memory(
         method = experiment.method.method(
             experiment.method, build_backbone(experiment, channels), height
         )
-    weights = sum(each.numel() for each in (*method.parameters(), *method.buffers()))
-    gradients = sum(each.numel() for each in method.parameters())
+    gradients = sum(parameter.numel() for parameter in method.parameters())
+    weights = gradients + sum(buffer.numel() for buffer in method.buffers())
     views = sum(group.count * group.size**2 for group in method.views) * batch * channels
     needed = 4 * workers * (weights + gradients + views)
     free = free_host_memory()
     if needed > free:
         raise OutOfMemory(
-            f"training {workers} clients at a time takes at least {needed / 1e9:,.1f} GB of memory, and "
-            f"{free / 1e9:,.1f} GB are free: try a smaller train.batch, method.view_size or model, or fewer "
-            "train.workers"
+            f"training {workers} clients at a time takes at least {needed / 1e9:,.1f} GB of memory, "
+            f"and {free / 1e9:,.1f} GB are free: try a smaller train.batch, method.view_size or "
+            "model, or fewer train.workers"
         )
 
 
-def _room(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> int:
-    """How many clients train side by side on a device: one for each core, or as many as a GPU's memory surely holds."""
+def _capacity(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> int:
+    """Return how many clients train in parallel on a device: by cores, or by a GPU's free memory."""
     if device.type == "cuda":
         side = experiment.method.view_size or image[1]
         needed = BYTES_PER_PIXEL * 2 * experiment.train.batch * side * side
         return max(1, min(CLIENTS_PER_GPU, free_on_device(device) // needed))
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     return max(1, cores // experiment.train.threads)
 
 
 def pace(experiment: Experiment) -> Callable[[int], Pace]:
-    """Where each round of an experiment stands in the run."""
+    """Return a function from a round to its learning rate and its position in the run."""
     rounds = experiment.rounds
     return lambda round: Pace(experiment.train.rate(round, rounds), round / rounds, rounds)
 
@@ -241,32 +241,32 @@ def first_sites(
     public: Tensor | None = None,
     meter: Meter = unmetered,
 ) -> Sites:
-    """Every site's first state, from one common initialisation; `public` images are on the trainer's device, and
-    `meter` is told of what takes long."""
-    nobody, rounds = trainer.method.state.floats.new_empty(0, dtype=torch.uint8), experiment.rounds
+    """Return every site's first state, from one common initialisation.
+
+    `public` images are on the trainer's device; `meter` shows the progress of long computations.
+    """
+    no_images = trainer.method.state.floats.new_empty(0, dtype=torch.uint8)
     home = Client(
-        HOME,
-        nobody,
-        None,
-        {},
-        trainer,
-        experiment.seed,
-        0,
-        rounds=rounds,
+        id=HOME,
+        pixels=no_images,
+        labels=None,
+        memory={},
+        trainer=trainer,
+        seed=experiment.seed,
+        round=0,
+        rounds=experiment.rounds,
         public=public,
         meter=meter,
     )
     try:
-        with threads(
-            experiment.train.threads
-        ):  # as many as a client has: an algorithm may train here
+        # As many threads as a client has: an algorithm may train here.
+        with threads(experiment.train.threads):
             first = experiment.algorithm.init(home)
     except ClientError as problem:
         raise RunError(f"before the first round, on public images: {problem}") from problem
     numbers = {client: i for i, client in enumerate(clients)}
-    return {
-        site: experiment.algorithm.enrol(
-            first, {site: numbers[site]} if site in numbers else numbers
-        )
-        for site in experiment.topology.sites(clients)
-    }
+    sites = {}
+    for site in experiment.topology.sites(clients):
+        own = {site: numbers[site]} if site in numbers else numbers
+        sites[site] = experiment.algorithm.enrol(first, own)
+    return sites

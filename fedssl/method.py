@@ -243,4 +243,4 @@ class Method(ResidentModule, ABC):
         return {}
 
 
-METHODS: Registry[Method] = Registry("method", "fedssl.methods")
+METHODS: Registry[Method] = Registry("method", "fedssl.methods", modules=["fedssl.methods"])

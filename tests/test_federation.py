@@ -81,7 +81,7 @@ def test_clients_without_images_are_named_once() -> None:
         "b": [],
         "c": [5, 6, 7],
     }
-    assert said == ["without images, so never asked to train: b"]
+    assert said == ["clients without images do not take part: b"]
     nobody = dataset(owners={"a": [], "b": [], "c": []})
     with pytest.raises(DataError, match="no client has any images"):
         deal(experiment({"partition.name": "natural"}), nobody, said.append)
@@ -135,7 +135,7 @@ def test_normalisation_fits_the_images() -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "cpu:x", ""])
 def test_devices_that_are_not_there(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"^device "):
+    with pytest.raises(ConfigError, match=f'device "{name}"'):
         resolve_device(name)
 
 
@@ -162,7 +162,7 @@ def test_trainers_go_where_there_is_room(
 ) -> None:
     devices = [torch.device("cuda", i) for i in range(2)]
     monkeypatch.setattr(federation, "training_devices", lambda device: devices)
-    monkeypatch.setattr(federation, "_room", lambda e, image, device: rooms[device.index])
+    monkeypatch.setattr(federation, "_capacity", lambda e, image, device: rooms[device.index])
     monkeypatch.setattr(federation, "build_method", lambda e, image, device: device.index)
     monkeypatch.setattr(federation, "Trainer", lambda method, settings: method)
     made = federation.build_trainers(

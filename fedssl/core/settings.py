@@ -8,7 +8,8 @@ errors that name the nearest match.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
@@ -132,11 +133,16 @@ class Unknown(ConfigError):  # noqa: N818 - a name, not a mishap
 
 
 class Registry(Generic[T]):
-    """Classes by name: those of this package, and those of other packages' entry points."""
+    """Classes by name: those of this package, and those of other packages' entry points.
 
-    def __init__(self, noun: str, group: str) -> None:
+    The modules in `modules` register the package's own classes. They are imported on first lookup,
+    so that a lookup works whatever was imported before.
+    """
+
+    def __init__(self, noun: str, group: str, modules: Sequence[str] = ()) -> None:
         self.noun = noun
         self.group = group
+        self._modules = list(modules)
         self._classes: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
@@ -151,16 +157,23 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names, sorted; plugins are not loaded."""
+        self._import_modules()
         plugins = {point.name for point in entry_points(group=self.group)}
         return sorted(plugins.union(self._classes))
 
     def __getitem__(self, name: str) -> type[T]:
+        if name not in self._classes:
+            self._import_modules()
         if name not in self._classes:
             for point in entry_points(group=self.group, name=name):
                 self._classes[name] = self._load(point)
         if name not in self._classes:
             raise Unknown(self.noun, self.group, name, self.names())
         return self._classes[name]
+
+    def _import_modules(self) -> None:
+        while self._modules:
+            import_module(self._modules.pop())
 
     def _load(self, point: EntryPoint) -> type[T]:
         """Return a plugin's class; raise ConfigError that names the plugin for any error in it."""

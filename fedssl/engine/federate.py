@@ -11,9 +11,10 @@ from fedssl.core.state.mean import Mean
 from fedssl.core.state.tree import Tree
 from fedssl.engine.round_rules import NO_RULES, RoundRules
 from fedssl.engine.uploads.guard import Guard
-from fedssl.engine.uploads.norm_bound import Typical
+from fedssl.engine.uploads.norm_bound import NormBound, Typical
 from fedssl.engine.uploads.records import Reply, Report
 from fedssl.engine.uploads.routing import Routing
+from fedssl.engine.uploads.upload_weights import UploadWeights
 from fedssl.engine.uploads.validate import Schema
 from fedssl.topologies.topology import Plan, Topology
 
@@ -73,6 +74,28 @@ class Broadcast:
         """Return the models that a client's running statistics are compared with."""
         return self._algorithm.reference(self._site(client))
 
+    def guard(
+        self,
+        schema: Schema,
+        round: int,
+        *,
+        bound: NormBound,
+        bounded: Collection[str],
+        weights: UploadWeights,
+    ) -> Guard:
+        """Return the guard that validates the replies to these messages."""
+        return Guard(
+            schema,
+            round,
+            self._plan.home,
+            self.sent,
+            renamed=self._algorithm.renamed,
+            reference=self.reference,
+            bound=bound,
+            bounded=bounded,
+            weights=weights,
+        )
+
     def _site(self, client: str) -> Tree:
         return self._sites[self._plan.home[client]]
 
@@ -96,16 +119,12 @@ def federate(
     for number in range(start, rounds):
         plan = topology.plan(runtime.clients, number, seed)
         broadcast = Broadcast(algorithm, plan, sites)
-        guard = Guard(
+        guard = broadcast.guard(
             schema,
             number,
-            plan.home,
-            broadcast.sent,
             bound=rules.bound(number, typical),
             bounded=_bounded(plan, runtime),
             weights=rules.weights(plan, algorithm),
-            renamed=algorithm.renamed,
-            reference=broadcast.reference,
         )
         # Lazy: clients train, and replies are checked, while a site's merge consumes its uploads.
         replies = runtime.exchange(number, plan.home, broadcast.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,15 @@ HOME = "home"  # the client id with which an algorithm makes its first state
 
 
 def read_data(experiment: Experiment, root: Path, given: Any, say: Say) -> Dataset:
-    """The experiment's images; `given` are images handed over in Python."""
+    """Return the experiment's images; `given` are images passed from Python."""
     if given is not None:
-        return experiment.data.set_aside(
-            given if isinstance(given, Dataset) else from_python(given)
-        )
+        data = given if isinstance(given, Dataset) else from_python(given)
+        return experiment.data.set_aside(data)
     return experiment.data.load(root, say)
 
 
 def read_public(experiment: Experiment, data: Dataset, root: Path, say: Say) -> Tensor | None:
-    """Images that everybody may see, (n, C, H, W) like the training images of `data`; None if nobody needs them."""
+    """Return the public images (n, C, H, W), shaped like the training images; None if not needed."""
     if experiment.algorithm.needs_public:
         return experiment.public.take(data.train, root, generator(experiment.seed, "public"), say)
     if experiment.public != HeldOut():
@@ -38,29 +38,35 @@ def read_public(experiment: Experiment, data: Dataset, root: Path, say: Say) -> 
 
 
 def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict[str, Tensor]]:
-    """The images as clients see them, and who holds which: client → indices. Clients without any are named once.
+    """Return the images as clients see them, and the indices that each client holds.
 
-    What is handed back is for training; models are measured with the images that were handed in. Images that are
-    public or left out are taken from whom they were dealt to, so that the others are dealt as they would be otherwise.
+    The result is for training; models are measured on `data`. Public images and images that are left
+    out are removed after dealing, so that all others go to the same clients as without them.
     """
     parts = experiment.partition.split(
         data, experiment.clients, generator(experiment.seed, "partition")
     )
-    nobodys = torch.cat([public_rows(experiment, data), left_out(experiment, data)])
-    parts = {client: index[~torch.isin(index, nobodys)] for client, index in parts.items()}
+    excluded = torch.cat([public_rows(experiment, data), left_out(experiment, data)])
+    parts = {client: index[~torch.isin(index, excluded)] for client, index in parts.items()}
     owners = dict(experiment.topology.owners(parts))
-    own = {SERVER, HOME, MEAN} if experiment.topology.consensus else {SERVER, HOME}
-    if taken := own & owners.keys():
-        raise ConfigError(
-            f'a client is called "{min(taken)}", as something of fedssl\'s own is; give it another name'
-        )
+    _check_names(experiment, owners)
     empty = [client for client, index in owners.items() if not len(index)]
     if len(empty) == len(owners):
         raise DataError("no client has any images")
     if empty:
-        say(f"without images, so never asked to train: {', '.join(empty)}")
-    check_plan(experiment, [c for c in owners if c not in empty])
+        say(f"clients without images do not take part: {', '.join(empty)}")
+    check_plan(experiment, [client for client in owners if client not in empty])
     return experiment.partition.shift(data, parts), owners
+
+
+def _check_names(experiment: Experiment, owners: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if a client has a name that is used for something else."""
+    reserved = {SERVER, HOME}
+    if experiment.topology.consensus:
+        reserved.add(MEAN)
+    taken = reserved & owners.keys()
+    if taken:
+        raise ConfigError(f'"{min(taken)}" is a reserved name: rename the client')
 
 
 def check_plan(experiment: Experiment, clients: list[str]) -> None:
@@ -70,26 +76,29 @@ def check_plan(experiment: Experiment, clients: list[str]) -> None:
 
 
 def public_rows(experiment: Experiment, data: Dataset) -> Tensor:
-    """Which training images are public (n,)."""
+    """Return the indices (n,) of the training images that are public."""
     if not experiment.algorithm.needs_public:
         return torch.empty(0, dtype=torch.int64)
     return experiment.public.rows(len(data.train), generator(experiment.seed, "public"))
 
 
 def left_out(experiment: Experiment, data: Dataset) -> Tensor:
-    """Which training images `data.leave_out` keeps from every client (n,), in order: as many of each class, drawn by
-    the run's seed. Public ones are not among them, for clients train with those."""
-    share, train = experiment.data.leave_out, data.train
+    """Return the indices (n,) of the training images that no client gets (`data.leave_out`).
+
+    They are drawn by the run's seed, the same number of each class. Public images are not among
+    them, because clients train with those.
+    """
+    share = experiment.data.leave_out
+    train = data.train
     if not share:
         return torch.empty(0, dtype=torch.int64)
     if not train.labelled:
         raise ConfigError(
-            "data.leave_out draws as many images of each class, and the training images have no labels"
+            "data.leave_out draws the same number of images of each class, and the training images "
+            "have no labels"
         )
     rows = torch.arange(len(train))
     rows = rows[~torch.isin(rows, public_rows(experiment, data))]
-    return rows[
-        balanced(
-            train.labels[rows], how_many(share, len(train)), generator(experiment.seed, "left out")
-        )
-    ]
+    count = how_many(share, len(train))
+    stream = generator(experiment.seed, "left out")
+    return rows[balanced(train.labels[rows], count, stream)]

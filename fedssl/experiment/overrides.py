@@ -7,9 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import fedssl.algorithms
-import fedssl.methods
-import fedssl.topologies.graphs  # noqa: F401 - both register their classes
 from fedssl.algorithm import ALGORITHMS
 from fedssl.core.errors import ConfigError
 from fedssl.core.settings import Settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedssl import federation
 from fedssl.algorithm import Spec
 from fedssl.core.console import Say, meter, say_on_stderr
 from fedssl.core.devices.precision import numerics
@@ -34,6 +33,7 @@ from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.dealing import check_plan, read_data, read_public
 from fedssl.experiment.experiment import Experiment
+from fedssl.federation import build_method, first_sites
 from fedssl.flower.messages import Hello, Task
 from fedssl.flower.roster import Roster
 from fedssl.flower.run_record import RunRecord
@@ -42,12 +42,7 @@ from fedssl.flower.server_settings import ServerSettings
 from fedssl.runs.finalize import finish
 from fedssl.runs.progress import Progress
 from fedssl.runs.resume_checks import EXPERIMENT, agree
-from fedssl.runs.session import (
-    ActiveRuntime,
-    Session,
-    load_newest,
-    raise_if_no_round_succeeded,
-)
+from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.training.trainer import Trainer, resolve_precision
 
 RELAYED = "peers' models are relayed by the server here: it sees every one of them"
@@ -127,7 +122,7 @@ class ServerRun:
     def trainer(self, image: tuple[int, int, int]) -> Trainer:
         """Return a trainer for images of a shape; its model defines the first state and uploads."""
         if self._trainer is None or self._trainer[0] != image:
-            method = federation.build_method(self.experiment, image, self.device)
+            method = build_method(self.experiment, image, self.device)
             self._trainer = (image, Trainer(method, self.experiment.train))
         return self._trainer[1]
 
@@ -172,15 +167,11 @@ class ServerRun:
         clients = list(self.record.clients)
         trainer = self.trainer(self.record.image)
         session = self._session(clients)
-        last = self.snapshot or session.begin(
-            federation.first_sites(
-                self.experiment,
-                trainer,
-                clients,
-                self._public(),
-                lambda what, total: meter(what, total, self.say),
-            )
-        )
+        last = self.snapshot
+        if last is None:
+            show = partial(meter, say=self.say)
+            sites = first_sites(self.experiment, trainer, clients, self._public(), show)
+            last = session.begin(sites)
         wire = self.experiment.algorithm.wire(trainer.method)
 
         def open_runtime(progress: Progress) -> ActiveRuntime:

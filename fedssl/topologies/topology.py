@@ -100,7 +100,9 @@ def sample_clients(clients: Sequence[str], share: float, round: int, seed: int) 
     return [clients[i] for i in sorted(order[:count].tolist())]
 
 
-TOPOLOGIES: Registry[Topology] = Registry("topology", "fedssl.topologies")
+TOPOLOGIES: Registry[Topology] = Registry(
+    "topology", "fedssl.topologies", modules=["fedssl.topologies.graphs"]
+)
 
 
 @TOPOLOGIES.register("star")

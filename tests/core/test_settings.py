@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any, Self
@@ -119,6 +121,18 @@ def test_a_registry_by_name_and_back() -> None:
     assert registry["apple"] is Apple
     assert registry.name_of(Apple) == "apple"
     assert registry.names() == ["apple"]
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        "from fedssl.method import METHODS; METHODS['simclr']",
+        "from fedssl.algorithm import ALGORITHMS; ALGORITHMS['fedema']",
+        "from fedssl.topologies.topology import TOPOLOGIES; TOPOLOGIES['cycle']",
+    ],
+)
+def test_a_registry_imports_the_modules_of_its_classes(lookup: str) -> None:
+    subprocess.run([sys.executable, "-c", lookup], check=True)
 
 
 def test_unknown_names_get_the_nearest() -> None:

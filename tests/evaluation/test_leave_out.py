@@ -111,7 +111,8 @@ def test_public_images_are_not_among_them() -> None:
 def test_classes_must_be_known() -> None:
     data = Dataset(Images(images(20, 0).pixels), images(20, 1))
     with pytest.raises(
-        ConfigError, match=r"^data.leave_out draws as many images of each class, and the training"
+        ConfigError,
+        match=r"^data.leave_out draws the same number of images of each class, and the training",
     ):
         deal(experiment(data__leave_out=0.1), data, print)
 

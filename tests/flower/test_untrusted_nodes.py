@@ -161,16 +161,16 @@ def test_a_hello_without_clients_is_refused(nodes: Nodes) -> None:
 def test_any_error_of_the_check_rejects_the_node(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedssl import federation
+    from fedssl.flower import server_run
 
-    build = federation.build_method
+    build = server_run.build_method
 
     def scarce(experiment: Any, image: Any, device: Any) -> Any:
         if image == (3, 99, 99):
             raise MemoryError("no room for /srv/secret")
         return build(experiment, image, device)
 
-    monkeypatch.setattr(federation, "build_method", scarce)
+    monkeypatch.setattr(server_run, "build_method", scarce)
     experiment = tiny("fedavg", "simclr", rounds=1)
     grid = nodes.grid(experiment)
     grid.nodes[10] = edited(grid.nodes[10], "query.hello", image=[3, 99, 99])

@@ -258,7 +258,7 @@ def _classify(
     found = federation.attempt(name)
     what = f"{where} at {place}: {before[place : place + 1]!r} → {byte!r}; {found.said}"
     for kind in ("evaluated", "loaded", "finished", "files"):
-        if kind in ("evaluated", "loaded") and "trying the one before" in found.said:
+        if kind in ("evaluated", "loaded") and "trying the previous one" in found.said:
             continue  # the models are those of the older checkpoint, and the message says so
         got = getattr(found, kind)
         assert got is None or got == getattr(expected[name], kind), f"{kind} differs: {what}"

@@ -87,11 +87,11 @@ def test_a_process_of_its_own_takes_little_more_than_torch(federation: Any) -> N
 @pytest.mark.parametrize(
     ("device", "sentence"),
     [
-        ("cuda:99", 'device "cuda:99" is not there: torch'),
-        ("mps", 'device "mps" is not one fedssl trains on; try auto, cpu, cuda or cuda:1'),
-        ("meta", 'device "meta" is not one fedssl trains on; try auto, cpu, cuda or cuda:1'),
-        ("gpu", 'device "gpu" is not one torch knows; try auto, cpu, cuda or cuda:1'),
-        ("", 'device "" is not one torch knows'),
+        ("cuda:99", 'device "cuda:99" is not available: torch'),
+        ("mps", 'fedssl does not train on device "mps"; try auto, cpu, cuda or cuda:1'),
+        ("meta", 'fedssl does not train on device "meta"; try auto, cpu, cuda or cuda:1'),
+        ("gpu", 'unknown device "gpu"; try auto, cpu, cuda or cuda:1'),
+        ("", 'unknown device ""'),
     ],
 )
 def test_devices_that_are_not_there(device: str, sentence: str, federation: Any, cli: Any) -> None:
@@ -105,7 +105,7 @@ def test_no_gpu(federation: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, _, err = cli(*federation.command("run")[3:], "--device", "cuda")
     assert (code, err.count("\n")) == (2, 1)
-    assert 'device "cuda" is not there' in err
+    assert 'device "cuda" is not available' in err
     assert "sees 0 CUDA devices" in err
 
 

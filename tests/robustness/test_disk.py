@@ -148,7 +148,7 @@ def test_what_clients_remember_is_lost(damage: Any, federation: Any) -> None:
     rows = folder / "memory/rows"
     rows.rename(folder / "aside") if damage is Path.unlink else rows.write_bytes(b"")
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"}
-    with pytest.raises(RunError, match=r"no checkpoint in .* is whole; nothing was changed"):
+    with pytest.raises(RunError, match=r"no checkpoint in .* is intact; nothing was changed"):
         federation.here("run", "byol", "rounds=8")
     assert {
         p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"
@@ -183,7 +183,7 @@ def test_a_manifest_with_a_changed_number_is_refused(key: str, federation: Any) 
     assert snapshot is not None
     assert snapshot.rounds == 3
     assert said == [
-        "checkpoint 00004 is damaged (its manifest does not match its hash); trying the one before"
+        "checkpoint 00004 is damaged (its manifest does not match its hash); trying the previous one"
     ]
 
 

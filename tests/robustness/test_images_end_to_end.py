@@ -149,7 +149,7 @@ def test_an_empty_client_is_said_once_and_never_asked(
     run = _run(
         tmp_path / "run", _pixels(32), quiet=False, rounds=3, **lists, **{"topology.name": topology}
     )
-    assert capsys.readouterr().err.count("without images, so never asked to train: 2") == 1
+    assert capsys.readouterr().err.count("clients without images do not take part: 2") == 1
     for line in run.rounds:
         assert [c["client"] for c in line["clients"]] == ["0", "1", "3", "4"]
         assert not any(c["dropped"] for c in line["clients"])

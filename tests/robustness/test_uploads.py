@@ -85,8 +85,8 @@ CORRUPTIONS: dict[str, tuple[Corrupt, str]] = {
         _relaid(lambda e: (e[0]._replace(shape=(1,)), *e[1:])),
         "has shape (1,), expected",
     ),
-    "wrong dtype": (_half, "its float row is not what its layout says"),
-    "short row": (_short, "its float row is not what its layout says"),
+    "wrong dtype": (_half, "its float row does not match its layout"),
+    "short row": (_short, "its float row does not match its layout"),
 }
 
 

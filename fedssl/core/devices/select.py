@@ -8,30 +8,32 @@ from fedssl.core.errors import ConfigError
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`: all CUDA devices if there are any, else the CPU. `cuda` means all of them, `cuda:1` that one."""
+    """Return a device by name.
+
+    `auto` is `cuda` if there is any, otherwise `cpu`. `cuda` means all CUDA devices, `cuda:1` one.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(
-            f'device "{name}" is not one torch knows; try auto, cpu, cuda or cuda:1'
-        ) from None
+        raise ConfigError(f'unknown device "{name}"; try auto, cpu, cuda or cuda:1') from None
     if device.type == "cpu":
-        return torch.device("cpu")  # there is but one
+        return torch.device("cpu")
     if device.type != "cuda":
         raise ConfigError(
-            f'device "{name}" is not one fedssl trains on; try auto, cpu, cuda or cuda:1'
+            f'fedssl does not train on device "{name}"; try auto, cpu, cuda or cuda:1'
         )
     if (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f'device "{name}" is not there: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices'
+            f'device "{name}" is not available: torch {torch.__version__} detects '
+            f"{torch.cuda.device_count()} CUDA devices"
         )
     return device
 
 
 def training_devices(device: torch.device) -> list[torch.device]:
-    """Those that clients are spread over; the first is where sites are merged and models measured."""
+    """Return the devices that clients train on; sites are merged on the first."""
     if device == torch.device("cuda"):
         return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     return [device]

@@ -29,8 +29,8 @@ from fedssl.core.state.tree import Tree, Value
 from fedssl.engine.checkpoints.client_memory import Remembered
 from fedssl.engine.uploads.norm_bound import Typical
 
-KEPT = 2
-LOOKS = 10  # at a run that goes on, before giving up
+CHECKPOINTS_KEPT = 2
+MAX_READ_ATTEMPTS = 10  # while another process replaces checkpoints
 
 
 class Snapshot(NamedTuple):
@@ -44,9 +44,8 @@ class Snapshot(NamedTuple):
 
 class _Opened(NamedTuple):
     rows: BlobFile
-    kept: dict[
-        int, dict[str, Extent]
-    ]  # of each checkpoint on disk: while they are here their places are taken
+    # The places of each checkpoint on disk, by round; a place that is held is not overwritten.
+    kept: dict[int, dict[str, Extent]]
 
 
 class Store:
@@ -61,17 +60,17 @@ class Store:
 
     @property
     def rows(self) -> BlobFile:
-        """What clients remember on disk, to write to."""
+        """The file of client memories."""
         return self._opened.rows
 
     @cached_property
     def _opened(self) -> _Opened:
-        """The rows file, in which all that the checkpoints on disk refer to is taken before anybody writes."""
+        """The rows file, with the places reserved that the checkpoints on disk refer to."""
         rows = BlobFile(self._path)
         kept: dict[int, dict[str, Extent]] = {}
         known: dict[tuple[int, int, str], Extent] = {}  # rows that did not change are in both
-        for manifest in self._manifests()[:KEPT]:
-            with contextlib.suppress(ValueError, KeyError):  # damaged: nobody will ask for its rows
+        for manifest in self._manifests()[:CHECKPOINTS_KEPT]:
+            with contextlib.suppress(ValueError, KeyError):  # damaged: its rows are not needed
                 memory = unseal(manifest.read_bytes())["memory"]
                 places = {
                     client: (offset, length, sha256)
@@ -131,41 +130,41 @@ class Store:
         return sorted(numbered, key=lambda path: int(path.stem), reverse=True)
 
     def oldest(self) -> int:
-        """The round that a run may have to go back to, should newer checkpoints prove damaged."""
-        return min((int(manifest.stem) for manifest in self._manifests()[:KEPT]), default=0)
+        """Return the round of the oldest kept checkpoint, to which a run may have to return."""
+        return min(
+            (int(manifest.stem) for manifest in self._manifests()[:CHECKPOINTS_KEPT]), default=0
+        )
 
     def _forget_old(self) -> None:
         manifests = self._manifests()
-        for manifest in manifests[KEPT:]:
+        for manifest in manifests[CHECKPOINTS_KEPT:]:
             manifest.unlink()
-            self._opened.kept.pop(
-                int(manifest.stem), None
-            )  # only now: nobody may read a row that is being replaced
-        needed = {f"{manifest.stem}.safetensors" for manifest in manifests[:KEPT]}
+            # After the manifest is gone: a row must not be read while it is being replaced.
+            self._opened.kept.pop(int(manifest.stem), None)
+        needed = {f"{manifest.stem}.safetensors" for manifest in manifests[:CHECKPOINTS_KEPT]}
         for path in {*self.checkpoints.glob("*.safetensors*"), *self.checkpoints.glob("*.tmp")}:
             if path.name not in needed:
                 path.unlink()
 
     def load(self, say: Callable[[str], None], check_rows: bool = True) -> Snapshot | None:
-        """The newest checkpoint whose every byte is what its manifest says; None if there never was one.
+        """Return the newest checkpoint that matches its manifest; None if there is no checkpoint.
 
-        Only reads, so that anybody may look at a run while it goes on. What clients remember is read when somebody
-        asks for it, and here to be checked.
+        Only reads, so that other processes can look at a run in progress. Client memories are read
+        later, when they are used, and here to be verified.
         """
-        for _ in range(LOOKS):
+        for _ in range(MAX_READ_ATTEMPTS):
             manifests = self._manifests()
             for manifest in manifests:
                 try:
                     return self._read(manifest, check_rows)
                 except (ValueError, KeyError, FileNotFoundError) as problem:
-                    if (
-                        not manifest.exists()
-                    ):  # not damaged: a newer one took its place while it was being read
-                        break
-                    say(f"checkpoint {manifest.stem} is damaged ({problem}); trying the one before")
-                except (
-                    OSError
-                ) as problem:  # the disk's fault, perhaps a passing one: no reason to go back
+                    if not manifest.exists():
+                        break  # not damaged: a newer one replaced it while it was being read
+                    say(
+                        f"checkpoint {manifest.stem} is damaged ({problem}); trying the previous one"
+                    )
+                except OSError as problem:
+                    # A fault of the disk, perhaps temporary: no reason to use an older checkpoint.
                     raise RunError(
                         f"{manifest} cannot be read: {problem}; nothing was changed"
                     ) from problem
@@ -173,17 +172,19 @@ class Store:
                 if not manifests:
                     return None
                 raise RunError(
-                    f"no checkpoint in {self.checkpoints} is whole; nothing was changed. Start again in a new directory"
+                    f"no checkpoint in {self.checkpoints} is intact; nothing was changed. "
+                    "Start again in a new directory"
                 )
         raise RunError(
-            f"checkpoints in {self.checkpoints} are replaced faster than they can be read; try again"
+            f"checkpoints in {self.checkpoints} are replaced faster than they can be read; "
+            "try again"
         )
 
     def resume(self, say: Callable[[str], None]) -> Snapshot | None:
         """Load the newest intact checkpoint to resume from it, and set damaged ones aside.
 
-        A newer, damaged one would pass for that of a round about to be replayed. An older one is the spare: it is
-        verified now, while the newest is intact.
+        A newer, damaged one would be mistaken for that of a round about to be repeated. The older
+        one is the spare: it is verified now, while the newest is intact.
         """
         snapshot = self.load(say)
         if snapshot is None:
@@ -215,7 +216,8 @@ class Store:
                 self._read(spare, check_rows=True, known=known)
             except (ValueError, KeyError, OSError) as problem:
                 say(
-                    f"checkpoint {spare.stem} is damaged ({problem}); the newest, of round {newest.rounds}, is intact"
+                    f"checkpoint {spare.stem} is damaged ({problem}); "
+                    f"the newest, of round {newest.rounds}, is intact"
                 )
                 damaged.append(spare)
         return damaged
@@ -224,17 +226,19 @@ class Store:
         self, manifest: Path, check_rows: bool, known: Container[tuple[int, int, str]] = ()
     ) -> Snapshot:
         """Read a checkpoint and verify it, except for rows that are `known` to be intact."""
-        body, data = unseal(manifest.read_bytes()), {}
+        body = unseal(manifest.read_bytes())
+        data = {}
         for name, expected in body["files"].items():
             data[name] = (self.root / name).read_bytes()
             if hashlib.sha256(data[name]).hexdigest() != expected:
                 raise ValueError(f"{name} does not match its hash")
         if any(isinstance(entry, int) for entry in body["memory"].values()):
             raise RunError(
-                f"{self.root} was written by an earlier fedssl, with a file for what each client remembers, and cannot "
-                "be gone on with; nothing was changed. Start again in a new directory"
+                f"{self.root} was written by an earlier version of fedssl and cannot be resumed; "
+                "nothing was changed. Start again in a new directory"
             )
-        rows, memory = BlobFile(self._path), {}
+        rows = BlobFile(self._path)
+        memory = {}
         for client, (round, *place) in body["memory"].items():
             memory[client] = Remembered(round, extent=rows.claim(*place))
             if check_rows and tuple(place) not in known:

@@ -132,10 +132,10 @@ def _model_error(value: Value, layout: Layout) -> str | None:
         return difference
     floats = value.floats
     if floats.dtype != torch.float32 or floats.shape != (value.layout.floats,):
-        return "its float row is not what its layout says"
+        return "its float row does not match its layout"
     counts = value.counts
     if counts.dtype != torch.int64 or counts.shape != (value.layout.counts,):
-        return "its counter row is not what its layout says"
+        return "its counter row does not match its layout"
     return None
 
 

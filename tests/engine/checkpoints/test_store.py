@@ -290,7 +290,7 @@ def _falls_back(root: Path) -> None:
     assert same(Store(root).load(said.append), snapshot(1, a=0, b=0))
     assert len(said) == 1
     assert said[0].startswith("checkpoint 00002 is damaged (")
-    assert said[0].endswith("; trying the one before")
+    assert said[0].endswith("; trying the previous one")
 
 
 @pytest.mark.parametrize("name", NEWEST)
@@ -392,7 +392,7 @@ def test_none_whole_is_refused_and_nothing_changed(whole: Path, tmp_path: Path) 
     for name in ("checkpoints/00001.safetensors", "checkpoints/00002.safetensors"):
         (root / name).write_bytes((root / name).read_bytes()[:-1])
     before, said = files(root), []
-    with pytest.raises(RunError, match=r"no checkpoint in .* is whole; nothing was changed"):
+    with pytest.raises(RunError, match=r"no checkpoint in .* is intact; nothing was changed"):
         Store(root).load(said.append)
     assert len(said) == 2
     assert files(root) == before
@@ -403,7 +403,7 @@ def test_a_memory_both_checkpoints_need(whole: Path, tmp_path: Path) -> None:
     data = bytearray((root / "memory/rows").read_bytes())
     data[places(root, 1)["b"][0]] ^= 1
     (root / "memory/rows").write_bytes(data)
-    with pytest.raises(RunError, match="whole"):
+    with pytest.raises(RunError, match="intact"):
         Store(root).load(lambda line: None)
 
 
@@ -422,7 +422,7 @@ def test_a_directory_of_an_earlier_kind(tmp_path: Path) -> None:
         store_module.seal(body | {"memory": {"a": 0}})
     )
     with pytest.raises(
-        RunError, match="written by an earlier fedssl, with a file for what each client remembers"
+        RunError, match="written by an earlier version of fedssl and cannot be resumed"
     ):
         Store(tmp_path).resume(quiet)
 

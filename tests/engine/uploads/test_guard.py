@@ -111,27 +111,27 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
     ),
     "a row of one that would broadcast": (
         lambda s: {"model": replace(s, floats=torch.ones(1))},
-        "model: its float row is not what its layout says",
+        "model: its float row does not match its layout",
     ),
     "a row of two dimensions": (
         lambda s: {"model": replace(s, floats=s.floats[None])},
-        "model: its float row is not what its layout says",
+        "model: its float row does not match its layout",
     ),
     "double": (
         lambda s: {"model": replace(s, floats=s.floats.double())},
-        "model: its float row is not what its layout says",
+        "model: its float row does not match its layout",
     ),
     "half": (
         lambda s: {"model": replace(s, floats=s.floats.half())},
-        "model: its float row is not what its layout says",
+        "model: its float row does not match its layout",
     ),
     "short counters": (
         lambda s: {"model": replace(s, counts=s.counts[:0])},
-        "model: its counter row is not what its layout says",
+        "model: its counter row does not match its layout",
     ),
     "counters that are floats": (
         lambda s: {"model": replace(s, counts=s.counts.float())},
-        "model: its counter row is not what its layout says",
+        "model: its counter row does not match its layout",
     ),
 }
 COUNTS: list[Any] = [-5, 0, math.nan, math.inf, 1e9, 10**9, 3.0, "12", "many", True, None]
