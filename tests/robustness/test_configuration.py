@@ -106,7 +106,7 @@ def test_no_gpu(federation: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
     code, _, err = cli(*federation.command("run")[3:], "--device", "cuda")
     assert (code, err.count("\n")) == (2, 1)
     assert 'device "cuda" is not available' in err
-    assert "sees 0 CUDA devices" in err
+    assert "detects 0 CUDA devices" in err
 
 
 @pytest.mark.parametrize(
