@@ -14,7 +14,7 @@ import contextlib
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -115,9 +115,9 @@ def malicious(attack: Attack) -> Iterator[None]:
     exchange = LocalRuntime.exchange
 
     def attacked(
-        self: LocalRuntime, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+        self: LocalRuntime, round: int, clients: Sequence[str], message: Callable[[str], Tree]
     ) -> Iterator[Reply]:
-        for reply in exchange(self, round, home, message):
+        for reply in exchange(self, round, clients, message):
             yield corrupt(reply, message) if reply.client == BAD else reply
 
     def corrupt(reply: Reply, message: Callable[[str], Tree]) -> Reply:

@@ -39,7 +39,7 @@ from fedssl.algorithms._instahide import coefficients, mixtures, partners
 from fedssl.algorithms._shared_rows import projected
 from fedssl.core.state.tree import model
 from fedssl.engine.checkpoints.store import Store
-from fedssl.experiment.dealing import deal
+from fedssl.experiment.client_data import partition_data
 from fedssl.probes import knn_predict
 from fedssl.probes.features import Labelled
 from fedssl.topologies.topology import SERVER
@@ -93,7 +93,7 @@ def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
 
     def clients() -> Iterator[tuple[Client, Tensor]]:
         """Each after its training, with its labels."""
-        for name, index in deal(experiment, data, print)[1].items():
+        for name, index in partition_data(experiment, data, print)[1].items():
             pixels = data.train.held.select(index)
             rate = experiment.train.rate(snapshot.rounds - 1, experiment.rounds)
             client = Client(name, pixels, None, {}, trainer, seed, snapshot.rounds, rate, 1.0)

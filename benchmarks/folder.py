@@ -38,7 +38,7 @@ from benchmarks.machine import machine
 from fedssl import nets
 from fedssl.data import Folder, decode_parallel
 from fedssl.data.image_pool import Pixels, Rows, place
-from fedssl.method import METHODS, Batch, Given, Method, Output
+from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.training.trainer import Task, Trainer, TrainSettings
 
 DRAWN, TOUCHED, SAMPLE = 400, 100, 4000
@@ -190,8 +190,8 @@ def make_trainer(arguments: argparse.Namespace, device: torch.device) -> Trainer
     )
 
 
-def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-    return method.loss(out, given)
+def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+    return method.loss(out, constants)
 
 
 def _quiet(line: str) -> None: ...

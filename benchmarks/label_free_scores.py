@@ -35,7 +35,7 @@ from fedssl.analysis import Analysis, Results, Summary, run_analysis
 from fedssl.analysis.analysis import run_names
 from fedssl.analysis.comparable import image_hashes
 from fedssl.cli.analysis_summary import print_summary
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.settings import validate
 from fedssl.plots.style import need_matplotlib
@@ -164,7 +164,7 @@ class Scores(Analysis):
 
     last: PositiveInt = LAST_ROUNDS  # rounds over which a run's scores are averaged
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the scores and accuracies of each run, and their correlations."""
         measured = [final_accuracies(run) for run in runs]
         accuracies, common = comparable_accuracies(measured)
@@ -173,7 +173,7 @@ class Scores(Analysis):
         for name, run, known, own in zip(names, runs, measured, accuracies, strict=True):
             experiment = run.experiment.to_dict()
             rows.append(describe_run(name, experiment, run.rounds, own, last=self.last))
-            _report_excluded(name, known, own, common=common, say=say)
+            _report_excluded(name, known, own, common=common, notify=notify)
         _separate_by_hash(rows, runs)
         correlated = list(correlations(rows))
         _check_enough(correlated)
@@ -202,17 +202,19 @@ def _report_excluded(
     accuracies: Mapping[str, float],
     *,
     common: Mapping[str, ProbeValues],
-    say: Say,
+    notify: Notify,
 ) -> None:
     """Report which accuracies of a run are left out, and why."""
     for key, values in common.items():
         if measured[key] and key not in accuracies:
-            say(
+            notify(
                 f"{name} is left out for {ACCURACY_NAMES[key]}: "
                 f"it was not measured with {_settings_text(key, values)}"
             )
     if not any(measured.values()):
-        say(f"{name} is left out: it has no final accuracy, as it is not finished or has no labels")
+        notify(
+            f"{name} is left out: it has no final accuracy, as it is not finished or has no labels"
+        )
 
 
 def _check_enough(correlated: Sequence[Mapping[str, Any]]) -> None:

@@ -42,7 +42,7 @@ from fedssl import federation
 from fedssl.core.devices.precision import numerics
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.experiment.experiment import Experiment
 from fedssl.training.trainer import resolve_mode
@@ -111,18 +111,20 @@ class Ours:
         self.sites = federation.first_sites(experiment, self.trainers[0], list(shards))
         self.memory = Memory()
         self._runtime = LocalRuntime(
-            Work(experiment.algorithm, experiment.seed, lambda round: Pace(case.lr, 0.0)),
+            RunContext(
+                experiment.algorithm, experiment.seed, lambda round: RoundPosition(case.lr, 0.0)
+            ),
             shards,
             self.trainers,
             self.memory,
         )
-        wire = experiment.algorithm.wire(self.trainers[0].method)
+        schema = experiment.algorithm.upload_schema(self.trainers[0].method)
         self._rounds: Iterator[Round] = federate(
             experiment.algorithm,
             experiment.topology,
             self._runtime,
             self.sites,
-            schema=wire,
+            schema=schema,
             rounds=rounds,
             seed=experiment.seed,
         )

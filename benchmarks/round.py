@@ -39,11 +39,11 @@ from fedssl.core.state.tree import model
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import federate
 from fedssl.engine.round_rules import RoundRules
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.norm_bound import Typical
 from fedssl.engine.uploads.settings import GuardSettings
-from fedssl.method import METHODS, Given
+from fedssl.method import METHODS, Constants
 from fedssl.topologies.topology import SERVER, Star
 from fedssl.training.client import Client
 from fedssl.training.step import Objective
@@ -65,7 +65,7 @@ WARM = 3  # of them not counted
 class Idle(Trainer):
     """Trains nobody: what is left is the engine."""
 
-    def fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
+    def fit(self, task: Task, objective: Objective, constants: Constants) -> Metrics:
         return Metrics(0.0, 1, 1, 1.0, 1.0, 1.0)
 
 
@@ -79,18 +79,21 @@ class Federation:
         self.memory, self.first = Memory(), "00"
         shards = {f"{i:02}": Shard(image) for i in range(clients)}
         self.runtime = LocalRuntime(
-            Work(algorithm, 0, lambda round: Pace(0.1, 0.0)), shards, [trainer], self.memory
+            RunContext(algorithm, 0, lambda round: RoundPosition(0.1, 0.0)),
+            shards,
+            [trainer],
+            self.memory,
         )
         site = algorithm.init(Client("home", image, None, {}, trainer, 0, 0))
         self.travels = model(site, "model").layout
-        wire = algorithm.wire(trainer.method)
+        schema = algorithm.upload_schema(trainer.method)
         typical = Typical(1.0, 1, 1.0)  # as in any round but the first
         self.rounds = federate(
             algorithm,
             Star(),
             self.runtime,
             {SERVER: site},
-            schema=wire,
+            schema=schema,
             rounds=ENDLESS,
             typical=typical,
             rules=RoundRules(GuardSettings()),

@@ -86,7 +86,7 @@ class Case:
             },
         )
         (trainer,) = federation.build_trainers(experiment, (3, self.size, self.size), device, 1)
-        trainer.method.fresh(torch.Generator().manual_seed(0))
+        trainer.method.init_local_parts(torch.Generator().manual_seed(0))
         return trainer
 
 

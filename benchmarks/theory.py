@@ -38,7 +38,7 @@ from benchmarks.theory_data import LabelledRows, Separator
 from fedssl.analysis import Analysis, Results, Summary, run_analysis
 from fedssl.analysis.analysis import round_digits
 from fedssl.cli.analysis_summary import print_summary
-from fedssl.core.console import Say, meter
+from fedssl.core.console import Notify, meter
 from fedssl.core.errors import FedsslError
 from fedssl.core.settings import validate
 from fedssl.plots.style import need_matplotlib
@@ -72,10 +72,10 @@ class Theory(Analysis):
     # Of the global supervised problem: a margin missed by e costs e²/(2·slack).
     slack: float = Field(10.0, gt=0)
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the measures of every draw, their means by d, and the fitted exponents."""
         draws = []
-        with meter("solving", len(self.d) * self.seeds, say) as advance:
+        with meter("solving", len(self.d) * self.seeds, notify) as advance:
             for d in self.d:
                 for seed in range(self.seeds):
                     draws.append(self.measure_draw(d, seed))

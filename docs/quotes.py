@@ -20,7 +20,10 @@ def quoted(path: str, name: str) -> str:
     text = (DOCS.parent / path).read_text("utf-8")
     node: Any = ast.parse(text)
     for word in name.split("."):
-        node = next(child for child in node.body if getattr(child, "name", None) == word)
+        named = [child for child in node.body if getattr(child, "name", None) == word]
+        if not named:
+            raise SystemExit(f"{path} has no {name}")
+        node = named[0]
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedssl import nets, views
-from fedssl.core.console import say_nothing
+from fedssl.core.console import ignore_message
 from fedssl.core.seeds import derive, generator
-from fedssl.experiment.dealing import deal
+from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment, load
 
 
@@ -66,8 +66,8 @@ def average(models: list[dict[str, Tensor]], counts: list[int]) -> dict[str, Ten
 
 def one_round(experiment: Experiment) -> dict[str, Tensor]:
     """Return the server's model after the first round."""
-    data = experiment.data.load(Path("data"), say_nothing)
-    seen, owners = deal(experiment, data, say_nothing)
+    data = experiment.data.load(Path("data"), ignore_message)
+    seen, owners = partition_data(experiment, data, ignore_message)
     torch.manual_seed(derive(experiment.seed, "weights"))
     backbone = nets.build(experiment.method.backbone, seen.train.image[0], experiment.method.stem)
     projector = nets.mlp(backbone.dim, experiment.method.hidden, experiment.method.dim)

@@ -13,7 +13,7 @@ from fedssl.core.settings import Registry, Settings
 from fedssl.core.state.layout import Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 
 
@@ -75,7 +75,7 @@ class Algorithm(Settings, ABC):
     # True: clients end with personal models, see `personal`.
     personalises: ClassVar[bool] = False
     # True: a server averages all uploads of a round into one model.
-    one_mean: ClassVar[bool] = True
+    averages_all: ClassVar[bool] = True
     # True: the method must make two views of each image, of one kind.
     needs_pairs: ClassVar[bool] = False
 
@@ -101,17 +101,18 @@ class Algorithm(Settings, ABC):
         return None
 
     @abstractmethod
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         """Return the schema of an upload, key by key.
 
         The guard drops uploads that differ from it, and invalid rows of `Features` one by one.
         """
 
     @abstractmethod
-    def init(self, home: Client) -> Tree:
+    def init(self, client: Client) -> Tree:
         """Return a site's first state.
 
-        `home` holds the newly built method and, if `needs_public`, public images.
+        `client` has no images: it holds the newly built method and, if `needs_public`, public
+        images.
         """
 
     def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
@@ -129,18 +130,18 @@ class Algorithm(Settings, ABC):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         """Run one client's round; return its upload and its memory for the next round."""
 
-    def reference(self, site: Tree) -> Tree:
+    def statistics_reference(self, site: Tree) -> Tree:
         """Return models that a site holds but does not send, under the keys of uploads.
 
         The guard compares the running statistics of uploads with these.
         """
         return {}
 
-    def renamed(self, upload: Tree) -> Mapping[str, str]:
+    def received_keys(self, upload: Tree) -> Mapping[str, str]:
         """Map keys of an upload's models to the keys under which the client received them.
 
         The guard measures an upload from the models that its client received. Called only for
-        uploads that match `wire`.
+        uploads that match `upload_schema`.
         """
         return {}
 
@@ -170,20 +171,20 @@ class Algorithm(Settings, ABC):
         """
         return {}
 
-    def given(self, client: Client, message: Tree) -> Given:
+    def constants(self, client: Client, message: Tree) -> Constants:
         """Return tensors that the objective needs in addition to the batch, once per round.
 
         Examples are reference weights and features of other clients.
         """
         return {}
 
-    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         """Return the local loss.
 
         This is a bound method of a frozen value, never a closure: a step compiled once serves
-        every client and round, and values that change between them are passed in `given`.
+        every client and round, and values that change between them are passed in `constants`.
         """
-        return method.loss(out, given)
+        return method.loss(out, constants)
 
 
 ALGORITHMS: Registry[Algorithm] = Registry(

@@ -20,11 +20,11 @@ from fedssl.core.seeds import derive
 from fedssl.data import Dataset
 from fedssl.data.image_pool import place
 from fedssl.engine.checkpoints.client_memory import Memory
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime, ignore_reply
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.validate import Schema
-from fedssl.experiment.dealing import HOME
+from fedssl.experiment.client_data import INITIAL_CLIENT
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method, Normalisation
 from fedssl.training.client import Client, Meter, unmetered
@@ -63,7 +63,7 @@ class Federation:
         owners = {client: index for client, index in owners.items() if len(index)}
         if parallel is None:
             plan = experiment.topology.plan(list(owners), 0, experiment.seed)
-            parallel = len(plan.home)
+            parallel = len(plan.site_of)
         most_images = max(len(index) for index in owners.values())
         trainers = build_trainers(experiment, seen.train.image, device, parallel, most_images)
         devices = dict.fromkeys(trainer.device for trainer in trainers)
@@ -90,7 +90,7 @@ class Federation:
     @property
     def schema(self) -> Schema:
         """What an upload must look like."""
-        return self.experiment.algorithm.wire(self.trainer.method)
+        return self.experiment.algorithm.upload_schema(self.trainer.method)
 
     def image_counts(self) -> dict[str, int]:
         """Return the number of images of each client."""
@@ -101,13 +101,13 @@ class Federation:
         public = self.public.get(self.device)
         return first_sites(self.experiment, self.trainer, self.clients, public, meter)
 
-    def work(self, stop: threading.Event) -> Work:
+    def work(self, stop: threading.Event) -> RunContext:
         """Return what all clients have in common; `stop` ends training within a step."""
         experiment = self.experiment
-        return Work(
+        return RunContext(
             experiment.algorithm,
             experiment.seed,
-            pace(experiment),
+            round_positions(experiment),
             public=self.public,
             stop=stop,
         )
@@ -199,7 +199,7 @@ def _check_host_memory(
     An allocation that is too large may succeed and have the process killed when it is used.
     """
     channels, height, _ = image
-    with nets.unfilled():
+    with nets.uninitialized():
         method = experiment.method.method(
             experiment.method, build_backbone(experiment, channels), height
         )
@@ -228,10 +228,10 @@ def _capacity(experiment: Experiment, image: tuple[int, int, int], device: torch
     return max(1, cores // experiment.train.threads)
 
 
-def pace(experiment: Experiment) -> Callable[[int], Pace]:
-    """Return a function from a round to its learning rate and its position in the run."""
+def round_positions(experiment: Experiment) -> Callable[[int], RoundPosition]:
+    """Return a function from a round to its position in the run."""
     rounds = experiment.rounds
-    return lambda round: Pace(experiment.train.rate(round, rounds), round / rounds, rounds)
+    return lambda round: RoundPosition(experiment.train.rate(round, rounds), round / rounds, rounds)
 
 
 def first_sites(
@@ -246,8 +246,8 @@ def first_sites(
     `public` images are on the trainer's device; `meter` shows the progress of long computations.
     """
     no_images = trainer.method.state.floats.new_empty(0, dtype=torch.uint8)
-    home = Client(
-        id=HOME,
+    client = Client(
+        id=INITIAL_CLIENT,
         pixels=no_images,
         labels=None,
         memory={},
@@ -261,7 +261,7 @@ def first_sites(
     try:
         # As many threads as a client has: an algorithm may train here.
         with threads(experiment.train.threads):
-            first = experiment.algorithm.init(home)
+            first = experiment.algorithm.init(client)
     except ClientError as problem:
         raise RunError(f"before the first round, on public images: {problem}") from problem
     numbers = {client: i for i, client in enumerate(clients)}

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.core.batch import Batch, Encoded, Given, Normalisation, Output
+from fedssl.core.batch import Batch, Constants, Encoded, Normalisation, Output
 from fedssl.core.settings import LARGEST_VIEW, Registry, Settings
 from fedssl.core.state.resident_module import ResidentModule
 from fedssl.views import Augment, ViewGroup
@@ -26,8 +26,8 @@ from fedssl.views import Augment, ViewGroup
 __all__ = [
     "METHODS",
     "Batch",
+    "Constants",
     "Encoded",
-    "Given",
     "Method",
     "MethodSettings",
     "Normalisation",
@@ -117,8 +117,8 @@ class Method(ResidentModule, ABC):
         return self.online
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        """Parts that stay at a client between rounds; others it has not received start `fresh`."""
+    def persistent_parts(self) -> tuple[str, ...]:
+        """Parts that stay at a client between rounds; others it has not received are initialised by `init_local_parts`."""
         return tuple(part for part in ("target", *self.private) if part in self._modules)
 
     @property
@@ -138,7 +138,7 @@ class Method(ResidentModule, ABC):
         return nn.ModuleDict(copies).requires_grad_("target" in self.trained)
 
     @torch.no_grad()
-    def fresh(self, generator: torch.Generator) -> None:
+    def init_local_parts(self, generator: torch.Generator) -> None:
         """Start the local parts: the target as a copy of the online network, a queue at random."""
         if "target" in self._modules:
             self.state.load(self.state.pick(self.mirrored).with_prefix("target"))
@@ -161,7 +161,7 @@ class Method(ResidentModule, ABC):
         """Return random numbers for one step of n images; they arrive in `batch.draws`."""
         return {}
 
-    def caution(self, images: int) -> str | None:
+    def client_warning(self, images: int) -> str | None:
         """Return a clause about a client for which this method is unsuitable, or None.
 
         `images` is the number of images that the client passes in a round, each counted once per
@@ -225,7 +225,7 @@ class Method(ResidentModule, ABC):
         """Return the output for a batch."""
 
     @abstractmethod
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the loss of an output, 0-d."""
 
     def after_step(self, out: Output) -> None:
@@ -235,7 +235,7 @@ class Method(ResidentModule, ABC):
         """
 
     def before_epoch(self, embed: Callable[[], Tensor]) -> Mapping[str, Tensor]:
-        """Return tensors for `given` from this epoch on, such as cluster assignments.
+        """Return tensors for `constants` from this epoch on, such as cluster assignments.
 
         `embed()` returns the features (n, d) of all the client's clean images under the current
         model.

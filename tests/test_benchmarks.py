@@ -19,7 +19,7 @@ from benchmarks.peer import Case, Ours, Peer, compare
 from benchmarks.peer_training import PeerBYOL, PeerClient, peer_round
 from fedssl.algorithms import FedAvg
 from fedssl.core.state.tree import Tree, model
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.topologies.topology import SERVER
 from fedssl.training.client import Client
 from fedssl.views import Augment, ViewGroup, draw, make_views
@@ -41,9 +41,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         current.id = one.id
         return client(self, one, message)
 
-    def watched(self: FedAvg, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def watched(
+        self: FedAvg, method: Method, batch: Batch, out: Output, constants: Constants
+    ) -> Tensor:
         views[current.id].append(tuple(batch.views[0]))
-        return objective(self, method, batch, out, given)
+        return objective(self, method, batch, out, constants)
 
     monkeypatch.setattr(FedAvg, "client", named)
     monkeypatch.setattr(FedAvg, "objective", watched)

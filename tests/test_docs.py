@@ -302,7 +302,7 @@ def test_quoted_code_is_where_the_page_says(block: Block) -> None:
 
 
 def own_names(registry: Any) -> set[str]:
-    return {name for name, cls in registry._classes.items() if cls.__module__.startswith("fedssl.")}
+    return {name for name in registry.names() if registry[name].__module__.startswith("fedssl.")}
 
 
 def test_readme_lists_what_is_in_the_box() -> None:

@@ -12,7 +12,7 @@ from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.data import Dataset, Images
 from fedssl.evaluation.models import models_of
-from fedssl.experiment.dealing import deal
+from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import merge_changes
 
@@ -75,7 +75,7 @@ def test_no_more_workers_than_clients() -> None:
 def test_clients_without_images_are_named_once() -> None:
     said: list[str] = []
     data = dataset(owners={"a": [0, 1], "b": [], "c": [5, 6, 7]})
-    _, owners = deal(experiment({"partition.name": "natural"}), data, said.append)
+    _, owners = partition_data(experiment({"partition.name": "natural"}), data, said.append)
     assert {c: index.tolist() for c, index in owners.items()} == {
         "a": [0, 1],
         "b": [],
@@ -84,12 +84,12 @@ def test_clients_without_images_are_named_once() -> None:
     assert said == ["clients without images do not take part: b"]
     nobody = dataset(owners={"a": [], "b": [], "c": []})
     with pytest.raises(DataError, match="no client has any images"):
-        deal(experiment({"partition.name": "natural"}), nobody, said.append)
+        partition_data(experiment({"partition.name": "natural"}), nobody, said.append)
 
 
 def test_the_deal_is_of_the_seed_alone() -> None:
     def dealt(seed: int) -> list[list[int]]:
-        _, owners = deal(experiment({"seed": seed}), dataset(), print)
+        _, owners = partition_data(experiment({"seed": seed}), dataset(), print)
         return [i.tolist() for i in owners.values()]
 
     assert dealt(0) == dealt(0)

@@ -36,7 +36,7 @@ def load_model(client: Client, received: State, *others: State) -> None:
     for state in others:
         loaded.update(state.layout.parts)
     if method.provides - loaded:
-        method.fresh(client.generator("fresh"))
+        method.init_local_parts(client.generator("fresh"))
     for state in others:
         method.state.load(state)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedssl.algorithm import Upload
 from fedssl.core.seeds import derive
 from fedssl.core.state.tree import Tree, number, tensor
-from fedssl.method import Given, Method
+from fedssl.method import Constants, Method
 from fedssl.training.client import Client
 
 # Entries in place of the number of an image.
@@ -87,7 +87,7 @@ def empty_dictionary(capacity: int, method: Method) -> Tree:
     }
 
 
-def dictionary_tensors(message: Tree, client_id: str, capacity: int) -> Given:
+def dictionary_tensors(message: Tree, client_id: str, capacity: int) -> Constants:
     """Return the tensors of an objective, whose shapes are the same in every round.
 
     `dictionary` (capacity, k) has rows of unit length. `entry` (capacity,) is the number of the

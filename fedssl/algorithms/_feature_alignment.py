@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 
 KEY = "z_g"
 
 
-def projections(client: Client, state: State) -> Given:
-    """Return z_g (line 6) for the client's images, clean and in eval mode, as `given` tensors.
+def projections(client: Client, state: State) -> Constants:
+    """Return z_g (line 6) for the client's images, clean and in eval mode, as `constants` tensors.
 
     Rows are added up to a power of two and never looked up: clients of similar size then share a
     recorded step.
@@ -30,13 +30,13 @@ def projections(client: Client, state: State) -> Given:
     return {KEY: F.pad(z, (0, 0, 0, spare))}
 
 
-def alignment(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+def alignment(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
     """Return ½D(p⁺, z_g) + ½D(p, z_g) (line 10): p⁺ of augmented views, p of clean images.
 
     Without a predictor, these are projections. The pass over clean images does not update running
     statistics.
     """
-    z_g = given[KEY][batch.index]
+    z_g = constants[KEY][batch.index]
     augmented = out.p if "predictor" in method.provides else out.z
     clean = method.encode(method.clean(batch.images), tracked=False).p
     if clean.shape != z_g.shape:

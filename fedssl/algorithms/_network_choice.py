@@ -45,7 +45,7 @@ class NetworkChoice(Algorithm, ABC):
             parts.add("predictor")
         return frozenset(parts)
 
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         schema = {"model": self.shared(method)}
         if self.aggregate == "both":
             schema["target"] = method.state.layout.pick(TARGET)
@@ -67,7 +67,7 @@ class NetworkChoice(Algorithm, ABC):
         if self.predictor == "local":
             parts.add("predictor")
         if self.update == "online":
-            parts |= {"target"} & set(method.kept)
+            parts |= {"target"} & set(method.persistent_parts)
         if self.update == "target":
             parts |= set(method.mirrored)
         return parts

@@ -31,7 +31,7 @@ def difference(averaged: Tree, site: Tree) -> Tensor:
     return parameters(model(averaged, "model")) - parameters(model(site, "model"))
 
 
-def moved_by(step: Tensor, averaged: Tree, delta: Tensor) -> Tree:
+def apply_step(step: Tensor, averaged: Tree, delta: Tensor) -> Tree:
     """Return the averaged models with the parameters w + `step` (n,) in place of w + Δ."""
     moved = model(averaged, "model").clone()  # the mean may be an alias of a client's upload
     row = parameters(moved)

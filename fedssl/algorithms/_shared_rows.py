@@ -22,7 +22,7 @@ def local_keys(method: Method) -> Tensor:
 
 def projected(trainer: Trainer, inputs: Iterable[Tensor]) -> Tensor:
     """Return unit projections (n, d) of inputs (m, C, H, W) by the momentum copy in eval mode."""
-    with trainer.at_rest() as method:
+    with trainer.eval_mode() as method:
         return torch.cat([F.normalize(method.encode_target(some), dim=-1) for some in inputs])
 
 

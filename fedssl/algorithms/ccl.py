@@ -44,7 +44,7 @@ from fedssl.algorithms._shared_rows import (
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 from fedssl.training.trainer import Draw
 
@@ -84,7 +84,7 @@ class CCL(Algorithm):
             return None
         return warning_of(self.mix)
 
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         schema: dict[str, Spec] = {
             "model": online_layout(method),
             "target": method.state.layout.pick(TARGET),
@@ -93,8 +93,8 @@ class CCL(Algorithm):
             schema["features"] = Features(local_keys(method).shape[1], self.features)
         return schema
 
-    def init(self, home: Client) -> Tree:
-        method = home.method
+    def init(self, client: Client) -> Tree:
+        method = client.method
         if self.lam and self.neighbours >= min(len(local_keys(method)), self.candidates):
             raise ConfigError(
                 f"{self.neighbours} neighbours: method.queue and algorithm.candidates must be "
@@ -114,11 +114,11 @@ class CCL(Algorithm):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         kept = stored_models(client.memory, "kept")
         load_model(client, model(message, "model"), model(message, "target"), *kept)
-        given = self.given(client, message)
+        constants = self.constants(client, message)
         draw: Draw = self.draw
         if self.lam:
-            draw = candidates_among(given["known"], self.candidates)
-        client.train(self.objective, given, draw)
+            draw = candidates_among(constants["known"], self.candidates)
+        client.train(self.objective, constants, draw)
         return self._upload(client), keep(client, client.method.private)
 
     def _upload(self, client: Client) -> Tree:
@@ -132,7 +132,7 @@ class CCL(Algorithm):
             upload["features"] = projected(client.trainer, mixed)
         return upload
 
-    def given(self, client: Client, message: Tree) -> Given:
+    def constants(self, client: Client, message: Tree) -> Constants:
         """Return features of other clients, and masks over local keys and these features.
 
         `remote` (r, d) are the features. With n local keys, `known` (n + r,) marks rows that hold a
@@ -151,21 +151,21 @@ class CCL(Algorithm):
             negative = known & (place >= local)  # Eq. 5
         return {"remote": remote, "known": known, "negative": negative}
 
-    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         if not self.shares:
-            return method.loss(out, given)
+            return method.loss(out, constants)
         queries = F.normalize(out.z, dim=-1)
-        features = torch.cat([local_keys(method), given["remote"]])
+        features = torch.cat([local_keys(method), constants["remote"]])
         if self.fusion:
             assert out.keys is not None
             keys = out.keys.flip(0)
-            loss = fused_contrast(queries, keys, features, given["negative"], self.tau)
+            loss = fused_contrast(queries, keys, features, constants["negative"], self.tau)
         else:
-            loss = method.loss(out, given)
+            loss = method.loss(out, constants)
         if self.lam:
             drawn = batch.draws["candidates"]
             candidates = features[drawn]
-            known = given["known"][drawn]
+            known = constants["known"][drawn]
             matching = neighbourhood_matching(
                 queries, candidates, known, neighbours=self.neighbours, tau=self.tau_nm
             )

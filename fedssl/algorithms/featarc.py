@@ -35,7 +35,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.seeds import derive
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model, number
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 
 
@@ -43,7 +43,7 @@ from fedssl.training.client import Client
 class FeatARC(Algorithm):
     """Each client joins the cluster model with the nearest features, and is held near them."""
 
-    one_mean: ClassVar[bool] = False  # one for each cluster
+    averages_all: ClassVar[bool] = False  # one for each cluster
     personalises: ClassVar[bool] = True
 
     clusters: int = Field(2, ge=1, le=1000)  # the paper's C; 1: one model for all
@@ -54,20 +54,20 @@ class FeatARC(Algorithm):
     # how members of a cluster count: by their images, or all alike
     weights: Literal["size", "uniform"] = "uniform"
 
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         return {"model": online_layout(method), "cluster": range(self.clusters)}
 
-    def init(self, home: Client) -> Tree:
-        first = online_model(home.method)
+    def init(self, client: Client) -> Tree:
+        first = online_model(client.method)
         if self.start == "common":
             return {_key(j): first for j in range(self.clusters)}
-        if home.method.settings.init is not None:
+        if client.method.settings.init is not None:
             raise ConfigError(
                 'algorithm.start = "independent" would shuffle the weights that method.init names'
             )
         models = {}
         for j in range(self.clusters):
-            models[_key(j)] = shuffled(first, home.generator(f"cluster {j}"))
+            models[_key(j)] = shuffled(first, client.generator(f"cluster {j}"))
         return models
 
     def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
@@ -86,8 +86,8 @@ class FeatARC(Algorithm):
         cluster = self._join(client, message)
         received = model(message, _key(cluster))
         load_model(client, received, *stored_models(client.memory, "kept"))
-        given = self.given(client, {"model": received})
-        client.train(self.objective, given, self.draw)  # line 15
+        constants = self.constants(client, {"model": received})
+        client.train(self.objective, constants, self.draw)  # line 15
         memory = self._memory(client, cluster)
         return {"model": online_model(client.method), "cluster": cluster}, memory  # line 16
 
@@ -107,25 +107,25 @@ class FeatARC(Algorithm):
         return cluster
 
     def _memory(self, client: Client, cluster: int) -> Tree:
-        memory = dict(keep(client, client.method.kept))
+        memory = dict(keep(client, client.method.persistent_parts))
         if self.clusters > 1:
             memory["local"] = client.method.state.pick(("backbone",))
         memory["cluster"] = cluster
         return memory
 
-    def given(self, client: Client, message: Tree) -> Given:
+    def constants(self, client: Client, message: Tree) -> Constants:
         """Return z_g, the projections under the cluster model, which is `message["model"]`."""
         if not self.lam:
             return {}
         return projections(client, model(message, "model"))
 
-    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        loss = method.loss(out, given)
+    def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+        loss = method.loss(out, constants)
         if self.lam:
-            loss = loss + self.lam * alignment(method, batch, out, given)
+            loss = loss + self.lam * alignment(method, batch, out, constants)
         return loss
 
-    def renamed(self, upload: Tree) -> Mapping[str, str]:
+    def received_keys(self, upload: Tree) -> Mapping[str, str]:
         return {"model": _key(int(number(upload, "cluster")))}
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:

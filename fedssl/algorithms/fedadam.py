@@ -18,7 +18,7 @@ from pydantic import Field
 from fedssl.algorithm import ALGORITHMS, Averaging, Upload
 from fedssl.algorithms._averaging import average
 from fedssl.algorithms._network_choice import NetworkChoice
-from fedssl.algorithms._server_step import difference, models_of, moved_by, parameters
+from fedssl.algorithms._server_step import apply_step, difference, models_of, parameters
 from fedssl.core.state.tree import Tree, tensor
 from fedssl.training.client import Client
 
@@ -36,8 +36,8 @@ class FedAdam(NetworkChoice):
     # parameters that move less than this count as if they moved as much
     tau: float = Field(1e-3, gt=0)
 
-    def init(self, home: Client) -> Tree:
-        models = self.initial_models(home.method)
+    def init(self, client: Client) -> Tree:
+        models = self.initial_models(client.method)
         row = parameters(models["model"])
         first = torch.zeros_like(row)
         second = torch.full_like(row, self.tau**2)
@@ -48,7 +48,7 @@ class FedAdam(NetworkChoice):
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         self.start(client, message)
-        client.train(self.objective, self.given(client, message), self.draw)
+        client.train(self.objective, self.constants(client, message), self.draw)
         return self.upload(client), self.memory(client)
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
@@ -60,4 +60,4 @@ class FedAdam(NetworkChoice):
         second = torch.lerp(delta.square(), tensor(site, "second"), self.beta2)
         # line 13: w ← w + ηm/(√v + τ)
         step = self.lr * first / (second.sqrt() + self.tau)
-        return {**moved_by(step, averaged, delta), "first": first, "second": second}
+        return {**apply_step(step, averaged, delta), "first": first, "second": second}

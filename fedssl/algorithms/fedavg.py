@@ -21,8 +21,8 @@ from fedssl.training.client import Client
 class FedAvg(NetworkChoice):
     """The mean of the clients' models, weighted by their number of images."""
 
-    def init(self, home: Client) -> Tree:
-        return self.initial_models(home.method)
+    def init(self, client: Client) -> Tree:
+        return self.initial_models(client.method)
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
@@ -30,7 +30,7 @@ class FedAvg(NetworkChoice):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         """ClientUpdate(k, w): train the model received, and return it."""
         self.start(client, message)
-        client.train(self.objective, self.given(client, message), self.draw)
+        client.train(self.objective, self.constants(client, message), self.draw)
         return self.upload(client), self.memory(client)
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:

@@ -17,7 +17,7 @@ from pydantic import Field
 from fedssl.algorithm import ALGORITHMS, Averaging, Upload
 from fedssl.algorithms._averaging import average
 from fedssl.algorithms._network_choice import NetworkChoice
-from fedssl.algorithms._server_step import difference, models_of, moved_by, parameters
+from fedssl.algorithms._server_step import apply_step, difference, models_of, parameters
 from fedssl.core.state.tree import Tree, tensor
 from fedssl.training.client import Client
 
@@ -31,8 +31,8 @@ class FedAvgM(NetworkChoice):
     lr: float = Field(1.0, gt=0)  # the server's learning rate
     momentum: float = Field(0.9, ge=0, lt=1)  # the paper's β; 0, with lr = 1: FedAvg
 
-    def init(self, home: Client) -> Tree:
-        models = self.initial_models(home.method)
+    def init(self, client: Client) -> Tree:
+        models = self.initial_models(client.method)
         return {**models, "velocity": torch.zeros_like(parameters(models["model"]))}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
@@ -40,12 +40,12 @@ class FedAvgM(NetworkChoice):
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         self.start(client, message)
-        client.train(self.objective, self.given(client, message), self.draw)
+        client.train(self.objective, self.constants(client, message), self.draw)
         return self.upload(client), self.memory(client)
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         averaged = average(models_of(site), uploads, mean)
         delta = difference(averaged, site)
         velocity = self.momentum * tensor(site, "velocity") + delta  # v ← βv + Δ
-        moved = moved_by(self.lr * velocity, averaged, delta)  # w ← w + ηv
+        moved = apply_step(self.lr * velocity, averaged, delta)  # w ← w + ηv
         return {**moved, "velocity": velocity}

@@ -40,19 +40,19 @@ class FedBN(Algorithm):
     # mean: layers travel and are averaged, for a global model to measure
     eval_norm: Literal["none", "mean"] = "none"
 
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         norms, rest = split(online_layout(method))
         if self.eval_norm == "mean" and norms.entries:
             return {"model": rest, "norms": norms}
         return {"model": rest}
 
-    def init(self, home: Client) -> Tree:
-        return {"model": online_model(home.method), **self._uploaded_norms(home.method)}
+    def init(self, client: Client) -> Tree:
+        return {"model": online_model(client.method), **self._uploaded_norms(client.method)}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return {"model": site["model"]}  # its norm layers are the first model's, for newcomers
 
-    def reference(self, site: Tree) -> Tree:
+    def statistics_reference(self, site: Tree) -> Tree:
         if "norms" not in site:
             return {}
         return {"norms": site["norms"]}
@@ -60,8 +60,8 @@ class FedBN(Algorithm):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         start = self.personal(message, client.memory) or model(message, "model")
         load_model(client, start, *stored_models(client.memory, "kept"))
-        client.train(self.objective, self.given(client, message), self.draw)
-        memory = {**keep(client, client.method.kept), **norm_layers(client.method)}
+        client.train(self.objective, self.constants(client, message), self.draw)
+        memory = {**keep(client, client.method.persistent_parts), **norm_layers(client.method)}
         return self._upload(client), memory
 
     def _upload(self, client: Client) -> Tree:

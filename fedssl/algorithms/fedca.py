@@ -45,7 +45,7 @@ from fedssl.algorithms._dictionary import (
 )
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model, tensor
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 
 ALIGNMENT_PROGRESS = "training the alignment model, before the first round and the first checkpoint"
@@ -82,7 +82,7 @@ class FedCA(Algorithm):
             "dictionary = 0 shares none"
         )
 
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         schema: dict[str, Spec] = {"model": online_layout(method)}
         if self.dictionary:
             width = projection_width(method)
@@ -90,28 +90,30 @@ class FedCA(Algorithm):
             schema["index"] = Rows((None,), torch.int64)
         return schema
 
-    def init(self, home: Client) -> Tree:
-        site: dict[str, Value] = {"model": online_model(home.method)}  # line S1
+    def init(self, client: Client) -> Tree:
+        site: dict[str, Value] = {"model": online_model(client.method)}  # line S1
         if self.dictionary:
-            site.update(empty_dictionary(self.dictionary, home.method))
+            site.update(empty_dictionary(self.dictionary, client.method))
         if self.beta:
-            site.update(self._align(home))  # line S2
+            site.update(self._align(client))  # line S2
         return site
 
-    def _align(self, home: Client) -> Tree:
+    def _align(self, client: Client) -> Tree:
         """Train the alignment model; return its features and projections of the public images."""
-        assert home.public is not None
-        first = home.method.state.clone()
-        with home.meter(ALIGNMENT_PROGRESS, home.rounds) as advance:
-            for r in range(home.rounds):
-                rate = home.trainer.settings.rate(r, home.rounds)
-                progress = r / home.rounds
-                trainee = replace(home, pixels=home.public, round=r, rate=rate, progress=progress)
+        assert client.public is not None
+        first = client.method.state.clone()
+        with client.meter(ALIGNMENT_PROGRESS, client.rounds) as advance:
+            for r in range(client.rounds):
+                rate = client.trainer.settings.rate(r, client.rounds)
+                progress = r / client.rounds
+                trainee = replace(
+                    client, pixels=client.public, round=r, rate=rate, progress=progress
+                )
                 trainee.train(self.contrast, {})
                 advance(1)
-        h = home.trainer.embed(home.public, "h")
-        z = home.trainer.embed(home.public, "z")
-        home.method.state.load(first)
+        h = client.trainer.embed(client.public, "h")
+        z = client.trainer.embed(client.public, "z")
+        client.method.state.load(first)
         return {"h_align": h, "z_align": z}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
@@ -120,9 +122,9 @@ class FedCA(Algorithm):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         received = model(message, "model")
         load_model(client, received, *stored_models(client.memory, "kept"))
-        client.train(self.objective, self.given(client, message), self.draw)  # lines C1–C4
+        client.train(self.objective, self.constants(client, message), self.draw)  # lines C1–C4
         upload: dict[str, Value] = {"model": online_model(client.method)}
-        memory = dict(keep(client, client.method.kept))
+        memory = dict(keep(client, client.method.persistent_parts))
         if self.dictionary:
             ensemble = update_ensemble(client, self.alpha)  # line C5
             upload.update(choose_rows(client, ensemble, message))
@@ -134,11 +136,13 @@ class FedCA(Algorithm):
         """Log the alignment term relative to the contrastive loss, for one batch."""
         if not self.beta:
             return
-        given = self.given(client, message)
-        contrastive, total = client.measure(given, self.contrast, self.objective, draw=self.draw)
+        constants = self.constants(client, message)
+        contrastive, total = client.measure(
+            constants, self.contrast, self.objective, draw=self.draw
+        )
         client.notes["alignment_ratio"] = (total - contrastive) / max(contrastive, 1e-12)
 
-    def given(self, client: Client, message: Tree) -> Given:
+    def constants(self, client: Client, message: Tree) -> Constants:
         """Return the dictionary, and the public images with their aligned features."""
         tensors: dict[str, Tensor] = {}
         if self.dictionary:
@@ -155,21 +159,25 @@ class FedCA(Algorithm):
             return {}
         return {"public": torch.rand(self.aligned, generator=generator, device=generator.device)}
 
-    def contrast(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def contrast(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         """Return the loss without the alignment."""
-        dictionary = given.get("dictionary")
+        dictionary = constants.get("dictionary")
         return contrast(
-            out.z, batch.index, dictionary, entry=given.get("entry"), temperature=self.temperature
+            out.z,
+            batch.index,
+            dictionary,
+            entry=constants.get("entry"),
+            temperature=self.temperature,
         )
 
-    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        loss = self.contrast(method, batch, out, given)
+    def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+        loss = self.contrast(method, batch, out, constants)
         if not self.beta:
             return loss
-        chosen = (batch.draws["public"] * len(given["public"])).long()
-        public = method.encode(method.clean(given["public"][chosen]), tracked=False)
-        h_distance = squared_distance(public.h, given["h_align"][chosen])  # Eq. 11
-        z_distance = squared_distance(public.z, given["z_align"][chosen])  # Eq. 12
+        chosen = (batch.draws["public"] * len(constants["public"])).long()
+        public = method.encode(method.clean(constants["public"][chosen]), tracked=False)
+        h_distance = squared_distance(public.h, constants["h_align"][chosen])  # Eq. 11
+        z_distance = squared_distance(public.z, constants["z_align"][chosen])  # Eq. 12
         return loss + self.beta * (h_distance + z_distance)  # Eq. 13-14
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:

@@ -56,11 +56,11 @@ class FedEMA(Algorithm):
     # in place of μ for the predictor; 0: it is the global one
     predictor_mu: float | None = Field(None, ge=0, le=1)
 
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         return {"model": online_layout(method)}
 
-    def init(self, home: Client) -> Tree:
-        return {"model": online_model(home.method), LAM_FROM_FIRST_ROUND: True}  # line 2
+    def init(self, client: Client) -> Tree:
+        return {"model": online_model(client.method), LAM_FROM_FIRST_ROUND: True}  # line 2
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         """Return the model and, if the server has computed it, the client's own λ."""
@@ -75,7 +75,7 @@ class FedEMA(Algorithm):
         lam = self._start(client, message)  # lines 13–18
         state = client.method.state
         start = state.pick(("backbone",))
-        client.train(self.objective, self.given(client, message), self.draw)  # lines 19–22
+        client.train(self.objective, self.constants(client, message), self.draw)  # lines 19–22
         drift = layer_mean(start, state).item()
         client.notes["drift"] = drift
         lam = self._updated_lam(lam, drift, client, message)
@@ -175,7 +175,7 @@ def _lam_key(client_id: str) -> str:
 def _memory(client: Client, drift: float, lam: float) -> Tree:
     """Return a client's memory: its model, its drift and, once it is set, its λ."""
     memory: dict[str, Value] = {
-        **keep(client, client.method.kept),
+        **keep(client, client.method.persistent_parts),
         "online": online_model(client.method),
         "drift": drift,
         "round": client.round,

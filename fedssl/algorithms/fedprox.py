@@ -15,9 +15,9 @@ from torch import Tensor
 from fedssl.algorithm import ALGORITHMS, Averaging, Upload
 from fedssl.algorithms._averaging import average
 from fedssl.algorithms._network_choice import NetworkChoice
-from fedssl.algorithms._proximal import pull, reference
+from fedssl.algorithms._proximal import pull, trained_parameters
 from fedssl.core.state.tree import Tree, model
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 
 
@@ -28,26 +28,26 @@ class FedProx(NetworkChoice):
     # how strongly clients are pulled towards the model they were sent
     mu: float = Field(0.01, ge=0)
 
-    def init(self, home: Client) -> Tree:
-        return self.initial_models(home.method)
+    def init(self, client: Client) -> Tree:
+        return self.initial_models(client.method)
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         self.start(client, message)
-        client.train(self.objective, self.given(client, message), self.draw)
+        client.train(self.objective, self.constants(client, message), self.draw)
         return self.upload(client), self.memory(client)
 
-    def given(self, client: Client, message: Tree) -> Given:
+    def constants(self, client: Client, message: Tree) -> Constants:
         """Return the parameters received, w_global."""
         received = model(message, "model").restricted(self.shared(client.method))
-        return reference(client.method, received)
+        return trained_parameters(client.method, received)
 
-    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        loss = method.loss(out, given)
+    def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+        loss = method.loss(out, constants)
         if self.mu:
-            loss = loss + self.mu / 2 * pull(method, given)
+            loss = loss + self.mu / 2 * pull(method, constants)
         return loss
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:

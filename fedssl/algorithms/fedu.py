@@ -46,11 +46,11 @@ class FedU(Algorithm):
     def requires(self) -> frozenset[str]:
         return frozenset({"predictor"})
 
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         return {"model": online_layout(method)}
 
-    def init(self, home: Client) -> Tree:
-        return {"model": online_model(home.method)}  # line 2
+    def init(self, client: Client) -> Tree:
+        return {"model": online_model(client.method)}  # line 2
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
@@ -59,7 +59,7 @@ class FedU(Algorithm):
         received = model(message, "model")
         load_model(client, received, *stored_models(client.memory, "kept"))  # lines 15 and 18
         self._restore_predictor(client)  # line 17
-        client.train(self.objective, self.given(client, message), self.draw)  # lines 20–27
+        client.train(self.objective, self.constants(client, message), self.draw)  # lines 20–27
         divergence = self._measure(received, client.method.state)
         client.notes["divergence"] = divergence
         return {"model": online_model(client.method)}, self._memory(client, divergence)  # line 28
@@ -80,7 +80,7 @@ class FedU(Algorithm):
         return encoder_norm(received, trained).square().item()
 
     def _memory(self, client: Client, divergence: float) -> Tree:
-        kept = keep(client, client.method.kept)
+        kept = keep(client, client.method.persistent_parts)
         predictor = client.method.state.pick(("predictor",))
         return {**kept, "predictor": predictor, "divergence": divergence}
 

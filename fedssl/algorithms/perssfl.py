@@ -26,11 +26,11 @@ from fedssl.algorithms._averaging import (
     online_model,
     stored_models,
 )
-from fedssl.algorithms._proximal import pull, reference
+from fedssl.algorithms._proximal import pull, trained_parameters
 from fedssl.core.errors import ClientError
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 
 
@@ -43,11 +43,11 @@ class PerSSFL(Algorithm):
     # how strongly a client's own model is pulled towards the global one
     lam: float = Field(0.1, ge=0)
 
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         return {"model": online_layout(method)}
 
-    def init(self, home: Client) -> Tree:
-        return {"model": online_model(home.method)}
+    def init(self, client: Client) -> Tree:
+        return {"model": online_model(client.method)}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
@@ -55,9 +55,9 @@ class PerSSFL(Algorithm):
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         received = model(message, "model")
         load_model(client, received, *stored_models(client.memory, "kept"))
-        client.train(self.objective, self.given(client, message), self.draw)
+        client.train(self.objective, self.constants(client, message), self.draw)
         upload = {"model": online_model(client.method)}
-        memory = keep(client, client.method.kept)
+        memory = keep(client, client.method.persistent_parts)
         return upload, {**memory, **self._train_own(client, received)}
 
     def _train_own(self, client: Client, received: State) -> Tree:
@@ -72,19 +72,19 @@ class PerSSFL(Algorithm):
             start = model(client.memory, "own")
         load_model(client, start, *stored_models(client.memory, "own_kept"))
         try:
-            metrics = client.train(self.pulled, reference(method, received), self.draw)
+            metrics = client.train(self.pulled, trained_parameters(method, received), self.draw)
         except ClientError:
             client.notes["own_failed"] = 1.0
             return {}
         client.notes["own_loss"] = metrics.loss
-        kept = keep(client, method.kept)
+        kept = keep(client, method.persistent_parts)
         return {"own": online_model(method), **{f"own_{key}": kept[key] for key in kept}}
 
-    def pulled(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def pulled(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         """Return the loss of the personal model: the method's + λ/2·‖v_k − w‖²."""
-        loss = method.loss(out, given)
+        loss = method.loss(out, constants)
         if self.lam:
-            loss = loss + self.lam / 2 * pull(method, given)
+            loss = loss + self.lam / 2 * pull(method, constants)
         return loss
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from fedssl.core.console import Say, say_on_stderr
+from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import check_writable, write_atomic
 from fedssl.core.settings import Registry, Settings, validate
@@ -47,7 +47,7 @@ class Analysis(Settings, ABC):
     max_runs: ClassVar[int | None] = None  # None: no limit
 
     @abstractmethod
-    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the results as plain values."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ def analyse(
     *,
     device: str = "auto",
     data_dir: str | Path | None = None,
-    say: Say = say_on_stderr,
+    notify: Notify = print_to_stderr,
     set: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> AnalysisOutput:
@@ -82,7 +82,9 @@ def analyse(
     analysis = validate(ANALYSES[kind], {**settings, **(set or {})}, kind)
     if isinstance(dirs, str | Path | Run):
         dirs = [dirs]
-    return run_analysis(kind, analysis, dirs, out=out, device=device, data_dir=data_dir, say=say)
+    return run_analysis(
+        kind, analysis, dirs, out=out, device=device, data_dir=data_dir, notify=notify
+    )
 
 
 def run_analysis(
@@ -93,10 +95,10 @@ def run_analysis(
     out: str | Path | None = None,
     device: str = "auto",
     data_dir: str | Path | None = None,
-    say: Say = say_on_stderr,
+    notify: Notify = print_to_stderr,
 ) -> AnalysisOutput:
     """Run an analysis that need not be registered; `kind` is its name in messages and results."""
-    dirs = skip_other_directories(dirs, say)
+    dirs = skip_other_directories(dirs, notify)
     check_run_count(kind, analysis, len(dirs))
     base = _output_base(kind, dirs, out)
     runs = [_open_run(path, data_dir, device) for path in dirs]
@@ -104,7 +106,7 @@ def run_analysis(
     results = {
         "analysis": kind,
         "settings": analysis.model_dump(mode="json"),
-        **analysis.measure(runs, say),
+        **analysis.measure(runs, notify),
     }
     text = json.dumps(results, indent=1, allow_nan=False) + "\n"
     picture = encode_png(analysis.draw(results))
@@ -116,7 +118,7 @@ def run_analysis(
     return AnalysisOutput(results, analysis.summary(results), json_path, png_path)
 
 
-def skip_other_directories(dirs: Sequence[RunPath], say: Say) -> list[RunPath]:
+def skip_other_directories(dirs: Sequence[RunPath], notify: Notify) -> list[RunPath]:
     """Return the paths without those that exist but hold no run, and report each of these.
 
     A pattern such as runs/* may match other files. A path that does not exist is kept, and so are
@@ -126,7 +128,7 @@ def skip_other_directories(dirs: Sequence[RunPath], say: Say) -> list[RunPath]:
     if len(others) == len(dirs):
         return list(dirs)
     for path in others:
-        say(f"{path} is not a run directory and is skipped: it has no experiment.toml")
+        notify(f"{path} is not a run directory and is skipped: it has no experiment.toml")
     return [path for path in dirs if path not in others]
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_digits
 from fedssl.analysis.features import FeatureAnalysis, data_reader
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.plots.style import COLOURS, draw_matrix, new_figure
 from fedssl.runs.run import Run
@@ -75,11 +75,11 @@ def pairwise(features: Mapping[str, Tensor]) -> dict[str, Any]:
 class Angles(FeatureAnalysis):
     """Measure the angles between features of the same test images under pairs of models."""
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the mean angle and quantiles of every pair of models."""
-        read = data_reader(say)
-        models = self.select_models(runs, read, say, min_models=2)
-        features, test = self.features(models, read, say)
+        read = data_reader(notify)
+        models = self.select_models(runs, read, notify, min_models=2)
+        features, test = self.features(models, read, notify)
         return {
             "images": len(test),
             "percentiles": [100 * quantile for quantile in QUANTILES],

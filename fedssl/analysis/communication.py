@@ -16,7 +16,7 @@ from pydantic import Field
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Results, Summary, run_names
 from fedssl.analysis.comparable import check_comparable
-from fedssl.core.console import Say, say_on_stderr
+from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.engine.checkpoints.store import Store
 from fedssl.plots.style import legend_below, line_style, new_figure, set_integer_ticks
@@ -81,7 +81,7 @@ def _peers(run: Run) -> list[str]:
     """Return all clients of a run without a server, in order: its sites have their names."""
     if run.experiment.topology.has_server:
         return []
-    snapshot = Store(run.dir).load(say_on_stderr, check_rows=False)
+    snapshot = Store(run.dir).load(print_to_stderr, check_rows=False)
     if snapshot is None:
         return []
     return list(snapshot.sites)
@@ -109,7 +109,7 @@ class Communication(Analysis):
     accuracies: tuple[Percent, ...] = ()  # targets; none: round numbers among those measured
     of: Literal["knn", "knn_common"] = "knn"  # mean of the run's models, or of their common part
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the cost of every run by round, and when it reached each target."""
         by_name = dict(zip(run_names(runs), runs, strict=True))
         lines = {name: spent(run) for name, run in by_name.items()}

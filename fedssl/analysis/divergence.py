@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Results, Summary, run_names
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.plots.style import MAX_LINES, legend_below, line_style, new_figure, set_round_axes
 from fedssl.runs.run import Run
@@ -77,7 +77,7 @@ class Divergence(Analysis):
 
     keys: tuple[str, ...] = ()  # keys to draw; none: those of KEYS in the log, and all notes
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the values of every key and client by run."""
         by_run = {}
         for name, run in zip(run_names(runs), runs, strict=True):

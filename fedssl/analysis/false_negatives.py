@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Results, Summary, round_digits, run_names
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.data import histogram
 from fedssl.plots.style import COLOURS, new_figure
@@ -56,20 +56,20 @@ class FalseNegatives(Analysis):
     local: int = Field(0, ge=0)  # negatives in a client's own queue; 0: the method's queue, or 1
     remote: int = Field(0, ge=0)  # negatives from each other client; 0: as many as local ones
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the ratios of every client, and their mean, for each run."""
         results = {}
         for name, run in zip(run_names(runs), runs, strict=True):
-            results[name] = self._measure_run(run, say)
+            results[name] = self._measure_run(run, notify)
         return {"runs": results}
 
-    def _measure_run(self, run: Run, say: Say) -> dict[str, Any]:
-        data = run.data(say)
+    def _measure_run(self, run: Run, notify: Notify) -> dict[str, Any]:
+        data = run.data(notify)
         if not data.train.labelled:
             raise ConfigError(
                 f"{run.dir}: the training images have no labels, which false negatives need"
             )
-        _, owners = run.deal(data, say)
+        _, owners = run.partition_data(data, notify)
         owners = {client: index for client, index in owners.items() if len(index)}
         labels = data.train.labels
         counts = histogram(owners, labels, max(len(data.train.classes), int(labels.max()) + 1))

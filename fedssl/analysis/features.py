@@ -14,7 +14,7 @@ from torch import Tensor
 from fedssl import federation
 from fedssl.analysis.analysis import Analysis, run_names
 from fedssl.analysis.local import ReadData, local_models
-from fedssl.core.console import Say, meter
+from fedssl.core.console import Notify, meter
 from fedssl.core.devices.precision import float32
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
@@ -30,9 +30,9 @@ class Model(NamedTuple):
     state: Callable[[], State]
 
 
-def data_reader(say: Say) -> ReadData:
+def data_reader(notify: Notify) -> ReadData:
     """Return a function that reads a run's images, once for each run."""
-    return cache(partial(Run.data, say=say))
+    return cache(partial(Run.data, notify=notify))
 
 
 class ModelAnalysis(Analysis):
@@ -43,7 +43,7 @@ class ModelAnalysis(Analysis):
     models: tuple[str, ...] = ()  # names of models; none: all
 
     def select_models(
-        self, runs: Sequence[Run], read: ReadData, say: Say, *, min_models: int = 1
+        self, runs: Sequence[Run], read: ReadData, notify: Notify, *, min_models: int = 1
     ) -> dict[str, Model]:
         """Return the selected models by name; with several runs, as RUN/MODEL.
 
@@ -52,7 +52,7 @@ class ModelAnalysis(Analysis):
         models: dict[str, Model] = {}
         for run_name, run in zip(run_names(runs), runs, strict=True):
             prefix = f"{run_name}/" if len(runs) > 1 else ""
-            for name, load in self._load_models(run, read, say).items():
+            for name, load in self._load_models(run, read, notify).items():
                 models[f"{prefix}{name}"] = Model(run, load)
         for name in self.models:
             if name not in models:
@@ -67,10 +67,12 @@ class ModelAnalysis(Analysis):
             )
         return models
 
-    def _load_models(self, run: Run, read: ReadData, say: Say) -> dict[str, Callable[[], State]]:
+    def _load_models(
+        self, run: Run, read: ReadData, notify: Notify
+    ) -> dict[str, Callable[[], State]]:
         models: Mapping[str, State]
         if self.local:
-            models = local_models(run, read, say, self.rate)
+            models = local_models(run, read, notify, self.rate)
         else:
             models = run.models()
         if not models:
@@ -87,14 +89,14 @@ class FeatureAnalysis(ModelAnalysis):
     what: Literal["h", "z"] = "h"  # features of the backbone, or projections
 
     def features(
-        self, models: Mapping[str, Model], read: ReadData, say: Say
+        self, models: Mapping[str, Model], read: ReadData, notify: Notify
     ) -> tuple[dict[str, Tensor], Images]:
         """Return unit features (n, d) of the same n test images by model, and the images."""
         runs = dict.fromkeys(model.run for model in models.values())
         data = {run: read(run) for run in runs}
         test = same_images(data, self.images)
         features = {}
-        with meter("computing features", len(models), say) as advance:
+        with meter("computing features", len(models), notify) as advance:
             for name, (run, state) in models.items():
                 evaluation = Evaluation(run.experiment, data[run], run.device)
                 if self.what == "h":

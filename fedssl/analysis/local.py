@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedssl import federation
-from fedssl.core.console import Say, meter
+from fedssl.core.console import Notify, meter
 from fedssl.core.devices.precision import numerics, threads
 from fedssl.core.devices.select import training_devices
 from fedssl.core.errors import ConfigError
@@ -25,7 +25,13 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.store import Snapshot, Store
-from fedssl.engine.runtimes.client_round import ClientRound, Pace, Shard, Work, run_client
+from fedssl.engine.runtimes.client_round import (
+    ClientRound,
+    RoundPosition,
+    RunContext,
+    Shard,
+    run_client,
+)
 from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method
@@ -37,7 +43,9 @@ ReadData = Callable[[Run], Dataset]
 NETWORKS = ("model", "target")  # the networks in an upload; other entries are about them
 
 
-def local_models(run: Run, read: ReadData, say: Say, rate: float | None = None) -> dict[str, State]:
+def local_models(
+    run: Run, read: ReadData, notify: Notify, rate: float | None = None
+) -> dict[str, State]:
     """Return each client's model by its id, on the CPU, after one more local training.
 
     Clients start from what the newest checkpoint would send them. For an unfinished run this is
@@ -45,12 +53,12 @@ def local_models(run: Run, read: ReadData, say: Say, rate: float | None = None) 
     that is near 0, their models hardly change, as in that round; `rate` sets another one. A client
     that cannot train, such as one with a single image, has no model. `read` returns the images.
     """
-    snapshot = _load_checkpoint(run, say)
+    snapshot = _load_checkpoint(run, notify)
     experiment = run.experiment
     device = training_devices(run.device)[0]
     data = read(run)
-    public_images = _public_images(run, data, device, say=say)
-    seen, owners = run.deal(data, say)
+    public_images = _public_images(run, data, device, notify=notify)
+    seen, owners = run.partition_data(data, notify)
     owners = {client: index for client, index in owners.items() if len(index)}
     trainer = federation.build_trainers(experiment, data.train.image, device, 1)[0]
     clients = _Clients(
@@ -60,26 +68,26 @@ def local_models(run: Run, read: ReadData, say: Say, rate: float | None = None) 
         federation.shards(seen, owners, [device]),
         device,
     )
-    home = experiment.topology.plan(list(owners), snapshot.rounds, experiment.seed).home
+    site_of = experiment.topology.plan(list(owners), snapshot.rounds, experiment.seed).site_of
     exact = resolve_precision(experiment.train.precision, device) == "fp32"
     models = {}
     with (
-        meter("training clients", len(home), say) as advance,
+        meter("training clients", len(site_of), notify) as advance,
         numerics(device, experiment.train.deterministic, exact),
         threads(experiment.train.threads),
     ):
-        for client, site in home.items():
+        for client, site in site_of.items():
             reply = clients.train(client, site)
             if reply.upload is None:
-                say(f"client {client} has no local model: {reply.error}")
+                notify(f"client {client} has no local model: {reply.error}")
             else:
                 models[client] = _complete_model(reply.upload, trainer.method)
             advance(1)
     return models
 
 
-def _load_checkpoint(run: Run, say: Say) -> Snapshot:
-    snapshot = Store(run.dir).load(say, check_rows=False)
+def _load_checkpoint(run: Run, notify: Notify) -> Snapshot:
+    snapshot = Store(run.dir).load(notify, check_rows=False)
     if snapshot is None:
         raise ConfigError(f"{run.dir} has no checkpoint yet")
     return snapshot
@@ -89,7 +97,7 @@ class _Clients(NamedTuple):
     """The clients of a checkpoint, trained one at a time on one device."""
 
     snapshot: Snapshot
-    work: Work
+    work: RunContext
     trainer: Trainer
     shards: Mapping[str, Shard]
     device: torch.device
@@ -108,9 +116,9 @@ class _Clients(NamedTuple):
 
 
 def _public_images(
-    run: Run, data: Dataset, device: torch.device, *, say: Say
+    run: Run, data: Dataset, device: torch.device, *, notify: Notify
 ) -> Mapping[torch.device, Tensor]:
-    public = run.public(data, say)
+    public = run.public(data, notify)
     if public is None:
         return {}
     return {device: public.to(device)}
@@ -121,14 +129,18 @@ def _work(
     rounds: int,
     rate: float | None,
     public_images: Mapping[torch.device, Tensor],
-) -> Work:
+) -> RunContext:
     """Return the work of the round after `rounds`, or of the last round again."""
     last = min(rounds, experiment.rounds - 1)
     if rate is None:
         rate = experiment.train.rate(last, experiment.rounds)
-    pace = Pace(rate, last / experiment.rounds, experiment.rounds)
-    return Work(
-        experiment.algorithm, experiment.seed, lambda round: pace, public_images, threading.Event()
+    position = RoundPosition(rate, last / experiment.rounds, experiment.rounds)
+    return RunContext(
+        experiment.algorithm,
+        experiment.seed,
+        lambda round: position,
+        public_images,
+        threading.Event(),
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_digits
 from fedssl.analysis.features import FeatureAnalysis, data_reader
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.plots.run_picture import MIN_MAPPED, scatter, tsne
 from fedssl.plots.style import COLOURS, MARKERS, model_title, new_figure
@@ -73,12 +73,12 @@ class Map(FeatureAnalysis):
     together: bool = False  # all models on one map, coloured by model
     seed: int = 0  # of the map: another one turns it and moves its groups
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the positions of the images, and how many neighbours have the same class."""
-        read = data_reader(say)
-        models = self.select_models(runs, read, say)
+        read = data_reader(notify)
+        models = self.select_models(runs, read, notify)
         self._check_map_count(models)
-        features, test = self.features(models, read, say)
+        features, test = self.features(models, read, notify)
         if len(test) < MIN_MAPPED:
             raise ConfigError(f"a map needs {MIN_MAPPED} test images, there are {len(test)}")
         maps = self._maps({name: rows.numpy() for name, rows in features.items()})

@@ -21,7 +21,7 @@ import torch
 
 from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_digits
 from fedssl.analysis.features import ModelAnalysis, data_reader
-from fedssl.core.console import Say, meter
+from fedssl.core.console import Notify, meter
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import PARAMETERS, Entry
 from fedssl.core.state.state import State
@@ -68,13 +68,13 @@ def distances(one: State, other: State) -> dict[str, Any]:
 class Weights(ModelAnalysis):
     """Measure the distances between the weights of pairs of models."""
 
-    def measure(self, runs: Sequence[Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the distances of every pair of models."""
-        models = self.select_models(runs, data_reader(say), say, min_models=2)
+        models = self.select_models(runs, data_reader(notify), notify, min_models=2)
         names = list(models)
         total = torch.zeros(len(names), len(names), dtype=torch.float64)
         pairs = []
-        with meter("comparing weights", len(names) * (len(names) - 1) // 2, say) as advance:
+        with meter("comparing weights", len(names) * (len(names) - 1) // 2, notify) as advance:
             for i in range(len(names)):
                 state = models[names[i]].state()
                 # Other states are made anew each time: there may be too many to keep.

@@ -13,15 +13,15 @@ import torch
 
 from fedssl import federation
 from fedssl.algorithm import ALGORITHMS, Sites
-from fedssl.core.console import say_nothing
+from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, from_python
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import Pace
+from fedssl.engine.runtimes.client_round import RoundPosition
 from fedssl.engine.runtimes.local import LocalRuntime
-from fedssl.experiment.dealing import deal, read_public
+from fedssl.experiment.client_data import partition_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS
 from fedssl.topologies.topology import TOPOLOGIES
@@ -113,14 +113,14 @@ def train(
     `memory`, if given, has the state of the clients afterwards. Raises FedsslError if a client is
     dropped.
     """
-    seen, owners = deal(experiment, data, say_nothing)
-    public = read_public(experiment, data, Path(), say_nothing)
+    seen, owners = partition_data(experiment, data, ignore_message)
+    public = read_public(experiment, data, Path(), ignore_message)
     built = federation.Federation.build(
         experiment, seen, owners, public=public, device=device, parallel=1
     )
     sites = built.first_sites()
-    constant = Pace(experiment.train.lr, 0.0, experiment.rounds)
-    work = replace(built.work(threading.Event()), pace=lambda round: constant)
+    constant = RoundPosition(experiment.train.lr, 0.0, experiment.rounds)
+    work = replace(built.work(threading.Event()), position=lambda round: constant)
     runtime = LocalRuntime(work, built.shards, built.trainers, memory or Memory())
     try:
         for round in federate(

@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from fedssl.core.console import say_on_stderr
+from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.data import Dataset, earth_movers_distance, histogram
-from fedssl.experiment.dealing import deal, read_data
+from fedssl.experiment.client_data import partition_data, read_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.plots.partition import plot_partition
 
@@ -32,8 +32,8 @@ def show_partition(
     as_json: bool,
 ) -> None:
     """Print the partition of an experiment's images; optionally draw it and save the indices."""
-    data = read_data(experiment, data_dir, None, say_on_stderr)
-    _, parts = deal(experiment, data, say_on_stderr)
+    data = read_data(experiment, data_dir, None, print_to_stderr)
+    _, parts = partition_data(experiment, data, print_to_stderr)
     counts = _class_counts(parts, data)
     if as_json:
         print(json.dumps(_to_dict(parts, counts)))

@@ -90,7 +90,7 @@ class Screen:
         self._live = live
         self._console = console
         self._results: list[CellResult] | None = None
-        self._pace = Pace()
+        self._estimate = TimeEstimate()
 
     def update(self, outcome: Outcome, pool: Pool) -> None:
         """Redraw the table."""
@@ -100,7 +100,7 @@ class Screen:
         lines = []
         for training, begun in running.items():
             lines.append(_running_line(training_title(outcome, training), training, begun))
-        lines.append(self._pace.time_left(outcome, running))
+        lines.append(self._estimate.time_left(outcome, running))
         height = self._console.height - OTHER_LINES - len(running)
         folders = {str(training.folder) for training in running}
         visible = _visible_part(self._results, folders, height)
@@ -112,10 +112,10 @@ class Screen:
     ) -> None:
         """Read the results again and update the estimate."""
         self._results = outcome.displayed_cells
-        self._pace.training_ended(training)
+        self._estimate.training_ended(training)
 
 
-class Pace:
+class TimeEstimate:
     """Estimate the remaining time from the speed of all training since the start."""
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ class Output(NamedTuple):
 
     A loss does not receive the batch, so its inputs from the batch are here too. expected: the
     values that z or p should have, labels (V, B) or pixels (V, B, k). index (B,): the batch's rows
-    in the client's data, for a loss that looks them up in `given`.
+    in the client's data, for a loss that looks them up in `constants`.
     """
 
     h: Tensor
@@ -48,7 +48,7 @@ class Output(NamedTuple):
     index: Tensor | None = None  # type: ignore[assignment]
 
 
-Given = Mapping[str, Tensor]  # constants of a loss, such as cluster assignments
+Constants = Mapping[str, Tensor]  # constants of a loss, such as cluster assignments
 
 
 class Normalisation(NamedTuple):

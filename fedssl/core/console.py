@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Say = Callable[[str], None]  # receives one line of output
+Notify = Callable[[str], None]  # receives one line of output
 Advance = Callable[[int], None]  # receives the amount of work done since the last call
 
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def say_on_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print a line on standard error at once."""
     print(line, file=sys.stderr, flush=True)
 
 
-def say_nothing(line: str) -> None:
+def ignore_message(line: str) -> None:
     """Discard a line."""
 
 
@@ -37,14 +37,14 @@ def hidden_names_note() -> str:
 
 @contextmanager
 def meter(
-    description: str, total: int | None, say: Say, *, size: bool = False
+    description: str, total: int | None, notify: Notify, *, size: bool = False
 ) -> Iterator[Advance]:
     """Show the progress of some work; yield `advance(n)`, to be called as work is done.
 
     `total` is None if the amount is unknown; `size` means that amounts are bytes.
     """
     if not stderr_is_terminal():
-        yield _print_lines(description, total, say)
+        yield _print_lines(description, total, notify)
         return
     from rich import progress  # slow to import, and only used on a terminal
     from rich.console import Console
@@ -60,9 +60,9 @@ def meter(
         yield lambda amount: bar.advance(task, amount)
 
 
-def _print_lines(description: str, total: int | None, say: Say) -> Advance:
+def _print_lines(description: str, total: int | None, notify: Notify) -> Advance:
     """Print the description now, and the progress every few seconds."""
-    say(description)
+    notify(description)
     done = 0
     last = time.monotonic()
 
@@ -72,6 +72,6 @@ def _print_lines(description: str, total: int | None, say: Say) -> Advance:
         if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
             amount_done = f"{done / total:.0%}" if total else f"{done:,}"
-            say(f"{description}: {amount_done}")
+            notify(f"{description}: {amount_done}")
 
     return advance

@@ -118,7 +118,7 @@ def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel]:
     return cls
 
 
-class Unknown(ConfigError):  # noqa: N818 - a name, not a mishap
+class UnknownNameError(ConfigError):
     """A name that no registered class has."""
 
     def __init__(self, noun: str, group: str, name: str, known: list[str]) -> None:
@@ -168,7 +168,7 @@ class Registry(Generic[T]):
             for point in entry_points(group=self.group, name=name):
                 self._classes[name] = self._load(point)
         if name not in self._classes:
-            raise Unknown(self.noun, self.group, name, self.names())
+            raise UnknownNameError(self.noun, self.group, name, self.names())
         return self._classes[name]
 
     def _import_modules(self) -> None:

@@ -12,7 +12,7 @@ from fedssl.data.label_histogram import earth_movers_distance, histogram
 from fedssl.data.npz import Npz
 from fedssl.data.partition import PARTITIONS, Iid, Listed, Natural, Partition, Quantity
 from fedssl.data.public import PUBLIC, HeldOut, Public
-from fedssl.data.python_images import Given, from_python
+from fedssl.data.python_images import PythonImages, from_python
 from fedssl.data.stl10 import Stl10
 from fedssl.data.tiny_imagenet import TinyImageNet
 
@@ -29,7 +29,6 @@ __all__ = [
     "FashionMini",
     "FashionMnist",
     "Folder",
-    "Given",
     "HeldOut",
     "Iid",
     "Images",
@@ -38,6 +37,7 @@ __all__ = [
     "Npz",
     "Partition",
     "Public",
+    "PythonImages",
     "Quantity",
     "Rotation",
     "Skew",

@@ -23,7 +23,7 @@ import PIL
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Say, meter
+from fedssl.core.console import Notify, meter
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.files.lock import locked
 from fedssl.data import cache_index
@@ -47,7 +47,7 @@ def default_cache_dir() -> Path:
 
 
 def decode_cached(
-    folder: Path, names: Sequence[str], size: int, channels: int, *, cache_dir: Path, say: Say
+    folder: Path, names: Sequence[str], size: int, channels: int, *, cache_dir: Path, notify: Notify
 ) -> tuple[Rows, dict[int, str]]:
     """Return the pixels of the readable files, in order, decoding those that are not cached yet.
 
@@ -63,7 +63,7 @@ def decode_cached(
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.mkdir(mode=0o700, exist_ok=True)
-        return _Cache(source, home, (channels, size, size), say).read(names)
+        return _Cache(source, home, (channels, size, size), notify).read(names)
     except OSError as error:
         raise DataError(
             f"decoded images cannot be kept in {home} ({error.strerror}); free some space, "
@@ -87,12 +87,12 @@ class _Cache:
     """The cached images of one folder, at one size and number of channels."""
 
     def __init__(
-        self, source: Path, home: Path, image_shape: tuple[int, int, int], say: Say
+        self, source: Path, home: Path, image_shape: tuple[int, int, int], notify: Notify
     ) -> None:
         self._source = source
         self._home = home
         self._image_shape = image_shape
-        self._say = say
+        self._say = notify
         self._ledger_path = home / "ledger"
         self._pixels_path = home / "none"  # set by `_read_ledger` or `_rewrite`
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
 from fedssl.data.archive import damage_as_data_error, iter_members
 from fedssl.data.download import OfficialFile, download, find
@@ -81,23 +81,23 @@ _CIFAR100 = _Files(
 class Cifar10(Source):
     """CIFAR-10 (Krizhevsky 2009), from the binary archive, its extracted files, or an .npz."""
 
-    def read(self, root: Path, say: Say) -> Dataset:
-        return _read(_CIFAR10, root, say)
+    def read(self, root: Path, notify: Notify) -> Dataset:
+        return _read(_CIFAR10, root, notify)
 
 
 @SOURCES.register("cifar100")
 class Cifar100(Source):
     """CIFAR-100 (Krizhevsky 2009), likewise; the labels are the 100 fine ones."""
 
-    def read(self, root: Path, say: Say) -> Dataset:
-        return _read(_CIFAR100, root, say)
+    def read(self, root: Path, notify: Notify) -> Dataset:
+        return _read(_CIFAR100, root, notify)
 
 
-def _read(files: _Files, root: Path, say: Say) -> Dataset:
+def _read(files: _Files, root: Path, notify: Notify) -> Dataset:
     names = (f"{files.folder}.npz", files.archive.name, files.extracted, files.train[0])
     where = find(root, files.folder, names)
     if where is None:
-        where = download(files.archive, root / files.folder / files.archive.name, say)
+        where = download(files.archive, root / files.folder / files.archive.name, notify)
     if where.suffix == ".npz":
         return read_npz(where, files.classes)
     if where.name == files.train[0]:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Say, meter
+from fedssl.core.console import Notify, meter
 from fedssl.core.errors import DataError
 from fedssl.data import decode, decode_worker
 from fedssl.data.decode import Array, Unreadable
@@ -48,7 +48,7 @@ def cores() -> int:
 
 
 def decode_all(
-    names: Sequence[str], source: Open, size: int, channels: int, say: Say
+    names: Sequence[str], source: Open, size: int, channels: int, notify: Notify
 ) -> tuple[Tensor, dict[int, str]]:
     """Decode `source(name)` for all names, in threads.
 
@@ -62,7 +62,7 @@ def decode_all(
         return [_pixels_or_reason(source(name), size, channels) for name in chunk]
 
     with (
-        meter(f"decoding {len(names):,} images", len(names), say) as advance,
+        meter(f"decoding {len(names):,} images", len(names), notify) as advance,
         _map_in_threads(decode_chunk, chunked(names), _thread_count()) as chunk_results,
     ):
         position = 0

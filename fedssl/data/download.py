@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from fedssl.core.console import Say, meter
+from fedssl.core.console import Notify, meter
 from fedssl.core.errors import DataError
 from fedssl.core.files.atomic import sync_folder
 
@@ -58,7 +58,7 @@ def searched_places(path: str, root: Path) -> str:
 
 
 def find_or_download(
-    root: Path, folder: str, file: OfficialFile, say: Say, also: Iterable[Path] = ()
+    root: Path, folder: str, file: OfficialFile, notify: Notify, also: Iterable[Path] = ()
 ) -> Path:
     """Return the path of an official file, after downloading it to `root/folder` if necessary.
 
@@ -67,10 +67,10 @@ def find_or_download(
     path = find(root, folder, [file.name], also)
     if path is not None:
         return path
-    return download(file, root / folder / file.name, say)
+    return download(file, root / folder / file.name, notify)
 
 
-def download(file: OfficialFile, target: Path, say: Say) -> Path:
+def download(file: OfficialFile, target: Path, notify: Notify) -> Path:
     """Download to a temporary file next to `target`; sync and rename it if the checksum matches."""
     temporary: Path | None = None
     try:
@@ -79,7 +79,7 @@ def download(file: OfficialFile, target: Path, say: Say) -> Path:
             dir=target.parent, prefix=f".{file.name}.", delete=False
         ) as out:
             temporary = Path(out.name)
-            digest = _copy(file, out, say)
+            digest = _copy(file, out, notify)
             out.flush()
             os.fsync(out.fileno())
         if digest != file.digest:
@@ -101,7 +101,7 @@ def download(file: OfficialFile, target: Path, say: Say) -> Path:
     return target
 
 
-def _copy(file: OfficialFile, out: IO[bytes], say: Say) -> str:
+def _copy(file: OfficialFile, out: IO[bytes], notify: Notify) -> str:
     """Stream the file into `out` and return its digest in the format of `OfficialFile.digest`."""
     algorithm = file.digest.partition(":")[0]
     # Publishers provide MD5: it protects against damage here, not against an attacker.
@@ -111,7 +111,7 @@ def _copy(file: OfficialFile, out: IO[bytes], say: Say) -> str:
     with _open_url(file.url) as response:
         length = response.headers.get("Content-Length")
         total = int(length) if length else None
-        with meter(f"downloading {file.url}", total, say, size=True) as advance:
+        with meter(f"downloading {file.url}", total, notify, size=True) as advance:
             while block := response.read(_BLOCK):
                 out.write(block)
                 digest.update(block)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.data.fashion_mnist import FASHION_CLASSES
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 
@@ -30,7 +30,7 @@ class FashionMini(Source):
     Image i has class i modulo 10, so any prefix of the set is balanced.
     """
 
-    def read(self, root: Path, say: Say) -> Dataset:
+    def read(self, root: Path, notify: Notify) -> Dataset:
         return Dataset(_read_sheet(TRAIN_SHEET), _read_sheet(TEST_SHEET))
 
 

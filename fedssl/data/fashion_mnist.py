@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
 from fedssl.data.download import OfficialFile, find, find_or_download
 from fedssl.data.images import SOURCES, Dataset, Images, Source
@@ -45,22 +45,22 @@ _DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package datas
 class FashionMnist(Source):
     """Fashion-MNIST (Xiao, Rasul & Vollgraf 2017) in the IDX format, compressed or not."""
 
-    def read(self, root: Path, say: Say) -> Dataset:
-        return Dataset(_read_half(root, "train", say), _read_half(root, "t10k", say))
+    def read(self, root: Path, notify: Notify) -> Dataset:
+        return Dataset(_read_half(root, "train", notify), _read_half(root, "t10k", notify))
 
 
-def _read_half(root: Path, half: str, say: Say) -> Images:
-    pixels = _find_file(root, f"{half}-images-idx3-ubyte.gz", say)
-    labels = _find_file(root, f"{half}-labels-idx1-ubyte.gz", say)
+def _read_half(root: Path, half: str, notify: Notify) -> Images:
+    pixels = _find_file(root, f"{half}-images-idx3-ubyte.gz", notify)
+    labels = _find_file(root, f"{half}-labels-idx1-ubyte.gz", notify)
     return Images(read_idx(pixels, 3)[:, None], partial(read_idx, labels, 1), FASHION_CLASSES)
 
 
-def _find_file(root: Path, name: str, say: Say) -> Path:
+def _find_file(root: Path, name: str, notify: Notify) -> Path:
     uncompressed = find(root, "fashion-mnist", [name.removesuffix(".gz")], [_DEBIAN])
     if uncompressed is not None:
         return uncompressed
     official = OfficialFile(name, _URL + name, "md5:" + _MD5[name])
-    return find_or_download(root, "fashion-mnist", official, say=say, also=[_DEBIAN])
+    return find_or_download(root, "fashion-mnist", official, notify=notify, also=[_DEBIAN])
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedssl.core.console import Say, hidden_names_note
+from fedssl.core.console import Notify, hidden_names_note
 from fedssl.core.errors import DataError
 from fedssl.core.suggestions import suggest
 from fedssl.data.cache import decode_cached, default_cache_dir
@@ -55,18 +55,18 @@ class Folder(Source):
                 raise ValueError(f'a folder, "auto" or "off"{suggestion}')
         return value
 
-    def read(self, root: Path, say: Say) -> Dataset:
+    def read(self, root: Path, notify: Notify) -> Dataset:
         top = _find_folder(self.path, root)
         train_folder, test_folder = _train_and_test(top)
         if self.test is not None:
             test_folder = _find_folder(self.test, root)
             _check_disjoint(train_folder, test_folder)
-        train = self._read_part(train_folder, top, self.layout, say)
+        train = self._read_part(train_folder, top, self.layout, notify)
         if test_folder is None:
             images = train.images(train.classes)
             return Dataset(images, None, train.owners(), skipped=tuple(train.skipped))
         test_top = top if test_folder.is_relative_to(top) else test_folder
-        test = self._read_part(test_folder, test_top, "classes", say)
+        test = self._read_part(test_folder, test_top, "classes", notify)
         unknown = set(test.classes) - set(train.classes)
         if train.classes and unknown:
             raise DataError(
@@ -80,17 +80,17 @@ class Folder(Source):
             skipped=(*train.skipped, *test.skipped),
         )
 
-    def _read_part(self, folder: Path, top: Path, layout: str, say: Say) -> _Part:
+    def _read_part(self, folder: Path, top: Path, layout: str, notify: Notify) -> _Part:
         by_client = layout.startswith("clients")
         clients = subfolders(folder) if by_client else []
         names, skipped = list_image_files(
-            folder, top, _LEVELS[layout], separate_subfolders=by_client, say=say
+            folder, top, _LEVELS[layout], separate_subfolders=by_client, notify=notify
         )
         _check_distinct(clients, "client", folder)
         if layout.endswith("classes"):
             level = _LEVELS[layout]
             _check_distinct({name.split(os.sep)[level - 1] for name in names}, "class", folder)
-        pixels, bad = self._decode(folder, names, say)
+        pixels, bad = self._decode(folder, names, notify)
         if clients:
             owners = [_client_of(name) for name in names]
         else:
@@ -108,15 +108,17 @@ class Folder(Source):
         lines = [f"{reason}: {printable(str(below / name))}" for reason, name in skipped]
         return _Part(pixels, readable, layout, clients=clients, skipped=lines)
 
-    def _decode(self, folder: Path, names: list[str], say: Say) -> tuple[Rows, dict[int, str]]:
+    def _decode(
+        self, folder: Path, names: list[str], notify: Notify
+    ) -> tuple[Rows, dict[int, str]]:
         if self.cache == "off":
             pixels, bad = decode_all(
-                names, lambda name: folder / name, self.size, channels=self.channels, say=say
+                names, lambda name: folder / name, self.size, channels=self.channels, notify=notify
             )
             return Rows(pixels), bad
         cache_dir = default_cache_dir() if self.cache == "auto" else Path(self.cache)
         return decode_cached(
-            folder, names, self.size, channels=self.channels, cache_dir=cache_dir, say=say
+            folder, names, self.size, channels=self.channels, cache_dir=cache_dir, notify=notify
         )
 
 

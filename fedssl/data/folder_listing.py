@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedssl.core.console import Say, meter
+from fedssl.core.console import Notify, meter
 from fedssl.core.errors import DataError
 
 
@@ -16,7 +16,7 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def list_image_files(
-    folder: Path, top: Path, levels: int, *, separate_subfolders: bool, say: Say
+    folder: Path, top: Path, levels: int, *, separate_subfolders: bool, notify: Notify
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the sorted names of the files at least `levels` folders deep.
 
@@ -29,7 +29,7 @@ def list_image_files(
     skipped: list[tuple[str, str]] = []
     root = os.path.realpath(folder)
     real_top = os.path.join(os.path.realpath(top), "")
-    with meter(f"listing files in {folder}", None, say) as advance:
+    with meter(f"listing files in {folder}", None, notify) as advance:
         for name, entry in _walk(folder, ""):
             advance(1)
             allowed = root

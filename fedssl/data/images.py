@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedssl.core.console import Say, hidden_names_note, say_on_stderr, stderr_is_terminal
+from fedssl.core.console import Notify, hidden_names_note, print_to_stderr, stderr_is_terminal
 from fedssl.core.errors import DataError
 from fedssl.core.settings import Registry, Settings
 from fedssl.data.image_pool import Rows
@@ -138,21 +138,23 @@ class Source(Settings, ABC):
         return self
 
     @abstractmethod
-    def read(self, root: Path, say: Say) -> Dataset:
-        """Read all images under `root`; pass one-line progress messages to `say`."""
+    def read(self, root: Path, notify: Notify) -> Dataset:
+        """Read all images under `root`; pass one-line progress messages to `notify`."""
 
-    def load(self, root: Path, say: Say = say_on_stderr) -> Dataset:
+    def load(self, root: Path, notify: Notify = print_to_stderr) -> Dataset:
         """Read the images, report the files left out and apply `holdout`.
 
         These files are named on a terminal; elsewhere they are only counted.
         """
-        data = self.read(root, say)
+        data = self.read(root, notify)
         if data.skipped:
             files = "1 file" if len(data.skipped) == 1 else f"{len(data.skipped)} files"
-            say(f"left out {files}{hidden_names_note()}:\n  " + "\n  ".join(_summary(data.skipped)))
-        return self.set_aside(data)
+            notify(
+                f"left out {files}{hidden_names_note()}:\n  " + "\n  ".join(_summary(data.skipped))
+            )
+        return self.apply_holdout(data)
 
-    def set_aside(self, data: Dataset) -> Dataset:
+    def apply_holdout(self, data: Dataset) -> Dataset:
         """Replace the test images by `holdout` training images, to choose settings on.
 
         The draw ignores classes and depends only on the two counts, so every run with the same data

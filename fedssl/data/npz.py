@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
 from fedssl.data.download import find_path, searched_places
 from fedssl.data.images import SOURCES, Dataset, Images, Source
@@ -33,7 +33,7 @@ class Npz(Source):
 
     path: str
 
-    def read(self, root: Path, say: Say) -> Dataset:
+    def read(self, root: Path, notify: Notify) -> Dataset:
         path = find_path(self.path, root)
         if not path.exists():
             raise DataError(f"there is no file {searched_places(self.path, root)}")

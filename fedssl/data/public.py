@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import PositiveInt, create_model, model_validator
 from torch import Tensor
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.settings import Registry
 from fedssl.data.decode import fit
@@ -46,21 +46,21 @@ class Public(Source):
         """
         return torch.empty(0, dtype=torch.int64)
 
-    def take(self, train: Images, root: Path, generator: torch.Generator, say: Say) -> Tensor:
+    def take(self, train: Images, root: Path, generator: torch.Generator, notify: Notify) -> Tensor:
         """Return uint8 (n, C, H, W) with the size and channels of the training images `train`."""
-        source = self.load(root, say).train
+        source = self.load(root, notify).train
         if len(source) < 2:
             raise DataError(f"[public] names {len(source)} images, which is too few")
         index = torch.randperm(len(source), generator=generator)[: self.images].sort().values
         if len(index) < self.images:
-            say(f"public images: all {len(index):,} that exist, not {self.images:,}")
+            notify(f"public images: all {len(index):,} that exist, not {self.images:,}")
         return fitted(source.held[index], train.image)
 
 
 class HeldOut(Public):
     """Training images, drawn at random by the run's seed, that are excluded from pre-training."""
 
-    def read(self, root: Path, say: Say) -> Dataset:
+    def read(self, root: Path, notify: Notify) -> Dataset:
         raise ConfigError("public images that are held out are not read from files")
 
     def rows(self, count: int, generator: torch.Generator) -> Tensor:
@@ -71,9 +71,9 @@ class HeldOut(Public):
             )
         return torch.randperm(count, generator=generator)[:number].sort().values
 
-    def take(self, train: Images, root: Path, generator: torch.Generator, say: Say) -> Tensor:
+    def take(self, train: Images, root: Path, generator: torch.Generator, notify: Notify) -> Tensor:
         rows = self.rows(len(train), generator)
-        say(
+        notify(
             f"public images: {len(rows):,} of {len(train):,} training images, held out of "
             "pre-training; they are in-domain, of the kind that clients train on"
         )

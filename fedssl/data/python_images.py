@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.data.decode import Unreadable, to_array
 from fedssl.data.images import SOURCES, Dataset, Images, Source
@@ -20,10 +20,10 @@ _CHANNELS = (1, 3)
 
 
 @SOURCES.register("given")
-class Given(Source):
+class PythonImages(Source):
     """Images passed as an argument; there is nothing to read."""
 
-    def read(self, root: Path, say: Say) -> Dataset:
+    def read(self, root: Path, notify: Notify) -> Dataset:
         raise ConfigError('data set "given" is not read from files: pass dataset= to fedssl.run')
 
 

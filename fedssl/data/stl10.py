@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Advance, Say, meter
+from fedssl.core.console import Advance, Notify, meter
 from fedssl.core.errors import DataError
 from fedssl.data.archive import damage_as_data_error, iter_members
 from fedssl.data.download import OfficialFile, download, find
@@ -40,15 +40,15 @@ class Stl10(Source):
 
     part: Literal["unlabeled", "train", "both"] = "unlabeled"
 
-    def read(self, root: Path, say: Say) -> Dataset:
+    def read(self, root: Path, notify: Notify) -> Dataset:
         where = find(root, "stl10", ["stl10_binary", _ARCHIVE.name, "test_X.bin"])
         if where is None:
-            where = download(_ARCHIVE, root / "stl10" / _ARCHIVE.name, say)
+            where = download(_ARCHIVE, root / "stl10" / _ARCHIVE.name, notify)
         if where.name == "test_X.bin":
             where = where.parent
 
         names = _FILES[self.part]
-        pixels = _read_pixels(where, (*names, "test_X.bin"), say)
+        pixels = _read_pixels(where, (*names, "test_X.bin"), notify)
         train = pixels[names[0]]
         if len(names) > 1:
             train = torch.cat([pixels[name] for name in names])
@@ -57,7 +57,7 @@ class Stl10(Source):
         return Dataset(Images(train, labels, _CLASSES), test)
 
 
-def _read_pixels(where: Path, names: tuple[str, ...], say: Say) -> dict[str, Tensor]:
+def _read_pixels(where: Path, names: tuple[str, ...], notify: Notify) -> dict[str, Tensor]:
     pixels: dict[str, Tensor] = {}
     with damage_as_data_error(where):
         for name, size, stream in iter_members(where, names):
@@ -70,7 +70,7 @@ def _read_pixels(where: Path, names: tuple[str, ...], say: Say) -> dict[str, Ten
                 raise DataError(
                     f"{name} in {where} has {size:,} bytes, too many for a file of this data set"
                 )
-            with meter(f"reading {count:,} images from {name}", count, say) as advance:
+            with meter(f"reading {count:,} images from {name}", count, notify) as advance:
                 pixels[name] = _read_transposed(stream, count, advance)
     return pixels
 

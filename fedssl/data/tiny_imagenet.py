@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
 from fedssl.data.archive import ReadFile, list_files
 from fedssl.data.decode_parallel import decode_all
@@ -26,10 +26,10 @@ _ARCHIVE = OfficialFile(
 class TinyImageNet(Source):
     """Tiny ImageNet, from the zip archive or from the folder it was extracted to."""
 
-    def read(self, root: Path, say: Say) -> Dataset:
+    def read(self, root: Path, notify: Notify) -> Dataset:
         where = find(root, "tiny-imagenet", [_NAME, _ARCHIVE.name, "wnids.txt"])
         if where is None:
-            where = download(_ARCHIVE, root / "tiny-imagenet" / _ARCHIVE.name, say)
+            where = download(_ARCHIVE, root / "tiny-imagenet" / _ARCHIVE.name, notify)
         if where.name == "wnids.txt":
             where = where.parent
         names, read = list_files(where, _NAME)
@@ -42,13 +42,13 @@ class TinyImageNet(Source):
         train = [name for name in names if name.startswith("train/") and name.endswith(".JPEG")]
         test = [name for name in names if name.startswith("val/images/")]
         return Dataset(
-            Images(_decode(train, read, say), lambda: _train_labels(train, numbers), classes),
-            Images(_decode(test, read, say), lambda: _test_labels(test, numbers, read), classes),
+            Images(_decode(train, read, notify), lambda: _train_labels(train, numbers), classes),
+            Images(_decode(test, read, notify), lambda: _test_labels(test, numbers, read), classes),
         )
 
 
-def _decode(names: list[str], read: ReadFile, say: Say) -> Tensor:
-    pixels, bad = decode_all(names, read, size=64, channels=3, say=say)
+def _decode(names: list[str], read: ReadFile, notify: Notify) -> Tensor:
+    pixels, bad = decode_all(names, read, size=64, channels=3, notify=notify)
     if bad:  # the official images are all readable, so this copy is damaged
         position, reason = next(iter(bad.items()))
         raise DataError(

@@ -55,7 +55,7 @@ class Checkpoints:
         for old in self.files()[KEPT:]:
             old.unlink()
 
-    def load(self, say: Callable[[str], None]) -> Checkpoint | None:
+    def load(self, notify: Callable[[str], None]) -> Checkpoint | None:
         """Return the newest intact checkpoint, or None if there are no files.
 
         A RunError if there are files but all are damaged.
@@ -66,7 +66,7 @@ class Checkpoints:
             data = file.read_bytes()
             if _digest(data) == digest:
                 return _parse(int(iteration), data)
-            say(f"{file} is damaged; trying the previous checkpoint")
+            notify(f"{file} is damaged; trying the previous checkpoint")
         if files:
             raise RunError(
                 f"all checkpoints in {self.folder} are damaged; no file was changed. "

@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from fedssl import nets
-from fedssl.core.console import Say, meter, say_nothing, say_on_stderr
+from fedssl.core.console import Notify, ignore_message, meter, print_to_stderr
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.files import integrity
 from fedssl.core.files.atomic import write_atomic
-from fedssl.core.files.lock import entered
+from fedssl.core.files.lock import locked_directory
 from fedssl.core.provenance import environment
 from fedssl.detection import maskrcnn
 from fedssl.detection.backbone_file import ExportedBackbone, read_backbone
@@ -83,20 +83,20 @@ def fine_tune(
 
     Return the content of metrics.json, and its directory as "dir".
     """
-    say = _console(quiet)
+    notify = _console(quiet)
     settings = settings or DetectionSettings()
     maskrcnn.check_installed()
     maskrcnn.check_settings(settings)
     torch_device = resolve_device(device)
     task = FineTuning(read_backbone(backbone), train, val, settings=settings)
-    datasets = _read_datasets(task, say)
+    datasets = _read_datasets(task, notify)
     identity = task.identity()
     folder = folder or default_dir(backbone, identity)
     try:
-        with entered(folder):
-            integrity.repair(folder, say)
-            _check_identity(folder, identity, say)
-            metrics = _read_finished(folder, say)
+        with locked_directory(folder):
+            integrity.repair(folder, notify)
+            _check_identity(folder, identity, notify)
+            metrics = _read_finished(folder, notify)
             if not metrics:
                 metrics = _train_and_evaluate(
                     task, datasets, folder, device=torch_device, quiet=quiet
@@ -140,12 +140,12 @@ def _train_and_evaluate(
     task: FineTuning, datasets: Datasets, folder: Path, *, device: torch.device, quiet: bool
 ) -> dict[str, Any]:
     """Run the remaining iterations, write the detector and its metrics, and return these."""
-    say = _console(quiet)
+    notify = _console(quiet)
     model = _train(task, datasets.train, folder, device=device, quiet=quiet)
     _export(model, task, datasets.train.categories, folder)
     val = datasets.val
     title = f"measuring on {len(val.images):,} images"
-    with meter(title, len(val.images), say) as advance:
+    with meter(title, len(val.images), notify) as advance:
         detections = detect(model, val, task.backbone.channels, device=device, advance=advance)
         figures = average_precision(val, detections)
     metrics = task.identity() | {
@@ -165,7 +165,7 @@ def _train(
     task: FineTuning, train: CocoDataset, folder: Path, *, device: torch.device, quiet: bool
 ) -> nn.Module:
     """Return the detector after its last iteration, resuming from the newest checkpoint."""
-    say = _console(quiet)
+    notify = _console(quiet)
     settings = task.settings
     channels = task.backbone.channels
     model = maskrcnn.build_detector(task.backbone, settings, len(train.categories)).to(device)
@@ -173,28 +173,28 @@ def _train(
         train.images, settings.batch, channels, flip=settings.flip, seed=settings.seed
     )
     if batches.batch < SMALL_BATCH and settings.norm == "train":
-        say(
+        notify(
             f"batches of {batches.batch} are small for training norm layers: "
             "norm = frozen may give better results"
         )
     training = Training(model, batches, settings, folder=folder, device=device)
-    resumed = training.checkpoints.load(say)
+    resumed = training.checkpoints.load(notify)
     done = 0
     if resumed is not None:
         done = resumed.iteration
-        say(f"resuming after iteration {done:,} of {settings.iterations:,}")
-    with show_progress(done, settings.iterations, say, quiet=quiet) as progress:
+        notify(f"resuming after iteration {done:,} of {settings.iterations:,}")
+    with show_progress(done, settings.iterations, notify, quiet=quiet) as progress:
         training.train(resumed, progress)
     return model
 
 
-def _read_datasets(task: FineTuning, say: Say) -> Datasets:
+def _read_datasets(task: FineTuning, notify: Notify) -> Datasets:
     """Return the data sets for training and evaluation; images without objects are left out."""
     train = read_coco(task.train.annotations, task.train.images)
     val = read_coco(task.val.annotations, task.val.images)
     for name, dataset in (("train", train), ("val", val)):
         if dataset.dropped:
-            say(
+            notify(
                 f"{name}: {dataset.dropped:,} objects have no extent inside their image "
                 "and are left out"
             )
@@ -204,7 +204,9 @@ def _read_datasets(task: FineTuning, say: Say) -> Datasets:
         raise ConfigError(f"{task.train.annotations} has no object to learn from")
     empty = len(train.images) - len(with_objects)
     if empty and not task.settings.keep_empty:
-        say(f"train: {empty:,} images without objects are left out (keep_empty = true keeps them)")
+        notify(
+            f"train: {empty:,} images without objects are left out (keep_empty = true keeps them)"
+        )
         train = train._replace(images=with_objects)
     return Datasets(train, val)
 
@@ -236,9 +238,9 @@ def _export(
     nets.save_backbone(model.state_dict(), folder / MODEL, header)
 
 
-def _check_identity(folder: Path, identity: Mapping[str, Any], say: Say) -> None:
+def _check_identity(folder: Path, identity: Mapping[str, Any], notify: Notify) -> None:
     """Record the identity in the directory; a ConfigError if it has another fine-tuning."""
-    text = integrity.read_text(folder, SETTINGS, say)
+    text = integrity.read_text(folder, SETTINGS, notify)
     has_checkpoints = any((folder / "checkpoints").glob("*.safetensors"))
     has_started = has_checkpoints or (folder / METRICS).is_file()
     if text is not None and has_started:
@@ -268,7 +270,7 @@ def _flatten(identity: Mapping[str, Any]) -> dict[str, Any]:
     return flat | others
 
 
-def _read_finished(folder: Path, say: Say) -> dict[str, Any] | None:
+def _read_finished(folder: Path, notify: Notify) -> dict[str, Any] | None:
     """Return the metrics of a finished fine-tuning, or None if a file is missing or damaged."""
     damaged = integrity.damaged(folder)
     try:
@@ -277,7 +279,7 @@ def _read_finished(folder: Path, say: Say) -> dict[str, Any] | None:
         metrics = None
         damaged = damaged or [METRICS]
     if damaged:
-        say(
+        notify(
             f"{folder}: {', '.join(damaged)} is damaged; "
             "the detector is exported and measured again"
         )
@@ -285,8 +287,8 @@ def _read_finished(folder: Path, say: Say) -> dict[str, Any] | None:
     return metrics
 
 
-def _console(quiet: bool) -> Say:
-    return say_nothing if quiet else say_on_stderr
+def _console(quiet: bool) -> Notify:
+    return ignore_message if quiet else print_to_stderr
 
 
 def _sha256(file: Path) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.detection.training import Progress
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -17,8 +17,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 class LineProgress:
     """Prints the first and the last record, and one every few seconds."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, notify: Notify) -> None:
+        self._say = notify
         self._last = 0.0
 
     def update(self, record: dict[str, Any]) -> None:
@@ -46,10 +46,10 @@ def _note(record: dict[str, Any]) -> str:
 
 
 @contextmanager
-def show_progress(done: int, iterations: int, say: Say, *, quiet: bool) -> Iterator[Progress]:
+def show_progress(done: int, iterations: int, notify: Notify, *, quiet: bool) -> Iterator[Progress]:
     """Yield a progress bar if standard error is a terminal, else plain lines."""
     if quiet or not sys.stderr.isatty():
-        yield LineProgress(say)
+        yield LineProgress(notify)
         return
     from rich import progress
     from rich.console import Console

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from fedssl.algorithm import Algorithm, Averaging, Sites
@@ -29,9 +29,9 @@ class Runtime(Protocol):
         """The clients that have images, in order."""
 
     def exchange(
-        self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+        self, round: int, clients: Sequence[str], message: Callable[[str], Tree]
     ) -> Iterator[Reply]:
-        """Run one round at the clients in `home`; yield replies in the clients' order."""
+        """Run one round at these clients; yield replies in the clients' order."""
 
 
 class Round(NamedTuple):
@@ -70,9 +70,9 @@ class Broadcast:
         self.sent[client] = self._algorithm.broadcast(self._site(client), client)
         return self.sent[client]
 
-    def reference(self, client: str) -> Tree:
+    def statistics_reference(self, client: str) -> Tree:
         """Return the models that a client's running statistics are compared with."""
-        return self._algorithm.reference(self._site(client))
+        return self._algorithm.statistics_reference(self._site(client))
 
     def guard(
         self,
@@ -87,17 +87,17 @@ class Broadcast:
         return Guard(
             schema,
             round,
-            self._plan.home,
+            self._plan.site_of,
             self.sent,
-            renamed=self._algorithm.renamed,
-            reference=self.reference,
+            received_keys=self._algorithm.received_keys,
+            statistics_reference=self.statistics_reference,
             bound=bound,
             bounded=bounded,
             weights=weights,
         )
 
     def _site(self, client: str) -> Tree:
-        return self._sites[self._plan.home[client]]
+        return self._sites[self._plan.site_of[client]]
 
 
 def federate(
@@ -127,11 +127,11 @@ def federate(
             weights=rules.weights(plan, algorithm),
         )
         # Lazy: clients train, and replies are checked, while a site's merge consumes its uploads.
-        replies = runtime.exchange(number, plan.home, broadcast.message)
+        replies = runtime.exchange(number, list(plan.site_of), broadcast.message)
         merged = dict(sites)
         for site, uploads in Routing(plan, guard(replies), guard.weights):
             merged[site] = algorithm.merge(sites[site], uploads, mean)
-        sites = rules.admit(sites, merged, guard, asked=len(plan.home))
+        sites = rules.admit(sites, merged, guard, asked=len(plan.site_of))
         finished = Round.of(number, sites, guard, typical)
         typical = finished.typical
         yield finished
@@ -144,7 +144,7 @@ def _bounded(plan: Plan, runtime: Runtime) -> Collection[str]:
     """Return the clients whose updates are limited. A single client is compared with no other."""
     if len(runtime.clients) == 1:
         return ()
-    return plan.heard
+    return plan.senders
 
 
 def _too_many_failures(guard: Guard) -> str:

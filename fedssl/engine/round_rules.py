@@ -52,7 +52,7 @@ class RoundRules:
             algorithm.weights,
             max_share=self.max_share,
             counts=self.counts,
-            one_mean=algorithm.one_mean,
+            averages_all=algorithm.averages_all,
         )
 
     def admit(self, before: Sites, merged: Sites, guard: Guard, asked: int) -> Sites:

@@ -32,8 +32,8 @@ from fedssl.probes import (
     embed,
     fine_tune,
     fine_tuning,
-    how_many,
     knn_predict,
+    label_count,
     linear_predict,
 )
 
@@ -63,7 +63,9 @@ def check_suits(probe: str, experiment: Experiment) -> None:
         )
 
 
-def for_probe(experiment: Experiment, probe: str, settings: Mapping[str, object]) -> Experiment:
+def with_probe_settings(
+    experiment: Experiment, probe: str, settings: Mapping[str, object]
+) -> Experiment:
     """Return the experiment with settings for one probe; raise ConfigError for unused settings.
 
     Only `settings` are checked: those in the experiment are meant for several probes. The labels,
@@ -184,7 +186,7 @@ class Evaluation:
         seed = self.experiment.seed
         train = model.train
         if probe.labels:
-            count = how_many(probe.labels, len(train.labels))
+            count = label_count(probe.labels, len(train.labels))
             index = balanced(train.labels, count, generator(seed, "labelled")).to(self.device)
             train = Labelled(train.features[index], train.labels[index])
         protocol = LINEAR[probe.protocol].changed(probe.epochs, probe.lr, probe.batch)
@@ -217,7 +219,7 @@ class Evaluation:
         return logits.argmax(1)
 
     def _classifier(self, model: ModelFeatures) -> Tensor:
-        return classified(self.experiment, model.state, self.images.test.held, self.device)
+        return predict_labels(self.experiment, model.state, self.images.test.held, self.device)
 
 
 class ModelFeatures:
@@ -242,7 +244,9 @@ class ModelFeatures:
 
 @float32()
 @torch.no_grad()
-def classified(experiment: Experiment, state: State, images: Rows, device: torch.device) -> Tensor:
+def predict_labels(
+    experiment: Experiment, state: State, images: Rows, device: torch.device
+) -> Tensor:
     """Return the classes (n,) that a model predicts with the classifier it was trained with."""
     method = build_method(experiment, images.image, device).eval()
     method.state.load(state)

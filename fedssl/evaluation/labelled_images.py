@@ -10,10 +10,10 @@ import torch
 from fedssl.core.errors import ConfigError
 from fedssl.core.seeds import generator
 from fedssl.data import Dataset, Images
-from fedssl.evaluation.missing_labels import lacking
-from fedssl.experiment.dealing import left_out
+from fedssl.evaluation.missing_labels import missing_labels
+from fedssl.experiment.client_data import left_out
 from fedssl.experiment.experiment import Experiment
-from fedssl.probes import PROBES, balanced, how_many
+from fedssl.probes import PROBES, balanced, label_count
 
 HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
@@ -28,7 +28,7 @@ FROZEN = (
 FEW_LABELS = 0.01  # share of labelled images for `semi`, unless an experiment sets one
 
 
-class Few(NamedTuple):
+class LabelledSubset(NamedTuple):
     """Labelled images to fine-tune with."""
 
     images: Images
@@ -49,7 +49,7 @@ class LabelledImages:
     @property
     def possible(self) -> bool:
         """True if there are labelled images to test on and to learn from."""
-        return lacking(self.data) is None
+        return missing_labels(self.data) is None
 
     @property
     def train(self) -> Images:
@@ -63,7 +63,7 @@ class LabelledImages:
 
     @cached_property
     def _sets(self) -> tuple[Images, Images]:
-        problem = lacking(self.data, trained_on=self._seen)
+        problem = missing_labels(self.data, trained_on=self._seen)
         if problem is not None:
             raise ConfigError(problem)
         test = self.data.test
@@ -93,7 +93,7 @@ class LabelledImages:
         labels = self.experiment.probe.labels
         labelled = len(self.train)
         if labels and "labels" in PROBES[probe].uses:
-            return how_many(labels, labelled)
+            return label_count(labels, labelled)
         return labelled
 
     def notes(self, probe: str) -> list[str]:
@@ -114,12 +114,12 @@ class LabelledImages:
         return [note for note in notes if note]
 
     @cached_property
-    def few(self) -> Few:
+    def few(self) -> LabelledSubset:
         """The images for `semi`: those left out of pre-training if they are enough, else any."""
         experiment = self.experiment
         train = self.train
         share = experiment.probe.labels or experiment.data.leave_out or FEW_LABELS
-        wanted = how_many(share, len(train))
+        wanted = label_count(share, len(train))
         pool = train
         note = None
         if self._seen and self.data.train.labelled:
@@ -133,7 +133,7 @@ class LabelledImages:
         if wanted < len(pool):
             index = balanced(pool.labels, wanted, generator(experiment.seed, "labelled"))
             pool = pool.select(index)
-        return Few(pool, len(pool) / len(train), note)
+        return LabelledSubset(pool, len(pool) / len(train), note)
 
 
 def _halves(test: Images) -> tuple[Images, Images]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedssl.data import Dataset
 
 # Probes that need the labels of the clients' own images, and why.
-OF_CLIENTS = {
+NEEDS_CLIENT_LABELS = {
     "per-client": (
         "the training images have no labels, so the classes of each client are not known"
     ),
@@ -16,7 +16,7 @@ OF_CLIENTS = {
 _NEEDS_TEST = "probes are measured on labelled test images, and"
 
 
-def lacking(data: Dataset, probe: str = "knn", trained_on: bool = True) -> str | None:
+def missing_labels(data: Dataset, probe: str = "knn", trained_on: bool = True) -> str | None:
     """Return why these images are not enough for a probe; None if they are.
 
     `trained_on`: these are the images of a run that has trained, so no test images can be split
@@ -35,7 +35,7 @@ def lacking(data: Dataset, probe: str = "knn", trained_on: bool = True) -> str |
             "the training images have no labels, and one labelled test image cannot be both "
             "learned from and measured on: probes need two or more"
         )
-    return OF_CLIENTS.get(probe)
+    return NEEDS_CLIENT_LABELS.get(probe)
 
 
 def _no_test_images(labelled: bool, count: int, trained_on: bool) -> str:

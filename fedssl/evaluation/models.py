@@ -13,21 +13,21 @@ from torch import Tensor
 
 from fedssl import nets
 from fedssl.algorithm import Sites
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.state.mean import Mean
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import to_device
 from fedssl.core.version import __version__
-from fedssl.engine.checkpoints.client_memory import Remembered
+from fedssl.engine.checkpoints.client_memory import StoredMemory
 from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.experiment import Experiment
 from fedssl.topologies.topology import MEAN
 
-NOTHING: Mapping[str, Remembered] = MappingProxyType({})
+NOTHING: Mapping[str, StoredMemory] = MappingProxyType({})
 
 
-class Own(Mapping[str, State]):
+class PersonalModels(Mapping[str, State]):
     """Clients' own models, for the clients that have one; `make` returns a client's model or None.
 
     A client has a model if its stored state contains one, and reading that state may need the
@@ -97,7 +97,7 @@ class Models(Mapping[str, State]):
 def models_of(
     experiment: Experiment,
     sites: Sites,
-    memory: Mapping[str, Remembered] = NOTHING,
+    memory: Mapping[str, StoredMemory] = NOTHING,
     device: torch.device | str = "cpu",
 ) -> Models:
     """Return all models of a run; `memory` is the state of clients, `device` that of the sites.
@@ -141,9 +141,9 @@ def _named(
     return names
 
 
-def saved_models(experiment: Experiment, folder: Path, say: Say) -> Models:
+def saved_models(experiment: Experiment, folder: Path, notify: Notify) -> Models:
     """Return the models in the newest checkpoint of a run directory."""
-    snapshot = Store(folder).load(say, check_rows=False)
+    snapshot = Store(folder).load(notify, check_rows=False)
     if snapshot is None:
         finished = (folder / "results.json").is_file()
         when = "any more" if finished else "yet"
@@ -154,7 +154,7 @@ def saved_models(experiment: Experiment, folder: Path, say: Say) -> Models:
 def _own_models(
     experiment: Experiment,
     sites: Sites,
-    memory: Mapping[str, Remembered],
+    memory: Mapping[str, StoredMemory],
     device: torch.device | str,
 ) -> Mapping[str, State]:
     """Return clients' own models; empty if the algorithm does not personalise."""
@@ -173,7 +173,7 @@ def _own_models(
             ) from problem
         return algorithm.personal(algorithm.broadcast(site, client), to_device(state, device))
 
-    return Own(sorted(memory), personal)
+    return PersonalModels(sorted(memory), personal)
 
 
 def _mean_of(exported: Sequence[Mapping[str, State]]) -> dict[str, State]:

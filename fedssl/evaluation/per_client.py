@@ -16,14 +16,14 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, histogram
 from fedssl.evaluation.evaluate import Evaluation
-from fedssl.evaluation.missing_labels import OF_CLIENTS
+from fedssl.evaluation.missing_labels import NEEDS_CLIENT_LABELS
 from fedssl.evaluation.models import Models
 from fedssl.evaluation.score import Score, rounded
 
 PROBE = "per-client"
 
 
-class ByClient(Mapping[str, State]):
+class ClientModels(Mapping[str, State]):
     """The model of each client: its own, or the only one there is, which all clients share.
 
     If some clients have their own model, the clients without one are left out.
@@ -67,9 +67,9 @@ def per_client(
     """
     train = evaluation.data.train
     if not train.labelled:
-        raise ConfigError(OF_CLIENTS[PROBE])
+        raise ConfigError(NEEDS_CLIENT_LABELS[PROBE])
     held = {client: index for client, index in owners.items() if len(index)}
-    score = evaluation.measure(ByClient(models, list(held)), (PROBE,))[PROBE]
+    score = evaluation.measure(ClientModels(models, list(held)), (PROBE,))[PROBE]
     if len(score) < len(held):
         missing = len(held) - len(score)
         score.add_note(f"{missing} of {len(held)} clients have no model of their own yet")

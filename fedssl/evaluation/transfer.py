@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.core.settings import validate
 from fedssl.data import SOURCES, Dataset, Images, Source
@@ -18,7 +18,7 @@ from fedssl.experiment.overrides import settings_class
 On = str | Mapping[str, Any] | Dataset
 
 
-def other_images(on: On, image: tuple[int, int, int], root: Path, say: Say) -> Dataset:
+def other_images(on: On, image: tuple[int, int, int], root: Path, notify: Notify) -> Dataset:
     """Return the images of another data set, in the shape (C, H, W) that a run's backbone takes."""
     if not isinstance(on, str | Mapping | Dataset):
         raise ConfigError(
@@ -27,7 +27,7 @@ def other_images(on: On, image: tuple[int, int, int], root: Path, say: Say) -> D
     if isinstance(on, str):
         on = {"name": on}
     if not isinstance(on, Dataset):
-        on = _source(on, root).load(root, say)
+        on = _source(on, root).load(root, notify)
     test = None if on.test is None else _fit(on.test, image)
     return Dataset(_fit(on.train, image), test)
 

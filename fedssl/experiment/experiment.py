@@ -15,7 +15,7 @@ from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError, is_out_of_memory
-from fedssl.core.settings import Settings, Unknown, explain, validate
+from fedssl.core.settings import Settings, UnknownNameError, explain, validate
 from fedssl.core.suggestions import suggest
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.engine.uploads.settings import GuardSettings
@@ -106,7 +106,7 @@ class Experiment(Settings):
         """Return the experiment of a run. Its names were registered when it was started."""
         try:
             return cls.from_toml(read_text(path), str(path))
-        except Unknown as problem:
+        except UnknownNameError as problem:
             raise ConfigError(
                 f"{path}: {problem} (one of yours must be known here: in Python, import the module "
                 "that registers it before fedssl is asked for the run; for the command line, "
@@ -230,7 +230,7 @@ class Experiment(Settings):
     def _without_memory(self) -> Method:
         """Return the method with the shapes of its tensors but without their memory."""
         try:
-            with nets.unfilled():
+            with nets.uninitialized():
                 backbone = nets.build(self.method.backbone, 3, self.method.stem)
                 return self.method.method(self.method, backbone, 224)
         except RuntimeError as problem:

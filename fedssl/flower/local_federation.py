@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedssl.core.console import Say, say_nothing, say_on_stderr
+from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.files.lock import locked, make_private
 from fedssl.engine.checkpoints.store import Store
-from fedssl.experiment.dealing import deal, read_data, read_public
+from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.app_template import write_app
 from fedssl.flower.local_processes import CONNECTION, Processes, local_processes
 from fedssl.flower.logs import follow_complaints, follow_joining, follow_lines
 from fedssl.flower.process_tree import kill_federation
 from fedssl.runs.finalize import finish
-from fedssl.runs.progress import telling
-from fedssl.runs.resume_checks import agree
+from fedssl.runs.progress import round_progress
+from fedssl.runs.resume_checks import check_resumable
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.session import Interrupted, warn
 
@@ -48,7 +48,7 @@ class LocalRun:
     folder: Path
     title: str
     quiet: bool
-    say: Say
+    notify: Notify
 
     @property
     def flower_folder(self) -> Path:
@@ -70,7 +70,7 @@ class LocalRun:
             return True  # clients may not have made their own models yet
         if not (self.folder / "results.json").is_file():
             return True
-        snapshot = Store(self.folder).load(say_nothing, check_rows=False)
+        snapshot = Store(self.folder).load(ignore_message, check_rows=False)
         return snapshot is None or snapshot.rounds < self.experiment.rounds
 
 
@@ -90,26 +90,26 @@ def run_local_federation(
     turn: that changes where a client trains, but not the result. The run directory has `nodes`, the
     state of each client, and `flower`, keys, logs and the app.
     """
-    say: Say = say_nothing if quiet else say_on_stderr
+    notify: Notify = ignore_message if quiet else print_to_stderr
     folder = folder.resolve()
     data_dir = data_dir.resolve()
     # Before images are read.
-    agree(experiment, folder, resolve_device(device), say_nothing)
-    data = read_data(experiment, data_dir, None, say)
-    public = read_public(experiment, data, data_dir, say)
-    _, owners = deal(experiment, data, say)
+    check_resumable(experiment, folder, resolve_device(device), ignore_message)
+    data = read_data(experiment, data_dir, None, notify)
+    public = read_public(experiment, data, data_dir, notify)
+    _, owners = partition_data(experiment, data, notify)
     clients = len(owners)
     if nodes is None:
         nodes = clients
     if nodes > clients:
         raise ConfigError(f"the experiment has {clients} clients, too few for {nodes} SuperNodes")
-    run = LocalRun(experiment, folder, title, quiet=quiet, say=say)
+    run = LocalRun(experiment, folder, title, quiet=quiet, notify=notify)
     if run.needs_federation():
         app_config = _app_config(folder, data_dir, device, clients=clients)
         node_configs = _node_configs(folder, data_dir, device, nodes=nodes)
         make_private(folder)
         run.flower_folder.mkdir(exist_ok=True)
-        warn(experiment, say_on_stderr)  # the ServerApp writes its warning to its log
+        warn(experiment, print_to_stderr)  # the ServerApp writes its warning to its log
         with locked(run.flower_folder):  # the ServerApp locks the run directory
             _train(run, app_config, node_configs)
     finish(folder, data, public, resolve_device(device), quiet)
@@ -145,8 +145,8 @@ def _train(run: LocalRun, app_config: Config, node_configs: list[Config]) -> Non
             write_app(app, run.title, run.experiment, app_config)
             processes.pin_app(app)
             for note in NOTES:
-                run.say(note)
-            start_federation(processes, node_configs, run.say)
+                run.notify(note)
+            start_federation(processes, node_configs, run.notify)
             job = processes.start("run", "flwr", "run", str(app), CONNECTION, "--stream")
             watch_run(job, processes, run)
     except KeyboardInterrupt:
@@ -165,10 +165,10 @@ def _remove_old_files(folder: Path) -> None:
             path.unlink()
 
 
-def start_federation(processes: Processes, node_configs: list[Config], say: Say) -> str:
+def start_federation(processes: Processes, node_configs: list[Config], notify: Notify) -> str:
     """Start a SuperLink and a SuperNode per configuration; return the SuperLink's address."""
     address = processes.start_superlink()
-    say(f"the SuperLink runs at {address}; starting {len(node_configs)} SuperNodes")
+    notify(f"the SuperLink runs at {address}; starting {len(node_configs)} SuperNodes")
     for number, config in enumerate(node_configs):
         name = f"node{number}"
         processes.start_supernode(name, address, processes.register(name), config)
@@ -182,11 +182,11 @@ def watch_run(job: subprocess.Popen[bytes], processes: Processes, run: LocalRun)
     shown = sum(1 for _ in new_rounds())
     nodes = [name for name in processes.running if name.startswith("node")]
     printers = [
-        follow_joining(processes.log("run"), run.say),
-        *(follow_complaints(processes.log(node), node, run.say) for node in nodes),
+        follow_joining(processes.log("run"), run.notify),
+        *(follow_complaints(processes.log(node), node, run.notify) for node in nodes),
     ]
     clients = run.experiment.clients or 1
-    with telling(run.title, rounds, shown, clients, run.quiet) as progress:
+    with round_progress(run.title, rounds, shown, clients, run.quiet) as progress:
         while True:
             ended = job.poll() is not None
             for print_new in printers:

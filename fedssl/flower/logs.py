@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.engine.uploads.records import sanitize
 
 JOINING = re.compile(  # in the log of a server
@@ -17,7 +17,7 @@ COMPLAINT = re.compile(  # in the log of a node
 )
 
 
-def follow_joining(log: Path, say: Say) -> Callable[[], None]:
+def follow_joining(log: Path, notify: Notify) -> Callable[[], None]:
     """Return a function that prints the lines about joining that a server has logged since."""
     new_lines = follow_lines(log)
 
@@ -26,12 +26,12 @@ def follow_joining(log: Path, say: Say) -> Callable[[], None]:
             text = line.decode("utf-8", "replace").strip()
             match = JOINING.search(text)
             if match:
-                say(f"server: {text[match.start() :]}")
+                notify(f"server: {text[match.start() :]}")
 
     return print_new
 
 
-def follow_complaints(log: Path, name: str, say: Say) -> Callable[[], None]:
+def follow_complaints(log: Path, name: str, notify: Notify) -> Callable[[], None]:
     """Return a function that prints new complaints in the log of a node, each text once."""
     new_lines = follow_lines(log)
     printed: set[str] = set()
@@ -41,7 +41,7 @@ def follow_complaints(log: Path, name: str, say: Say) -> Callable[[], None]:
             match = COMPLAINT.search(line.decode("utf-8", "replace"))
             if match and match[0] not in printed:
                 printed.add(match[0])
-                say(f"{name}: {sanitize(match[0])}; its log: {log}")
+                notify(f"{name}: {sanitize(match[0])}; its log: {log}")
 
     return print_new
 

@@ -16,16 +16,16 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 
 from fedssl import federation
-from fedssl.core.console import say_nothing, say_on_stderr
+from fedssl.core.console import ignore_message, print_to_stderr
 from fedssl.core.devices.precision import numerics
 from fedssl.core.devices.select import resolve_device, training_devices
 from fedssl.core.errors import ClientError, ConfigError
 from fedssl.core.state.tree import Tree
 from fedssl.core.version import __version__
 from fedssl.data import Dataset, HeldOut
-from fedssl.engine.runtimes.client_round import ClientRound, Shard, Work, run_client
+from fedssl.engine.runtimes.client_round import ClientRound, RunContext, Shard, run_client
 from fedssl.engine.uploads.records import Reply
-from fedssl.experiment.dealing import deal, read_data, read_public
+from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.deadline import training_deadline
 from fedssl.flower.messages import Hello, Task
@@ -99,7 +99,7 @@ class Node:
 
     @cached_property
     def _data(self) -> Dataset:
-        return read_data(self.experiment, self._config.data, None, say_on_stderr)
+        return read_data(self.experiment, self._config.data, None, print_to_stderr)
 
     @cached_property
     def _client_images(self) -> tuple[Dataset, dict[str, torch.Tensor]]:
@@ -122,7 +122,7 @@ class Node:
 
     def _dealt_images(self, data: Dataset) -> tuple[Dataset, dict[str, torch.Tensor]]:
         config = self._config
-        seen, owners = deal(self.experiment, data, say_nothing)
+        seen, owners = partition_data(self.experiment, data, ignore_message)
         if config.client is None:
             clients = sorted(owners)[config.part :: config.parts]
         else:
@@ -152,13 +152,15 @@ class Node:
         )
 
     @cached_property
-    def _work(self) -> Work:
+    def _work(self) -> RunContext:
         e = self.experiment
-        public = read_public(e, self._data, self._config.data, say_nothing)
+        public = read_public(e, self._data, self._config.data, ignore_message)
         by_device = {}
         if public is not None:
             by_device[self.device] = public.to(self.device)
-        return Work(e.algorithm, e.seed, federation.pace(e), by_device, threading.Event())
+        return RunContext(
+            e.algorithm, e.seed, federation.round_positions(e), by_device, threading.Event()
+        )
 
     def _fingerprint(self, client: str) -> str:
         """Return a hash of the number of a client's images and of an evenly spaced sample.

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
-from fedssl.core.console import say_on_stderr
+from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import ClientError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.lock import make_private
@@ -94,7 +94,7 @@ class NodeMemory:
                 return claim  # written by an earlier version, without a hash
             return unseal(data)
         except ValueError:
-            say_on_stderr(f"{path} is damaged and is not used")
+            print_to_stderr(f"{path} is damaged and is not used")
             return {}
 
     def holds_claim(self) -> bool:
@@ -125,7 +125,7 @@ class NodeMemory:
             if not path.is_file():
                 write_atomic(path, fingerprint.encode())
             elif path.read_bytes() != fingerprint.encode():
-                say_on_stderr(
+                print_to_stderr(
                     f"the client's images do not match {path}: "
                     "they were changed, or that file is damaged"
                 )
@@ -142,7 +142,7 @@ class NodeMemory:
         try:
             return loads(_verified(path.read_bytes()))
         except (OSError, ValueError, KeyError) as problem:
-            say_on_stderr(
+            print_to_stderr(
                 f"{path} cannot be read: {problem}. Remove that file to let the client continue "
                 "from the version before it, or from an empty state"
             )

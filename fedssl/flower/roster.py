@@ -11,7 +11,7 @@ from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import FedsslError, RunError
 from fedssl.engine.uploads.records import sanitize
 from fedssl.flower.answers import (
@@ -57,10 +57,12 @@ class Roster:
     name, a client's name stays with the key that used it first since this process began.
     """
 
-    def __init__(self, grid: Grid, check: HelloCheck, say: Say, registered: bool = False) -> None:
+    def __init__(
+        self, grid: Grid, check: HelloCheck, notify: Notify, registered: bool = False
+    ) -> None:
         self._grid = grid
         self._check = check
-        self._say = say
+        self._say = notify
         self.registered = registered  # True if keys of this run are registered with names
         self.notices = Notices(grid)
         self._connected: dict[int, NodeInfo] = {}

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from uuid import uuid4
 
-from fedssl.core.console import say_on_stderr
+from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import RunError
 from fedssl.core.files import integrity
 from fedssl.runs.resume_checks import started
@@ -38,7 +38,7 @@ class RunRecord(NamedTuple):
         Raises if there are saved rounds but no record: clients would be treated as new ones, and
         their stored state would be lost.
         """
-        text = integrity.read_text(folder, FILE, say_on_stderr)
+        text = integrity.read_text(folder, FILE, print_to_stderr)
         # Without a checkpoint, the file is left over from a start that failed.
         if text is None or not started(folder):
             if first_round is not None:

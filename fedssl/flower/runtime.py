@@ -41,7 +41,7 @@ class Request(NamedTuple):
     round: int
     clients: Sequence[str]
     message: Callable[[str], Tree]  # client -> the tree to send to it
-    wire: Mapping[str, Spec]  # of the uploads
+    schema: Mapping[str, Spec]  # of the uploads
 
 
 class Pending(NamedTuple):
@@ -82,17 +82,17 @@ class FlowerRuntime:
         clients: Sequence[str],
         *,
         make_task: Callable[[str, int], Task],
-        wire: Mapping[str, Spec],
+        schema: Mapping[str, Spec],
         limits: RoundLimits,
         device: torch.device,
         on_client: Callable[[Reply], None] = lambda reply: None,
     ) -> None:
-        """`make_task` returns the task of a client in a round; `wire` describes its upload."""
+        """`make_task` returns the task of a client in a round; `upload_schema` describes its upload."""
         self.clients = list(clients)
         self._grid = grid
         self._roster = roster
         self._make_task = make_task
-        self._wire = wire
+        self._schema = schema
         self._limits = limits
         self._device = device
         self._on_client = on_client
@@ -106,14 +106,14 @@ class FlowerRuntime:
         return math.ceil(self._limits.quorum * asked)
 
     def exchange(
-        self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+        self, round: int, clients: Sequence[str], message: Callable[[str], Tree]
     ) -> Iterator[Reply]:
-        """Send a round's messages and return the replies in the order of `home`."""
-        asked = len(home)
+        """Send a round's messages and return the replies in the order of `clients`."""
+        asked = len(clients)
         required = max(self.required(asked), min(self._limits.min_uploads, asked))
-        self._roster.wait(home, required, self._limits.timeout)
+        self._roster.wait(clients, required, self._limits.timeout)
         self._without_upload.clear()
-        return self._carry(Request(TRAIN, round, list(home), message, self._wire), required)
+        return self._carry(Request(TRAIN, round, list(clients), message, self._schema), required)
 
     def declared_images(self) -> Mapping[str, int]:
         """Return the number of images that each client stated before its first round."""
@@ -123,7 +123,7 @@ class FlowerRuntime:
         self, round: int, clients: Sequence[str], message: Callable[[str], Tree]
     ) -> Iterator[Reply]:
         """Ask clients, after the last round, to make and store their own models."""
-        return self._carry(Request(KEEP, round, clients, message, wire={}), required=0)
+        return self._carry(Request(KEEP, round, clients, message, schema={}), required=0)
 
     def _carry(self, request: Request, required: int) -> Iterator[Reply]:
         """Send messages to clients and yield their replies in the clients' order.
@@ -140,7 +140,7 @@ class FlowerRuntime:
             if client in unreachable:
                 yield unreachable.pop(client)
             else:
-                yield uploads.add(self._await(pending.pop(client), request.wire, end, uploads))
+                yield uploads.add(self._await(pending.pop(client), request.schema, end, uploads))
 
     def _send(self, request: Request, unreachable: dict[str, Reply]) -> dict[str, Pending]:
         """Return the tasks sent, by client; put a reply for each other client in `unreachable`."""
@@ -172,7 +172,7 @@ class FlowerRuntime:
                 unreachable[client] = self._missing(client, "the message could not be sent")
         return pending
 
-    def _pull_reply(self, pending: Pending, wire: Mapping[str, Spec]) -> Reply | None:
+    def _pull_reply(self, pending: Pending, schema: Mapping[str, Spec]) -> Reply | None:
         """Return a client's reply, with an error if it is not valid; None if there is none yet."""
         task = pending.task
         answer = pull_answer(self._grid, pending.message_id)
@@ -188,13 +188,13 @@ class FlowerRuntime:
                 self._without_upload.add(reply.client)
             else:
                 reply = reply._replace(upload=to_device(decode(answer.content), self._device))
-                reply = reply._replace(error=reply_error(reply, wire))
+                reply = reply._replace(error=reply_error(reply, schema))
         except Exception as problem:  # a node may have written anything
             reply = _failed(task.client, str(problem) or type(problem).__name__)
         return self._reported(reply)
 
     def _await(
-        self, pending: Pending, wire: Mapping[str, Spec], end: float, uploads: UploadCount
+        self, pending: Pending, schema: Mapping[str, Spec], end: float, uploads: UploadCount
     ) -> Reply:
         """Wait for one reply until `end`, or not at all if the round has failed already.
 
@@ -203,7 +203,7 @@ class FlowerRuntime:
         client = pending.task.client
         while True:
             late = time.monotonic() >= end
-            reply = self._pull_reply(pending, wire)
+            reply = self._pull_reply(pending, schema)
             if reply is not None:
                 return reply
             if late:

@@ -17,12 +17,12 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedssl.algorithm import Spec
-from fedssl.core.console import Say, meter, say_on_stderr
+from fedssl.core.console import Notify, meter, print_to_stderr
 from fedssl.core.devices.precision import numerics
 from fedssl.core.devices.select import resolve_device, training_devices
 from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.files import integrity
-from fedssl.core.files.lock import entered
+from fedssl.core.files.lock import locked_directory
 from fedssl.core.state.tree import Tree
 from fedssl.core.version import __version__
 from fedssl.data import Dataset, Images
@@ -31,7 +31,7 @@ from fedssl.engine.federate import Round
 from fedssl.engine.uploads.records import Reply, sanitize
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
-from fedssl.experiment.dealing import check_plan, read_data, read_public
+from fedssl.experiment.client_data import check_plan, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.federation import build_method, first_sites
 from fedssl.flower.messages import Hello, Task
@@ -41,7 +41,7 @@ from fedssl.flower.runtime import FlowerRuntime, RoundLimits
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.runs.finalize import finish
 from fedssl.runs.progress import Progress
-from fedssl.runs.resume_checks import EXPERIMENT, agree
+from fedssl.runs.resume_checks import EXPERIMENT, check_resumable
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.training.trainer import Trainer, resolve_precision
 
@@ -49,22 +49,22 @@ RELAYED = "peers' models are relayed by the server here: it sees every one of th
 
 
 def serve(
-    experiment: Experiment, grid: Grid, settings: ServerSettings, say: Say = say_on_stderr
+    experiment: Experiment, grid: Grid, settings: ServerSettings, notify: Notify = print_to_stderr
 ) -> None:
     """Train the remaining rounds of a run on the nodes of a grid, then evaluate and export."""
     folder = Path(settings.run_dir).expanduser()
     device = resolve_device(settings.device)
     experiment.check()
     if not experiment.topology.has_server:
-        say(RELAYED)
+        notify(RELAYED)
     exact = resolve_precision(experiment.train.precision, device) == "fp32"
-    with entered(folder), numerics(device, experiment.train.deterministic, exact):
-        integrity.repair(folder, say)
-        experiment = agree(experiment, folder, device, say)
+    with locked_directory(folder), numerics(device, experiment.train.deterministic, exact):
+        integrity.repair(folder, notify)
+        experiment = check_resumable(experiment, folder, device, notify)
         store = Store(folder)
-        snapshot = load_newest(folder, store, say)
+        snapshot = load_newest(folder, store, notify)
         if snapshot is not None:
-            integrity.adopt(folder, say)
+            integrity.adopt(folder, notify)
         run = ServerRun(
             experiment=experiment,
             folder=folder,
@@ -73,7 +73,7 @@ def serve(
             settings=settings,
             device=training_devices(device)[0],
             snapshot=snapshot,
-            say=say,
+            notify=notify,
         )
         integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
         if snapshot is None or snapshot.rounds < experiment.rounds:
@@ -100,13 +100,13 @@ class ServerRun:
     settings: ServerSettings
     device: torch.device
     snapshot: Snapshot | None  # that the run resumes from; None: a new run
-    say: Say
+    notify: Notify
 
     def __post_init__(self) -> None:
         first_round = None if self.snapshot is None else self.snapshot.rounds
         self.record = RunRecord.start_attempt(self.folder, first_round)
         registered = self.record.registered
-        self.roster = Roster(self.grid, self.check_hello, self.say, registered=registered)
+        self.roster = Roster(self.grid, self.check_hello, self.notify, registered=registered)
         self._trainer: tuple[tuple[int, int, int], Trainer] | None = None  # with its image shape
 
     @cached_property
@@ -114,7 +114,7 @@ class ServerRun:
         """The server's images for evaluation; an empty set of the clients' shape if it has none."""
         if self.settings.data_dir:
             root = Path(self.settings.data_dir).expanduser()
-            return read_data(self.experiment, root, None, self.say)
+            return read_data(self.experiment, root, None, self.notify)
         if self.record.image is None:
             raise ConfigError("no client has joined yet, so the shape of the images is unknown")
         return Dataset(Images(torch.empty(0, *self.record.image, dtype=torch.uint8)))
@@ -157,7 +157,7 @@ class ServerRun:
             device=self.device,
             clients=clients,
             checkpoint_every=0.0,
-            say=self.say,
+            notify=self.notify,
         )
 
     def train(self) -> None:
@@ -169,13 +169,13 @@ class ServerRun:
         session = self._session(clients)
         last = self.snapshot
         if last is None:
-            show = partial(meter, say=self.say)
+            show = partial(meter, notify=self.notify)
             sites = first_sites(self.experiment, trainer, clients, self._public(), show)
             last = session.begin(sites)
-        wire = self.experiment.algorithm.wire(trainer.method)
+        schema = self.experiment.algorithm.upload_schema(trainer.method)
 
         def open_runtime(progress: Progress) -> ActiveRuntime:
-            runtime = self._runtime(wire, progress.client)
+            runtime = self._runtime(schema, progress.client)
             return ActiveRuntime(
                 runtime,
                 ImageCounts(runtime.declared_images),
@@ -188,7 +188,7 @@ class ServerRun:
         session.run(
             last,
             open_runtime,
-            schema=wire,
+            schema=schema,
             resumed=self.snapshot is not None,
             title=self.folder.name,
             quiet=False,
@@ -209,7 +209,7 @@ class ServerRun:
         self.record = self.record._replace(**changes).write(self.folder)
 
     def _runtime(
-        self, wire: Mapping[str, Spec], on_client: Callable[[Reply], None]
+        self, schema: Mapping[str, Spec], on_client: Callable[[Reply], None]
     ) -> FlowerRuntime:
         limits = RoundLimits(
             timeout=self.settings.round_timeout,
@@ -221,7 +221,7 @@ class ServerRun:
             self.roster,
             self.record.clients,
             make_task=self.task,
-            wire=wire,
+            schema=schema,
             limits=limits,
             device=self.device,
             on_client=on_client,
@@ -233,7 +233,7 @@ class ServerRun:
         A client's own model never leaves its node. A client that is not connected makes its model
         when the run is submitted again.
         """
-        snapshot = self.store.load(self.say, check_rows=False)
+        snapshot = self.store.load(self.notify, check_rows=False)
         assert snapshot is not None
         rounds = snapshot.rounds
         kept = self.record.kept
@@ -250,10 +250,10 @@ class ServerRun:
         runtime = self._runtime({}, lambda reply: None)
         for reply in runtime.request_own_models(rounds, clients, message):
             if reply.error is None:
-                self.say(f"client {reply.client} has stored its own model")
+                self.notify(f"client {reply.client} has stored its own model")
                 self._update_record(kept={**self.record.kept, reply.client: rounds})
             else:
-                self.say(f"client {reply.client} {sanitize(reply.error)}")
+                self.notify(f"client {reply.client} {sanitize(reply.error)}")
 
     def task(self, client: str, round: int) -> Task:
         """Return the task of a client in a round."""
@@ -294,5 +294,5 @@ class ServerRun:
 
     def _public(self) -> Tensor | None:
         root = Path(self.settings.data_dir or "data").expanduser()
-        public = read_public(self.experiment, self.data, root, self.say)
+        public = read_public(self.experiment, self.data, root, self.notify)
         return None if public is None else public.to(self.device)

@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedssl.core.console import say_on_stderr
+from fedssl.core.console import print_to_stderr
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.server_run import serve
 from fedssl.flower.server_settings import ServerSettings
@@ -27,7 +27,7 @@ def server_app(experiment: Experiment | str | Path) -> ServerApp:
 
     def main(grid: Grid, context: Context) -> None:
         exit_with_parent(os.getppid())
-        say_on_stderr(describe_telemetry(os.environ))
+        print_to_stderr(describe_telemetry(os.environ))
         serve(experiment, grid, ServerSettings.read(context.run_config))
 
     app.main()(main)
@@ -46,7 +46,9 @@ def exit_with_parent(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(POLL)
-        say_on_stderr("the parent process has ended, so this one ends too; the run can be resumed")
+        print_to_stderr(
+            "the parent process has ended, so this one ends too; the run can be resumed"
+        )
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="exit with parent").start()

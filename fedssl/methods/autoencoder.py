@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import BatchNorm2d
 from fedssl.views import ViewGroup
 
@@ -78,7 +78,7 @@ class Autoencoder(Method):
         pixels = batch.images.flatten(1)[None].float() / 255
         return out._replace(expected=pixels)
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the mean squared error over images and pixels."""
         assert out.expected is not None
         return F.mse_loss(out.z, out.expected)

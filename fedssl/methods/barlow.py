@@ -12,7 +12,7 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import expander
 
 
@@ -54,6 +54,6 @@ class Barlow(Method):
         """Encode both views."""
         return self.encode_views(batch.views[0])
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the paper's loss times `scale`."""
         return self.settings.scale * redundancy_loss(out.z, self.settings.lam)

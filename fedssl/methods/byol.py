@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import mlp
 
 
@@ -56,7 +56,7 @@ class BYOL(Method):
         out = self.encode_views(batch.views[0])
         return out._replace(keys=self.encode_views_target(batch.views[0]))
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return (2 − 2 cos(p₁, t₂)) + (2 − 2 cos(p₂, t₁)), averaged over the batch."""
         assert out.keys is not None
         # (2, B): p₁ with t₂, p₂ with t₁

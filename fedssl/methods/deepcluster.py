@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import mlp
 
 
@@ -90,10 +90,10 @@ class DeepCluster(Method):
         """Encode both views; the loss finds the clusters by `index`."""
         return self.encode_views(batch.views[0])._replace(index=batch.index)
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the cross-entropy with the clusters of this epoch."""
         assert out.index is not None
-        clusters = given["clusters"][out.index]
+        clusters = constants["clusters"][out.index]
         return cluster_loss(
-            out.z, given["centroids"], clusters, temperature=self.settings.temperature
+            out.z, constants["centroids"], clusters, temperature=self.settings.temperature
         )

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 
 
 def distillation_loss(
@@ -111,7 +111,7 @@ class DINO(Method):
         out = self.encode_views(batch.views[0])
         return out._replace(keys=self.encode_views_target(batch.views[0]))
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the cross-entropy of the student with the teacher."""
         assert out.keys is not None
         return distillation_loss(
@@ -128,7 +128,7 @@ class DINO(Method):
         self.centre.move(out.keys, self.settings.centre_momentum)
 
     @torch.no_grad()
-    def fresh(self, generator: torch.Generator) -> None:
+    def init_local_parts(self, generator: torch.Generator) -> None:
         """Start the teacher as a copy of the student, and the centre at zero."""
-        super().fresh(generator)
+        super().init_local_parts(generator)
         self.centre.mean.zero_()

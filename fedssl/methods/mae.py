@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedssl.core.errors import ConfigError
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import ViT
 from fedssl.nets.vit import Block, initialise, sines
 from fedssl.views import ViewGroup
@@ -137,7 +137,7 @@ class MAE(Method):
         expected = patches.gather(1, index)
         return Output(h, h, p[None], expected=expected[None])
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the mean squared error over the masked patches."""
         assert out.expected is not None
         return masked_mse(out.p, out.expected, self.settings.norm_pix)

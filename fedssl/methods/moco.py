@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import linear, mlp
 from fedssl.views import Augment
 
@@ -97,7 +97,7 @@ class MoCo(Method):
     @abstractmethod
     def _head(self) -> nn.Module: ...
 
-    def caution(self, images: int) -> str | None:
+    def client_warning(self, images: int) -> str | None:
         """Return a warning if the queue takes many rounds to fill: it holds random numbers at
         first, and later keys that are out of date."""
         keys = self.views[0].count * images
@@ -112,9 +112,9 @@ class MoCo(Method):
         )
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def persistent_parts(self) -> tuple[str, ...]:
         """The queue and, unless it is reset, the momentum copy."""
-        return super().kept if self.settings.key == "local" else self.private
+        return super().persistent_parts if self.settings.key == "local" else self.private
 
     @property
     def target_momentum(self) -> float:
@@ -127,7 +127,7 @@ class MoCo(Method):
         keys = F.normalize(self.encode_views_target(batch.views[0]), dim=-1)
         return out._replace(keys=keys)
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return InfoNCE of each view with the key of the other one."""
         assert out.keys is not None
         queries = F.normalize(out.z, dim=-1)
@@ -144,9 +144,9 @@ class MoCo(Method):
         self.queue.push(out.keys.flatten(0, 1))
 
     @torch.no_grad()
-    def fresh(self, generator: torch.Generator) -> None:
+    def init_local_parts(self, generator: torch.Generator) -> None:
         """Start the momentum copy from the online network, and the queue at random."""
-        super().fresh(generator)
+        super().init_local_parts(generator)
         self.queue.fill(generator)
 
 

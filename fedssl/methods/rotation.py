@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import linear
 from fedssl.views import Augment, ViewGroup
 
@@ -62,6 +62,6 @@ class Rotation(Method):
         # In one batch: with statistics for each rotation, BatchNorm could reveal it.
         return self.encode_views(quarter_turns(batch.views[0][0]), shared=True)
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the cross-entropy with the true number of turns."""
         return rotation_loss(out.z)

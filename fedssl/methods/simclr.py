@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import mlp
 
 
@@ -54,6 +54,6 @@ class SimCLR(Method):
         """Encode both views in one batch of 2B, as in the paper."""
         return self.encode_views(batch.views[0], shared=True)
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return NT-Xent."""
         return nt_xent(out.z, self.settings.temperature)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import mlp
 
 
@@ -54,7 +54,7 @@ class SimSiam(Method):
         keys = out.z.detach() if self.settings.stop_gradient else out.z
         return out._replace(keys=keys)
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the negative cosine of predictions and keys."""
         assert out.keys is not None
         return symmetric_cosine(out.p, out.keys)

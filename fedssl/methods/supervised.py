@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedssl.core.errors import ConfigError
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import linear
 from fedssl.views import Augment, ViewGroup
 
@@ -72,7 +72,7 @@ class Supervised(Method):
         out = self.encode_views(batch.views[0])
         return out._replace(expected=batch.labels.expand(out.z.shape[:2]))
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the cross-entropy with the labels."""
         assert out.expected is not None
         return cross_entropy(out.z, out.expected)

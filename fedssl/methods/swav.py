@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedssl.core.settings import LARGEST_VIEW
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import mlp
 from fedssl.views import Augment, ViewGroup
 
@@ -108,7 +108,7 @@ class SwAV(Method):
             scores: Tensor = self.prototypes(F.normalize(z, dim=-1))
         return Output(h, z, scores.float())
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the cross-entropy of each view with the codes of the other large views."""
         large = len(out.p) - self.settings.small
         scores = out.p[:large].detach()

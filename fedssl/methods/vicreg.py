@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedssl.method import METHODS, Batch, Given, Method, MethodSettings, Output
+from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import expander
 
 GAMMA = 1.0  # the minimum standard deviation that the variance term asks for
@@ -62,7 +62,7 @@ class VICReg(Method):
         """Encode both views."""
         return self.encode_views(batch.views[0])
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return λ s(Z, Z′) + μ [v(Z) + v(Z′)]/2 + ν [c(Z) + c(Z′)]."""
         s = self.settings
         z = out.z

@@ -5,7 +5,7 @@ from fedssl.nets.cnn import CNN, CNN5
 from fedssl.nets.heads import expander, linear, mlp
 from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
 from fedssl.nets.resnet import ResNet, ResNet18, ResNet34, ResNet50
-from fedssl.nets.unfilled import unfilled
+from fedssl.nets.uninitialized import uninitialized
 from fedssl.nets.vit import ViT, ViTMini, ViTTiny
 from fedssl.nets.weights import backbone_file, load_backbone, read_weights, save_backbone
 
@@ -32,5 +32,5 @@ __all__ = [
     "mlp",
     "read_weights",
     "save_backbone",
-    "unfilled",
+    "uninitialized",
 ]

@@ -1,6 +1,6 @@
 """Probes: measure an exported backbone with labelled images, without influence on training."""
 
-from fedssl.probes.features import Labelled, balanced, embed, how_many
+from fedssl.probes.features import Labelled, balanced, embed, label_count
 from fedssl.probes.finetune import fine_tune
 from fedssl.probes.knn import knn_predict
 from fedssl.probes.linear import Solver, linear_predict
@@ -20,7 +20,7 @@ __all__ = [
     "embed",
     "fine_tune",
     "fine_tuning",
-    "how_many",
     "knn_predict",
+    "label_count",
     "linear_predict",
 ]

@@ -45,7 +45,7 @@ def as_input(images: Tensor, normalisation: Normalisation | None) -> Tensor:
     return (x - mean) / std
 
 
-def how_many(labels: float, images: int) -> int:
+def label_count(labels: float, images: int) -> int:
     """Return a number of labelled images; a setting up to 1 is a share of all, above a count."""
     if labels <= 1:
         return max(1, round(labels * images))

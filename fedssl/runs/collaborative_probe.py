@@ -17,18 +17,18 @@ from pathlib import Path
 from torch import Tensor
 
 from fedssl import nets
-from fedssl.core.console import say_nothing
+from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
 from fedssl.core.seeds import generator
 from fedssl.core.state.state import State
 from fedssl.data import Dataset
-from fedssl.evaluation.evaluate import Evaluation, classified
+from fedssl.evaluation.evaluate import Evaluation, predict_labels
 from fedssl.evaluation.labelled_images import FEW_LABELS
-from fedssl.evaluation.missing_labels import OF_CLIENTS
+from fedssl.evaluation.missing_labels import NEEDS_CLIENT_LABELS
 from fedssl.evaluation.models import Models, backbone_tensors, saved_models
 from fedssl.evaluation.score import Score, confusion
 from fedssl.experiment.experiment import Experiment
-from fedssl.probes import balanced, fine_tuning, how_many
+from fedssl.probes import balanced, fine_tuning, label_count
 from fedssl.runs.local import Interrupted, LocalRun, train_locally
 
 PROBE = "collaborative"
@@ -46,7 +46,7 @@ def collaborative(
             f"clients fine-tune one model together, and this run has several: {', '.join(models)}"
         )
     if not evaluation.data.train.labelled:
-        raise ConfigError(OF_CLIENTS[PROBE])
+        raise ConfigError(NEEDS_CLIENT_LABELS[PROBE])
     name, state = next(iter(models.items()))
     test = evaluation.images.test
     data = labelled_part(evaluation.experiment, seen, owners)
@@ -87,8 +87,8 @@ def _fine_tuned_predictions(evaluation: Evaluation, state: State, data: Dataset)
             )
         except Interrupted:
             raise Interrupted("stopped; nothing is kept of this fine-tuning") from None
-        tuned = saved_models(experiment, run, say_nothing)["global"]
-        return classified(experiment, tuned, images.test.held, evaluation.device)
+        tuned = saved_models(experiment, run, ignore_message)["global"]
+        return predict_labels(experiment, tuned, images.test.held, evaluation.device)
 
 
 def labelled_part(experiment: Experiment, seen: Dataset, owners: Mapping[str, Tensor]) -> Dataset:
@@ -104,7 +104,7 @@ def labelled_part(experiment: Experiment, seen: Dataset, owners: Mapping[str, Te
     for client, index in owners.items():
         if len(index):
             stream = generator(experiment.seed, client, "labelled")
-            index = index[balanced(labels[index], how_many(share, len(index)), stream)]
+            index = index[balanced(labels[index], label_count(share, len(index)), stream)]
         labelled[client] = index
     return seen._replace(owners=labelled)
 

@@ -27,9 +27,9 @@ class Collapse:
         self._signs = ""  # in the last round
         self._largest_rank: dict[str, float] = {}  # effective rank, by client
         for line in earlier:
-            self.see(line)
+            self.update(line)
 
-    def see(self, line: Mapping[str, Any]) -> str | None:
+    def update(self, line: Mapping[str, Any]) -> str | None:
         """Add a round; return a warning if it is the one that makes collapse likely."""
         # Methods with one view of an image align nothing, and log no alignment.
         trained = [client for client in line["clients"] if client.get("alignment") is not None]

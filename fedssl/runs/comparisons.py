@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedssl import federation
-from fedssl.core.console import say_nothing, say_on_stderr
+from fedssl.core.console import ignore_message, print_to_stderr
 from fedssl.core.errors import FedsslError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset
@@ -38,7 +38,7 @@ class Comparisons:
     def trained_models(self, name: str) -> Models:
         """Train one of the runs, or resume it, and return its models."""
         self._train(name)
-        return saved_models(self._experiment(name), self.folder / name, say_nothing)
+        return saved_models(self._experiment(name), self.folder / name, ignore_message)
 
     def repair(self) -> None:
         """Repair the runs of which any file is damaged.
@@ -53,7 +53,7 @@ class Comparisons:
             try:
                 self._train(name)
             except FedsslError as problem:
-                say_on_stderr(f"{folder} is damaged and could not be repaired: {problem}")
+                print_to_stderr(f"{folder} is damaged and could not be repaired: {problem}")
 
     def _experiment(self, name: str) -> Experiment:
         changes = {"probe.every": 0, "probe.beside": [], "probe.picture": False}

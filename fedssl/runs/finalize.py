@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Say, say_nothing, say_on_stderr
+from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.files import integrity
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.lock import locked
@@ -59,9 +59,9 @@ def _finish(
     quiet: bool,
     alone: bool,
 ) -> bool:
-    say = say_nothing if quiet else say_on_stderr
-    experiment = read_experiment(folder, say)
-    snapshot = Store(folder).load(say_nothing, check_rows=False)
+    notify = ignore_message if quiet else print_to_stderr
+    experiment = read_experiment(folder, notify)
+    snapshot = Store(folder).load(ignore_message, check_rows=False)
     assert snapshot is not None
     names = [name for name in experiment.probe.beside if name == "random" or not alone]
     comparisons = Comparisons(
@@ -70,9 +70,9 @@ def _finish(
     hashes = {"test_images": hash_images(data.test), "labels": hash_labels(data)}
     damaged = integrity.damaged(folder)
     measured = MEASUREMENTS.isdisjoint(damaged) and is_up_to_date(
-        folder, experiment, snapshot.rounds, hashes=hashes, comparisons=names, say=say
+        folder, experiment, snapshot.rounds, hashes=hashes, comparisons=names, notify=notify
     )
-    _remove_damaged(folder, damaged, say)
+    _remove_damaged(folder, damaged, notify)
     if measured and not damaged:
         comparisons.repair()
         return False
@@ -110,9 +110,9 @@ def _write_outputs(
     integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
 
 
-def _remove_damaged(folder: Path, damaged: list[str], say: Say) -> None:
+def _remove_damaged(folder: Path, damaged: list[str], notify: Notify) -> None:
     for name in damaged:
-        say(
+        notify(
             f"{folder / name} is damaged: it does not match its recorded hash. It is removed and "
             "made again"
         )
@@ -186,7 +186,7 @@ def _read_history(folder: Path) -> History:
     lengths: set[int] = set()
     codes: dict[str, None] = {}  # in the order of their first rounds
     for line in read_rounds(folder / "rounds.jsonl"):
-        collapse.see(line)
+        collapse.update(line)
         lengths.add(line["of"])
         codes[line.get("code", UNKNOWN)] = None
     codes[code()] = None

@@ -12,21 +12,28 @@ import torch
 from torch import Tensor
 
 from fedssl.core import kernels
-from fedssl.core.console import Say, meter, say_nothing, say_on_stderr
+from fedssl.core.console import Notify, ignore_message, meter, print_to_stderr
 from fedssl.core.devices.precision import numerics
 from fedssl.core.errors import ConfigError
 from fedssl.core.files import integrity
-from fedssl.core.files.lock import entered
+from fedssl.core.files.lock import locked_directory
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
-from fedssl.experiment.dealing import deal
+from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.federation import Federation
 from fedssl.runs.progress import Progress
-from fedssl.runs.resume_checks import EXPERIMENT, FLOWER, IMAGES, agree, agree_on_images, started
+from fedssl.runs.resume_checks import (
+    EXPERIMENT,
+    FLOWER,
+    IMAGES,
+    check_resumable,
+    check_same_images,
+    started,
+)
 from fedssl.runs.session import STOPPING as STOPPING
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.runs.session import Interrupted as Interrupted
@@ -47,9 +54,9 @@ class LocalRun:
     quiet: bool = False
 
     @property
-    def say(self) -> Say:
+    def notify(self) -> Notify:
         """Print a line, unless the run is quiet."""
-        return say_nothing if self.quiet else say_on_stderr
+        return ignore_message if self.quiet else print_to_stderr
 
 
 def train_locally(run: LocalRun) -> None:
@@ -58,12 +65,12 @@ def train_locally(run: LocalRun) -> None:
     mode = resolve_mode(settings.mode, run.device)
     problem = kernels.missing(run.device)
     if mode == "captured" and problem:
-        run.say(f"{problem}: nothing is compiled, and training runs at about half its speed")
+        run.notify(f"{problem}: nothing is compiled, and training runs at about half its speed")
     if mode != "eager":
         # What other runs of this process have compiled must not decide how this one computes.
         torch.compiler.reset()
     exact = resolve_precision(settings.precision, run.device) == "fp32"
-    with entered(run.folder), numerics(run.device, settings.deterministic, exact):
+    with locked_directory(run.folder), numerics(run.device, settings.deterministic, exact):
         _train_in_folder(run)
 
 
@@ -71,14 +78,14 @@ def _train_in_folder(run: LocalRun) -> None:
     """Check that the directory can be resumed, then train. The caller holds its lock."""
     folder = run.folder
     _refuse_flower(folder)
-    integrity.repair(folder, run.say)
-    experiment = agree(run.experiment, folder, run.device, run.say)
+    integrity.repair(folder, run.notify)
+    experiment = check_resumable(run.experiment, folder, run.device, run.notify)
     store = Store(folder)
-    snapshot = load_newest(folder, store, run.say)
+    snapshot = load_newest(folder, store, run.notify)
     if snapshot is not None:
-        integrity.adopt(folder, run.say)
-    seen, owners = deal(experiment, run.data, run.say)
-    images = agree_on_images(experiment, folder, seen, owners, run.public, run.say)
+        integrity.adopt(folder, run.notify)
+    seen, owners = partition_data(experiment, run.data, run.notify)
+    images = check_same_images(experiment, folder, seen, owners, run.public, run.notify)
 
     def record() -> None:
         """Write what the directory is about. Called last: a refused start leaves nothing behind."""
@@ -123,7 +130,7 @@ class LocalSession:
             device=federation.device,
             clients=federation.clients,
             checkpoint_every=federation.experiment.train.checkpoint_every,
-            say=run.say,
+            notify=run.notify,
         )
 
     def train(self, resumed: Snapshot | None, record: Callable[[], None]) -> None:
@@ -156,7 +163,7 @@ class LocalSession:
     def _meter(self) -> Meter:
         if self._run.quiet:
             return unmetered
-        return lambda what, total: meter(what, total, self._run.say)
+        return lambda what, total: meter(what, total, self._run.notify)
 
     def _caution(self) -> None:
         """Print the method's advice for a client with the median number of images."""
@@ -167,10 +174,10 @@ class LocalSession:
         settings = self._federation.experiment.train
         batch = min(settings.batch, images)
         trained = settings.epochs * (images // batch) * batch
-        caution = self._federation.trainer.method.caution(trained)
-        if caution:
-            self._run.say(
-                f"a client with {images:,} images, as many as the median one has, {caution}"
+        client_warning = self._federation.trainer.method.client_warning(trained)
+        if client_warning:
+            self._run.notify(
+                f"a client with {images:,} images, as many as the median one has, {client_warning}"
             )
 
     def _open_runtime(self, memory: Memory, progress: Progress) -> ActiveRuntime:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedssl.core.console import say_on_stderr
+from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
 from fedssl.data import Images
@@ -31,7 +31,7 @@ def draw_if_wanted(
     try:
         draw(folder, evaluation, test, table=table, models=models)
     except ConfigError as problem:  # a missing extra must not hide the results
-        say_on_stderr(f"no picture: {problem}")
+        print_to_stderr(f"no picture: {problem}")
 
 
 def draw(

@@ -123,7 +123,9 @@ class Bars:
 
 
 @contextmanager
-def telling(title: str, rounds: int, done: int, per_round: int, quiet: bool) -> Iterator[Progress]:
+def round_progress(
+    title: str, rounds: int, done: int, per_round: int, quiet: bool
+) -> Iterator[Progress]:
     """Show progress as it suits standard error. `per_round`: clients asked in a round."""
     if quiet:
         yield Silent()

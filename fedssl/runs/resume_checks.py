@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.files import integrity
 from fedssl.data import Dataset
@@ -38,7 +38,7 @@ def started(folder: Path) -> bool:
     return any(any(checkpoints.glob(pattern)) for pattern in ("*.json", "*.damaged"))
 
 
-def read_experiment(folder: Path, say: Say) -> Experiment:
+def read_experiment(folder: Path, notify: Notify) -> Experiment:
     """Return the experiment of a run directory; its recorded copy if the file is damaged.
 
     Raise ConfigError if the file was edited after the run was started.
@@ -49,7 +49,7 @@ def read_experiment(folder: Path, say: Say) -> Experiment:
         return Experiment.from_file(path)
     recorded = Experiment.from_toml(copy, str(folder / integrity.NAME))
     _check_not_edited(path, recorded)
-    say(f"{path} is damaged; its copy in {integrity.NAME} is used")
+    notify(f"{path} is damaged; its copy in {integrity.NAME} is used")
     return recorded
 
 
@@ -99,7 +99,9 @@ def undamaged(folder: Path) -> bool:
     return not problems
 
 
-def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) -> Experiment:
+def check_resumable(
+    experiment: Experiment, folder: Path, device: torch.device, notify: Notify
+) -> Experiment:
     """Return the experiment as it will run in this directory.
 
     Raise ConfigError if it differs from the experiment of the run that was started there.
@@ -110,11 +112,11 @@ def agree(experiment: Experiment, folder: Path, device: torch.device, say: Say) 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, not a run directory. Choose another --dir")
     if path.is_file() and (started(folder) or not _left_over(path)):
-        _check_resumable(folder, read_experiment(folder, say), wanted, say)
+        _check_resumable(folder, read_experiment(folder, notify), wanted, notify)
     return wanted
 
 
-def _check_resumable(folder: Path, begun: Experiment, wanted: Experiment, say: Say) -> None:
+def _check_resumable(folder: Path, begun: Experiment, wanted: Experiment, notify: Notify) -> None:
     """Raise ConfigError if a run cannot be resumed with the settings that are wanted now."""
     changed = differences(begun.to_dict(), wanted.to_dict())
     refused = [key for key in changed if not may_change(key)]
@@ -126,7 +128,7 @@ def _check_resumable(folder: Path, begun: Experiment, wanted: Experiment, say: S
             f"{folder} holds a run of another experiment ({keys}). Choose another --dir"
         )
     if wanted.rounds > begun.rounds and wanted.train.schedule != "constant":
-        say(
+        notify(
             f"{begun.rounds} rounds become {wanted.rounds}: the learning rate follows the longer "
             "schedule from here"
         )
@@ -140,13 +142,13 @@ def _left_over(path: Path) -> bool:
         return False
 
 
-def agree_on_images(
+def check_same_images(
     experiment: Experiment,
     folder: Path,
     data: Dataset,
     owners: Mapping[str, Tensor],
     public: Tensor | None,
-    say: Say,
+    notify: Notify,
 ) -> str:
     """Return the contents of images.sha256: a hash of all inputs, and one of the clients' images.
 
@@ -164,7 +166,7 @@ def agree_on_images(
         digest.update(public.numpy().data)
     images = _hash_client_images(data, owners, digest)
     inputs = digest.hexdigest()
-    recorded = integrity.read_text(folder, IMAGES, say) if started(folder) else None
+    recorded = integrity.read_text(folder, IMAGES, notify) if started(folder) else None
     if recorded is not None and recorded.split()[:1] != [inputs]:
         problem = "on other images, or on these dealt otherwise"
         if method.method.learns_from_labels:
@@ -175,9 +177,9 @@ def agree_on_images(
     return f"{inputs}\n{images}\n"
 
 
-def same_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor], say: Say) -> bool:
+def same_images(folder: Path, data: Dataset, owners: Mapping[str, Tensor], notify: Notify) -> bool:
     """True if clients have the images that the run was started with, or if none are recorded."""
-    recorded = integrity.read_text(folder, IMAGES, say)
+    recorded = integrity.read_text(folder, IMAGES, notify)
     return recorded is None or recorded.split()[1:] in ([], [_hash_client_images(data, owners)])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedssl.core.console import Say, say_on_stderr
+from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import RunError
 from fedssl.core.files import checked_lines
 from fedssl.core.provenance import code
@@ -65,7 +65,7 @@ def _client(report: Report) -> dict[str, Any]:
     metrics = report.metrics
     if metrics is None:
         if report.dropped:
-            line["memory_moved_on"] = report.moved_on
+            line["memory_moved_on"] = report.memory_advanced
         return line
     line["bytes_up"] = report.bytes_up
     line["loss"] = metrics.loss
@@ -94,12 +94,12 @@ class RoundsLog:
     """
 
     def __init__(
-        self, path: Path, finished: int, count: str = "round", say: Say = say_on_stderr
+        self, path: Path, finished: int, count: str = "round", notify: Notify = print_to_stderr
     ) -> None:
         self.path = path
         self.lines = 0
-        checked_lines.repair(path, say)
-        for line in read_rounds(path, say):
+        checked_lines.repair(path, notify)
+        for line in read_rounds(path, notify):
             if not isinstance(line.get(count), int):
                 raise _damaged(path, self.lines + 1)
             if line[count] > finished:
@@ -113,9 +113,9 @@ class RoundsLog:
         self.lines += 1
 
 
-def read_rounds(path: Path, say: Say = say_on_stderr) -> Iterator[dict[str, Any]]:
+def read_rounds(path: Path, notify: Notify = print_to_stderr) -> Iterator[dict[str, Any]]:
     """Yield the record of each finished round, one at a time: those of many clients are long."""
-    for number, line in enumerate(checked_lines.read_lines(path, say), 1):
+    for number, line in enumerate(checked_lines.read_lines(path, notify), 1):
         try:
             record = json.loads(line)
         except ValueError:

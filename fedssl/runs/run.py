@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 from fedssl import federation, nets
-from fedssl.core.console import Say, say_nothing, say_on_stderr
+from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, RunError, is_out_of_memory, out_of_memory
 from fedssl.core.files import integrity
 from fedssl.data import Dataset, from_python
-from fedssl.evaluation.evaluate import Evaluation, backbone_of, for_probe
+from fedssl.evaluation.evaluate import Evaluation, backbone_of, with_probe_settings
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.transfer import On, other_images
-from fedssl.experiment.dealing import deal, read_data, read_public
+from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.plain_values import flatten
 from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
 from fedssl.runs.finalize import finish
 from fedssl.runs.local import LocalRun, train_locally
-from fedssl.runs.resume_checks import agree, read_experiment, same_images
+from fedssl.runs.resume_checks import check_resumable, read_experiment, same_images
 from fedssl.runs.rounds_log import read_rounds
 
 RUNS = Path("runs")
@@ -54,7 +54,7 @@ class Run:
         self.dir = Path(folder)
         if not (self.dir / "experiment.toml").is_file():
             raise ConfigError(f"{self.dir} is not a run directory: it has no experiment.toml")
-        self.experiment = read_experiment(self.dir, say_on_stderr)
+        self.experiment = read_experiment(self.dir, print_to_stderr)
         self.device = resolve_device(device)
         self._data_dir = Path(data_dir or "data")
         self._dataset = dataset
@@ -78,21 +78,23 @@ class Run:
             return {}
         return results
 
-    def data(self, say: Say = say_on_stderr) -> Dataset:
+    def data(self, notify: Notify = print_to_stderr) -> Dataset:
         """Read the images of the run."""
-        return read_data(self.experiment, self._data_dir, self._dataset, say)
+        return read_data(self.experiment, self._data_dir, self._dataset, notify)
 
-    def public(self, data: Dataset, say: Say = say_on_stderr) -> Tensor | None:
+    def public(self, data: Dataset, notify: Notify = print_to_stderr) -> Tensor | None:
         """Return the public images, if the algorithm needs some; `data` are those of the run."""
-        return read_public(self.experiment, data, self._data_dir, say)
+        return read_public(self.experiment, data, self._data_dir, notify)
 
-    def deal(self, data: Dataset, say: Say = say_nothing) -> tuple[Dataset, dict[str, Tensor]]:
+    def partition_data(
+        self, data: Dataset, notify: Notify = ignore_message
+    ) -> tuple[Dataset, dict[str, Tensor]]:
         """Return the images as clients saw them, and the indices of each client's images.
 
         Raise ConfigError if these are not the images that the run was trained on.
         """
-        seen, owners = deal(self.experiment, data, say)
-        if not same_images(self.dir, seen, owners, say_on_stderr):
+        seen, owners = partition_data(self.experiment, data, notify)
+        if not same_images(self.dir, seen, owners, print_to_stderr):
             raise ConfigError(
                 f"the images are not those that {self.dir} was trained on: which client had which, "
                 "and which were left out, is not known any more"
@@ -101,7 +103,7 @@ class Run:
 
     def models(self) -> Models:
         """Return the models of the newest checkpoint, by name."""
-        return saved_models(self.experiment, self.dir, say_on_stderr)
+        return saved_models(self.experiment, self.dir, print_to_stderr)
 
     def backbone(self, model: str | None = None) -> nets.Backbone:
         """Return a trained backbone as a module in eval mode; `model` names one of several."""
@@ -123,16 +125,16 @@ class Run:
         Settings are those under [probe], e.g. labels=100. `on` names other images to measure with:
         a data set, a table as under [data], or a Dataset.
         """
-        changed = for_probe(self.experiment, probe, settings)
+        changed = with_probe_settings(self.experiment, probe, settings)
         models = self._some_models()
         if on is not None and not self._trained_on(on):
             return self._transfer(changed, probe, on, models)
         data = self.data()
         evaluation = Evaluation(changed, data, self.device)
         if probe in WITH_CLIENTS:
-            return WITH_CLIENTS[probe](evaluation, models, *self.deal(data))
+            return WITH_CLIENTS[probe](evaluation, models, *self.partition_data(data))
         if PROBES[probe].learns == "few" and changed.data.leave_out:
-            self.deal(data)  # checks the images: which were left out follows from them
+            self.partition_data(data)  # checks the images: which were left out follows from them
         return evaluation.measure(models, (probe,), models.apart)[probe]
 
     def _transfer(self, changed: Experiment, probe: str, on: On, models: Models) -> Score:
@@ -143,7 +145,7 @@ class Run:
             )
         if PROBES[probe].learns == "nothing":
             raise ConfigError("a classifier knows the classes it was trained on, and no others")
-        data = other_images(on, self._image(), self._data_dir, say_on_stderr)
+        data = other_images(on, self._image(), self._data_dir, print_to_stderr)
         without = changed.with_changes({"data.leave_out": 0.0})  # they are not among these images
         evaluation = Evaluation(without, data, self.device, seen=False)
         score = evaluation.measure(models, (probe,), models.apart)[probe]
@@ -179,7 +181,7 @@ class Run:
 
     def _some_models(self) -> Models:
         """Return the models of the newest checkpoint; report damage to the files next to it."""
-        integrity.check(self.dir, say_on_stderr)
+        integrity.check(self.dir, print_to_stderr)
         models = self.models()
         if not models:
             raise ConfigError(
@@ -224,15 +226,15 @@ def run(
     folder = default_dir(title, chosen, own_name) if dir is None else Path(dir)
     torch_device = resolve_device(device)
     # Checked again under the lock, but here before images are read.
-    agree(chosen, folder, torch_device, say_nothing)
+    check_resumable(chosen, folder, torch_device, ignore_message)
     root = Path(data_dir or "data")
-    say = say_nothing if quiet else say_on_stderr
-    data = read_data(chosen, root, dataset, say)
-    public = read_public(chosen, data, root, say)
+    notify = ignore_message if quiet else print_to_stderr
+    data = read_data(chosen, root, dataset, notify)
+    public = read_public(chosen, data, root, notify)
     with _explained_errors(folder):
         train_locally(LocalRun(chosen, folder, data, public, torch_device, title, quiet))
         if not finish(folder, data, public, device=torch_device, quiet=quiet):
-            say(_already_finished(folder, chosen.rounds))
+            notify(_already_finished(folder, chosen.rounds))
     return Run(folder, root, device, dataset)
 
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from fedssl.algorithm import Sites
-from fedssl.core.console import Say, say_on_stderr
+from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import FedsslError, RunError
 from fedssl.core.files.checked_lines import repair as repair_log
 from fedssl.core.provenance import code
 from fedssl.core.signals import signals_ignored
 from fedssl.core.state.tree import Tree, to_device
-from fedssl.engine.checkpoints.client_memory import Remembered
+from fedssl.engine.checkpoints.client_memory import StoredMemory
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.federate import Round, Runtime, federate
 from fedssl.engine.round_rules import RoundRules, accept_every_model, no_quorum
@@ -30,7 +30,7 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.probes import PROBES
 from fedssl.runs.collapse_warning import Collapse
 from fedssl.runs.feature_check import FeatureCheck
-from fedssl.runs.progress import Progress, telling
+from fedssl.runs.progress import Progress, round_progress
 from fedssl.runs.rounds_log import RoundsLog, read_rounds, record
 
 STOPPING = "stopping after the current step; finished rounds are saved"
@@ -52,19 +52,19 @@ class ActiveRuntime(NamedTuple):
     runtime: Runtime
     counts: ImageCounts
     # Returns the clients' memories at the end of a round, as far as this process holds them.
-    client_memory: Callable[[], Mapping[str, Remembered]]
+    client_memory: Callable[[], Mapping[str, StoredMemory]]
     close: Callable[[], None]
     quorum: Callable[[int], int] = no_quorum  # clients asked -> valid uploads required
     on_round: Callable[[Round], None] = ignore_round  # called after each round
 
 
-def load_newest(folder: Path, store: Store, say: Say) -> Snapshot | None:
+def load_newest(folder: Path, store: Store, notify: Notify) -> Snapshot | None:
     """Return the newest intact checkpoint of a run directory; None if no run has started there.
 
     Raises RunError if the files of the directory do not fit together.
     """
-    snapshot = store.resume(say)
-    rounds = repair_log(folder / "rounds.jsonl", say)
+    snapshot = store.resume(notify)
+    rounds = repair_log(folder / "rounds.jsonl", notify)
     if snapshot is None:
         if rounds:
             raise RunError(
@@ -79,7 +79,7 @@ def load_newest(folder: Path, store: Store, say: Say) -> Snapshot | None:
         )
     if rounds < snapshot.rounds:
         log = folder / "rounds.jsonl"
-        say(f"{log} has lost lines: {rounds} of {snapshot.rounds} rounds are left")
+        notify(f"{log} has lost lines: {rounds} of {snapshot.rounds} rounds are left")
     return snapshot
 
 
@@ -93,11 +93,11 @@ def raise_if_no_round_succeeded(folder: Path) -> None:
         )
 
 
-def warn(experiment: Experiment, say: Say) -> None:
+def warn(experiment: Experiment, notify: Notify) -> None:
     """Print the algorithm's warning. `--quiet` does not silence it: it is about private data."""
     warning = experiment.algorithm.warning
     if warning is not None:
-        say(f"warning: {warning}")
+        notify(f"warning: {warning}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Session:
     device: torch.device  # where sites are merged and models measured
     clients: Sequence[str]  # those that have images, in order
     checkpoint_every: float  # seconds between checkpoints, at least
-    say: Say
+    notify: Notify
 
     def begin(self, sites: Sites) -> Snapshot:
         """Save the state before the first round, so that a started run is never taken for a new one."""
@@ -133,15 +133,17 @@ class Session:
         """Run the rounds after `last`. Finished rounds are saved also if this is interrupted."""
         code()  # computed now: source files may be edited during the run
         self._announce(last, resumed, quiet)
-        asked = self.experiment.topology.plan(self.clients, 0, self.experiment.seed).home
-        with telling(title, self.experiment.rounds, last.rounds, len(asked), quiet) as progress:
+        asked = self.experiment.topology.plan(self.clients, 0, self.experiment.seed).site_of
+        with round_progress(
+            title, self.experiment.rounds, last.rounds, len(asked), quiet
+        ) as progress:
             recorder = Recorder(self, progress, last)
             active = open_runtime(progress)
             try:
                 for round in self._rounds(active, schema, last):
                     recorder.record(round, active)
             except KeyboardInterrupt:
-                self.say(STOPPING)  # at once: what follows may take as long as a step
+                self.notify(STOPPING)  # at once: what follows may take as long as a step
                 finished = f"{recorder.last.rounds} of {self.experiment.rounds}"
                 raise Interrupted(
                     f"stopped after round {finished}; the same command resumes the run"
@@ -152,10 +154,10 @@ class Session:
     def _announce(self, last: Snapshot, resumed: bool, quiet: bool) -> None:
         note = self.evaluation.images.note
         if note and self.experiment.probe.every:
-            self.say(note)
-        warn(self.experiment, say_on_stderr if quiet else self.say)
+            self.notify(note)
+        warn(self.experiment, print_to_stderr if quiet else self.notify)
         if resumed:
-            self.say(f"resuming after round {last.rounds} of {self.experiment.rounds}")
+            self.notify(f"resuming after round {last.rounds} of {self.experiment.rounds}")
 
     def _rounds(self, active: ActiveRuntime, schema: Schema, last: Snapshot) -> Iterator[Round]:
         experiment = self.experiment
@@ -242,7 +244,7 @@ class Recorder:
         self.unsaved: Snapshot | None = None
         self._session = session
         self._progress = progress
-        self._log = RoundsLog(log, last.rounds, say=session.say)
+        self._log = RoundsLog(log, last.rounds, notify=session.notify)
         self._collapse = Collapse(read_rounds(log))
         self._saved = time.monotonic()
         self._round_start = time.perf_counter()
@@ -265,9 +267,9 @@ class Recorder:
         self._set_last(snapshot)  # at once: a signal from here on saves this round
         self._progress.round(line)
         active.on_round(round)
-        warning = self._collapse.see(line)
+        warning = self._collapse.update(line)
         if warning:
-            session.say(warning)
+            session.notify(warning)
         if self._checkpoint_due():
             session.store.save(snapshot)
             self._saved = time.monotonic()

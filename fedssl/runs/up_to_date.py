@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.files import integrity
 from fedssl.data import Dataset, Images
 from fedssl.experiment.experiment import Experiment
@@ -45,7 +45,7 @@ def is_up_to_date(
     rounds: int,
     hashes: Mapping[str, str | None],
     comparisons: list[str],
-    say: Say,
+    notify: Notify,
 ) -> bool:
     """True if the results there are those of this experiment, probes, test images and labels.
 
@@ -54,7 +54,7 @@ def is_up_to_date(
     try:
         results = integrity.read_json(folder, "results.json")
     except ValueError:  # a directory of an earlier version, without hashes
-        say(f"{folder / 'results.json'} is damaged: the run is measured again")
+        notify(f"{folder / 'results.json'} is damaged: the run is measured again")
         return False
     # Unverified: the process was killed between writing the file and recording its hash.
     if results is None or not integrity.verified(folder, "results.json"):

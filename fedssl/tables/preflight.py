@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import FedsslError
-from fedssl.evaluation.missing_labels import lacking
-from fedssl.experiment.dealing import read_data
+from fedssl.evaluation.missing_labels import missing_labels
+from fedssl.experiment.client_data import read_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.probes import PROBES
 from fedssl.tables.plan import Measure, Training
@@ -21,7 +21,7 @@ ADVICE = (
 
 
 def unmeasurable(
-    trainings: Mapping[Training, Iterable[Measure]], data_dir: Path, say: Say
+    trainings: Mapping[Training, Iterable[Measure]], data_dir: Path, notify: Notify
 ) -> dict[tuple[Training, str], str]:
     """Return what the images of a training lack for a measurement, by training and measurement.
 
@@ -32,22 +32,22 @@ def unmeasurable(
     for training, measures in trainings.items():
         data = json.dumps(training.experiment.to_dict()["data"], sort_keys=True)
         if data not in by_data:
-            by_data[data] = _probe_problems(training.experiment, data_dir, say)
+            by_data[data] = _probe_problems(training.experiment, data_dir, notify)
         for measure in measures:
             if measure.probe in by_data[data]:
                 problems[training, measure.file] = by_data[data][measure.probe]
     return problems
 
 
-def _probe_problems(experiment: Experiment, data_dir: Path, say: Say) -> dict[str, str]:
+def _probe_problems(experiment: Experiment, data_dir: Path, notify: Notify) -> dict[str, str]:
     """Return a sentence for every probe that cannot measure with these images."""
     try:
-        data = read_data(experiment, data_dir, None, say)
+        data = read_data(experiment, data_dir, None, notify)
     except (FedsslError, OSError):  # the training will fail with the same error
         return {}
     problems = {}
     for probe in PROBES:
-        problem = lacking(data, probe, trained_on=False)
+        problem = missing_labels(data, probe, trained_on=False)
         if problem is not None:
             problems[probe] = problem + ADVICE
     return problems

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from fedssl.core.console import say_on_stderr
+from fedssl.core.console import print_to_stderr
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import check_writable
@@ -222,7 +222,7 @@ def _drop_unmeasurable(outcome: Outcome, todo: Todo) -> Todo:
 
     They become problems of the outcome. Raises ConfigError if nothing else was requested.
     """
-    problems = unmeasurable(todo, outcome.workspace.data_dir, say_on_stderr)
+    problems = unmeasurable(todo, outcome.workspace.data_dir, print_to_stderr)
     outcome.problems |= problems
     requested = {
         (plan.training, plan.measure.file)

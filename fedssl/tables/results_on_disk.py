@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedssl.core.console import say_on_stderr
+from fedssl.core.console import print_to_stderr
 from fedssl.core.files import integrity
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.lock import locked
@@ -139,7 +139,7 @@ def _matching(folder: Path, name: str, key: str) -> dict[str, Any] | None:
     try:
         values = integrity.read_json(folder, name) or {}
     except ValueError:
-        say_on_stderr(f"{folder / name} is damaged and is not used: it is measured again")
+        print_to_stderr(f"{folder / name} is damaged and is not used: it is measured again")
         return None
     if values.get("experiment") != key:
         return None

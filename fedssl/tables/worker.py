@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedssl.core.console import say_on_stderr
+from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.files.lock import locked, make_private
 from fedssl.core.provenance import code
@@ -40,7 +40,7 @@ def run_job(job: Job) -> dict[str, str]:
     measures.mkdir(exist_ok=True)
     # The process of another table may run the same training: wait until it has finished. The run
     # directory has its own lock.
-    with locked(measures, wait=say_on_stderr):
+    with locked(measures, wait=print_to_stderr):
         try:
             _train(job, folder)
         except Interrupted:
@@ -146,7 +146,7 @@ def main() -> None:
             _redirect_output(Path(job["folder"]))
             print(json.dumps(run_job(job)), file=answers, flush=True)
     except (Interrupted, KeyboardInterrupt) as stopped:
-        say_on_stderr(str(stopped) or "stopped")
+        print_to_stderr(str(stopped) or "stopped")
         # A normal exit of the interpreter would wait for the thread that reads standard input.
         os._exit(0)
 

@@ -51,9 +51,9 @@ class Graph(Topology, ABC):
             )
         edges = self.edges_between(clients, seed)
         chosen = sample_clients(clients, self.participation, round, seed=seed)
-        home = {client: client for client in chosen}
+        site_of = {client: client for client in chosen}
         named_edges = [(clients[i], clients[j]) for i, j in edges]
-        return Plan(home, metropolis(chosen, named_edges))
+        return Plan(site_of, metropolis(chosen, named_edges))
 
     @abstractmethod
     def edges_between(self, clients: Sequence[str], seed: int) -> Iterable[Edge]:

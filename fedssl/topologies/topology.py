@@ -31,7 +31,7 @@ class Plan:
     images, or 1 if the algorithm weighs clients uniformly.
     """
 
-    home: Mapping[str, str]  # client -> site, in the clients' order
+    site_of: Mapping[str, str]  # client -> site, in the clients' order
     mixing: Mapping[str, Mapping[str, float | None]]  # site -> client -> weight
 
     @property
@@ -40,7 +40,7 @@ class Plan:
         return self.mixing
 
     @property
-    def heard(self) -> frozenset[str]:
+    def senders(self) -> frozenset[str]:
         """Return the clients whose uploads reach a site other than their own."""
         senders: set[str] = set()
         for site, clients in self.mixing.items():
@@ -134,9 +134,9 @@ class Isolated(Topology):
 
     def plan(self, clients: Sequence[str], round: int, seed: int) -> Plan:
         """Return a plan in which each client keeps its model."""
-        home = {client: client for client in clients}
+        site_of = {client: client for client in clients}
         mixing = {client: {client: 1.0} for client in clients}
-        return Plan(home, mixing)
+        return Plan(site_of, mixing)
 
 
 @TOPOLOGIES.register("centralized")

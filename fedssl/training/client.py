@@ -16,7 +16,7 @@ from fedssl.core.seeds import generator
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree
 from fedssl.data.image_pool import Pixels, as_pixels
-from fedssl.method import Given, Method
+from fedssl.method import Constants, Method
 from fedssl.training.step import Objective
 from fedssl.training.trainer import Draw, Metrics, Task, Trainer, no_draws
 
@@ -71,20 +71,22 @@ class Client:
         """
         return as_pixels(self.pixels, self.trainer.device).select(index).chunks(size)
 
-    def train(self, objective: Objective, given: Given, draw: Draw = no_draws) -> Metrics:
+    def train(self, objective: Objective, constants: Constants, draw: Draw = no_draws) -> Metrics:
         """Train the resident method on this client's images.
 
         `draw` returns random numbers for the objective.
         """
         task = self._task(f"train {len(self.metrics)}", draw)
-        metrics = self.trainer.fit(task, objective, given)
+        metrics = self.trainer.fit(task, objective, constants)
         self.metrics.append(metrics)
         return metrics
 
-    def measure(self, given: Given, *objectives: Objective, draw: Draw = no_draws) -> list[float]:
+    def measure(
+        self, constants: Constants, *objectives: Objective, draw: Draw = no_draws
+    ) -> list[float]:
         """Return the values of objectives on one batch, without changing the method."""
         task = self._task(f"measure {len(self.metrics)}", draw)
-        return self.trainer.measure(task, given, *objectives)
+        return self.trainer.measure(task, constants, *objectives)
 
     def _task(self, purpose: str, draw: Draw) -> Task:
         labels = self._labels() if self.method.learns_from_labels else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedssl.core.errors import ConfigError
-from fedssl.method import Given, Output
+from fedssl.method import Constants, Output
 from fedssl.training.capture_lock import CAPTURE_LOCK
 from fedssl.training.step import Inputs, Objective, Step
 
@@ -29,7 +29,7 @@ class Graph(NamedTuple):
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
-    given: dict[str, Tensor]
+    constants: dict[str, Tensor]
     out: Output
 
 
@@ -41,52 +41,52 @@ class CapturedSteps:
         self._graphs: dict[Hashable, Graph] = {}
         # A shape is run eagerly the first time: most shapes never occur again.
         self._seen: set[Hashable] = set()
-        self._last: tuple[Graph, Given] | None = None
+        self._last: tuple[Graph, Constants] | None = None
 
-    def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+    def __call__(self, inputs: Inputs, objective: Objective, constants: Constants) -> Output:
         """Run one step; the next step overwrites the output."""
         tensors = _tensors(inputs)
-        key = _key(tensors, objective, given)
+        key = _key(tensors, objective, constants)
         if key not in self._graphs:
             if key in self._seen and len(self._graphs) == MAX_GRAPHS:
-                return self._step(inputs, objective, given)
+                return self._step(inputs, objective, constants)
             if key not in self._seen:
                 self._seen.add(key)
                 with CAPTURE_LOCK.exclusive():
-                    return self._step(inputs, objective, given)
+                    return self._step(inputs, objective, constants)
             with CAPTURE_LOCK.exclusive():
-                self._graphs[key] = self._record(inputs, objective, given)
+                self._graphs[key] = self._record(inputs, objective, constants)
         recorded = self._graphs[key]
         for buffer, value in zip(recorded.inputs, tensors, strict=True):
             buffer.copy_(value)
-        self._copy_given(recorded, given)
+        self._copy_constants(recorded, constants)
         recorded.graph.replay()
         return recorded.out
 
-    def _copy_given(self, recorded: Graph, given: Given) -> None:
+    def _copy_constants(self, recorded: Graph, constants: Constants) -> None:
         """Copy the given tensors, unless the last step had the same: they last for a round."""
         if self._last is not None:
-            last_graph, last_given = self._last
-            if recorded is last_graph and given is last_given:
+            last_graph, last_constants = self._last
+            if recorded is last_graph and constants is last_constants:
                 return
-        self._last = (recorded, given)
-        for name, buffer in recorded.given.items():
-            buffer.copy_(given[name])
+        self._last = (recorded, constants)
+        for name, buffer in recorded.constants.items():
+            buffer.copy_(constants[name])
 
-    def _record(self, inputs: Inputs, objective: Objective, given: Given) -> Graph:
+    def _record(self, inputs: Inputs, objective: Objective, constants: Constants) -> Graph:
         step = self._step
         before = [tensor.clone() for tensor in step.moving()]
         own_inputs = _clone(inputs)
-        own_given = {name: tensor.clone() for name, tensor in given.items()}
+        own_constants = {name: tensor.clone() for name, tensor in constants.items()}
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(step.device)
         for _ in range(WARM_UP):
-            step(own_inputs, objective, own_given)
+            step(own_inputs, objective, own_constants)
         torch.cuda.synchronize(step.device)
         try:
             # thread_local: work of other threads must not invalidate the recording.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                out = step(own_inputs, objective, own_given)
+                out = step(own_inputs, objective, own_constants)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as problem:  # the step waits for the device: .item(), `if tensor:`
@@ -97,13 +97,13 @@ class CapturedSteps:
         for tensor, value in zip(step.moving(), before, strict=True):  # undo the warm-up
             tensor.copy_(value)
         step.refresh()
-        return Graph(graph, _tensors(own_inputs), own_given, out)
+        return Graph(graph, _tensors(own_inputs), own_constants, out)
 
 
-def _key(tensors: list[Tensor], objective: Objective, given: Given) -> Hashable:
+def _key(tensors: list[Tensor], objective: Objective, constants: Constants) -> Hashable:
     shapes = [_shape(tensor) for tensor in tensors]
-    given_shapes = [(name, _shape(tensor)) for name, tensor in given.items()]
-    return (objective, *shapes, *given_shapes)
+    constant_shapes = [(name, _shape(tensor)) for name, tensor in constants.items()]
+    return (objective, *shapes, *constant_shapes)
 
 
 def _shape(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:

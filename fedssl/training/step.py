@@ -12,11 +12,11 @@ from torch import Tensor
 from fedssl import views
 from fedssl.core.state.flatten import Shadow
 from fedssl.core.state.layout import PARAMETERS
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.capture_lock import CAPTURE_LOCK
 from fedssl.training.optimizers import Follower, Optimizer
 
-Objective: TypeAlias = Callable[[Method, Batch, Output, Given], Tensor]
+Objective: TypeAlias = Callable[[Method, Batch, Output, Constants], Tensor]
 
 
 class Inputs(NamedTuple):
@@ -116,21 +116,21 @@ class Step:
             with torch.no_grad():
                 self._shadow.refresh()
 
-    def __call__(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+    def __call__(self, inputs: Inputs, objective: Objective, constants: Constants) -> Output:
         """Run one step and return the output of the forward pass."""
         compiles = self.compiled and not self._called
         self._called = True
         with CAPTURE_LOCK.exclusive() if compiles else CAPTURE_LOCK.shared():
-            return self._run(inputs, objective, given)
+            return self._run(inputs, objective, constants)
 
-    def _run(self, inputs: Inputs, objective: Objective, given: Given) -> Output:
+    def _run(self, inputs: Inputs, objective: Objective, constants: Constants) -> Output:
         method = self.method
         if method.compiled != self.compiled:
             method.compile_with(self._loss if self.compiled else None)
         batch = self.batch(inputs)
         with contextlib.nullcontext() if self._shadow is None else self._shadow.substituted():
             out: Output = method(batch)
-        loss = objective(method, batch, out, given)
+        loss = objective(method, batch, out, constants)
         leaves = [*self._leaves, *self._masters.values()]
         grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         with torch.no_grad():

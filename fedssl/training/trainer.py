@@ -20,7 +20,7 @@ from fedssl.core.settings import Settings
 from fedssl.core.state.arithmetic import finite
 from fedssl.core.state.layout import PARAMETERS
 from fedssl.data.image_pool import Pixels, as_pixels
-from fedssl.method import Given, Method
+from fedssl.method import Constants, Method
 from fedssl.training.capture_lock import CAPTURE_LOCK
 from fedssl.training.cuda_graph import CapturedSteps
 from fedssl.training.optimizers import SGD, Adam, FusedSGD, Optimizer
@@ -142,12 +142,12 @@ class Trainer:
         finally:
             outer.wait_stream(self.stream)
 
-    def fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
+    def fit(self, task: Task, objective: Objective, constants: Constants) -> Metrics:
         """Train for the settings' epochs on a client's images, with a reset optimizer."""
         with self.active():
-            return self._fit(task, objective, given)
+            return self._fit(task, objective, constants)
 
-    def _fit(self, task: Task, objective: Objective, given: Given) -> Metrics:
+    def _fit(self, task: Task, objective: Objective, constants: Constants) -> Metrics:
         pixels = as_pixels(task.pixels, self.device)
         size = min(self.settings.batch, len(pixels))
         if size < 2:
@@ -160,12 +160,12 @@ class Trainer:
         for _ in range(self.settings.epochs):
             looked_up = self.method.before_epoch(lambda: self.embed(pixels))
             if looked_up:
-                given = {**given, **looked_up}
+                constants = {**constants, **looked_up}
             self.step.refresh()
             for index, images in pixels.batches(self._order(pixels, task), size):
                 if task.stop.is_set():
                     raise Stopped
-                out = step(self._inputs(task, index, images), objective, given)
+                out = step(self._inputs(task, index, images), objective, constants)
                 steps += 1
             loss = self.step.loss.item() / steps
             if not math.isfinite(loss):
@@ -196,7 +196,7 @@ class Trainer:
         return torch.randperm(len(pixels), generator=stream, device=stream.device)
 
     @torch.no_grad()
-    def measure(self, task: Task, given: Given, *objectives: Objective) -> list[float]:
+    def measure(self, task: Task, constants: Constants, *objectives: Objective) -> list[float]:
         """Return the values of objectives on one batch of a step, without changing the method."""
         method = self.method
         training = method.training
@@ -209,14 +209,14 @@ class Trainer:
             self.step.refresh()
             try:
                 out = method.train()(batch)
-                return [objective(method, batch, out, given).item() for objective in objectives]
+                return [objective(method, batch, out, constants).item() for objective in objectives]
             finally:
                 method.train(training)
                 method.state.load(before)  # running statistics have changed
                 method.passed = 0
 
     @contextlib.contextmanager
-    def at_rest(self) -> Iterator[Method]:
+    def eval_mode(self) -> Iterator[Method]:
         """Yield the resident method in eval mode, without gradients; then restore its mode.
 
         Layers that run outside a step run in this block: it waits while another thread records.
@@ -233,7 +233,7 @@ class Trainer:
         self, pixels: Tensor | Pixels, what: Literal["h", "z", "p"] = "h", batch: int = 512
     ) -> Tensor:
         """Return features (n, d) of clean images (n, C, H, W) in eval mode."""
-        with self.at_rest() as method:
+        with self.eval_mode() as method:
             chunks = as_pixels(pixels, self.device).chunks(batch)
             return torch.cat([getattr(method.encode(method.clean(x)), what) for x in chunks])
 

@@ -34,12 +34,12 @@ from fedssl.core.state.tree import Tree, Value, model
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.checkpoints.store import Store
 from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.experiment import Experiment
-from fedssl.method import Batch, Given, Method, MethodSettings, Output
+from fedssl.method import Batch, Constants, Method, MethodSettings, Output
 from fedssl.runs.local import Interrupted
 from fedssl.runs.rounds_log import RoundsLog
 from fedssl.topologies.graphs import Cycle
@@ -76,7 +76,7 @@ class Imaged(Scripted):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.trainer = SimpleNamespace(device="cpu", at_rest=self._at_rest)
+        self.trainer = SimpleNamespace(device="cpu", eval_mode=self._at_rest)
         images = {"A": [5], "B": [12, 30, 63]}.get(self.id, [1])
         self.pixels = torch.tensor(images, dtype=torch.uint8).view(-1, 1, 1, 1)
         self.count = len(self.pixels)
@@ -91,12 +91,12 @@ class Imaged(Scripted):
     def chunks(self, index: Tensor, size: int) -> Iterator[Tensor]:
         return iter(self.pixels[index].split(size))
 
-    def train(self, objective: Any, given: Given, draw: Any) -> None:
-        super().train(objective, given, draw)
-        GIVEN[self.id], DRAW[self.id] = given, draw
+    def train(self, objective: Any, constants: Constants, draw: Any) -> None:
+        super().train(objective, constants, draw)
+        GIVEN[self.id], DRAW[self.id] = constants, draw
 
 
-GIVEN: dict[str, Given] = {}
+GIVEN: dict[str, Constants] = {}
 DRAW: dict[str, Any] = {}
 
 
@@ -124,9 +124,11 @@ def test_two_rounds_by_hand(scripted: Callable[..., Federation]) -> None:
     """
     federation = scripted()
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
-    for given in GIVEN.values():
-        assert given["remote"].tolist() == [[0, 0]]
-        assert given["known"].tolist() == given["negative"].tolist() == [True] * 12 + [False]
+    for constants in GIVEN.values():
+        assert constants["remote"].tolist() == [[0, 0]]
+        assert (
+            constants["known"].tolist() == constants["negative"].tolist() == [True] * 12 + [False]
+        )
     assert federation.held() == {"encoder": 17, "target": 15, "predictor": 3.5}
     assert rows(federation.site["features"]) == sorted(OF_A + OF_B)
     assert federation.site["owners"].tolist() == [owner_number("A")] + 3 * [owner_number("B")]  # type: ignore[union-attr]
@@ -203,19 +205,23 @@ def test_features_of_another_width_are_left_out_and_the_model_counts(
     """A's model moved by 4 from 10 whatever its features are; of these none is left."""
     federation = scripted()
     federation.round("A")
-    wire = federation.algorithm.wire(federation.method)
+    schema = federation.algorithm.upload_schema(federation.method)
     for wrong in (
         torch.ones(3, 5),
         torch.ones(3),
         torch.full((3, 2), float("nan")),
         torch.ones(3, 2).double(),
     ):
-        guard = Guard(wire, 0, ["A"], {"A": {}})
-        heard = next(guard([Reply("A", 1, {**federation.uploads["A"], "features": wrong}, None)]))
-        assert heard.upload is not None
+        guard = Guard(schema, 0, ["A"], {"A": {}})
+        received = next(
+            guard([Reply("A", 1, {**federation.uploads["A"], "features": wrong}, None)])
+        )
+        assert received.upload is not None
         assert guard.reports[0].dropped is None
         assert "features" in str(guard.reports[0].rows_left_out)
-        site = federation.algorithm.merge(federation.site, [Upload("A", 1.0, heard.upload)], Mean)
+        site = federation.algorithm.merge(
+            federation.site, [Upload("A", 1.0, received.upload)], Mean
+        )
         assert model(site, "model").tensors()["backbone.w"].item() == 14
         assert (site["features"].shape, site["owners"].shape) == ((0, 2), (0,))  # type: ignore[union-attr]
 
@@ -297,9 +303,9 @@ class Step:
         self.algorithm = algorithm
         trainer = make_trainer("mocov2", dim=4, queue=6)
         self.method = trainer.method
-        self.method.fresh(torch.Generator().manual_seed(1))
+        self.method.init_local_parts(torch.Generator().manual_seed(1))
         client = Client("a", pixels(8), None, {}, trainer, 0, 1)
-        self.given = algorithm.given(client, message)
+        self.constants = algorithm.constants(client, message)
         stream = torch.Generator().manual_seed(2)
         z, keys = torch.randn(2, 2, images, 4, generator=stream)
         self.out = Output(z, z, z, F.normalize(keys, dim=-1))
@@ -307,7 +313,7 @@ class Step:
 
     def loss(self, candidates: list[int]) -> Tensor:
         batch = Batch(*[None] * 4, {"candidates": torch.tensor(candidates)}, None)  # type: ignore[arg-type]
-        return self.algorithm.objective(self.method, batch, self.out, self.given)
+        return self.algorithm.objective(self.method, batch, self.out, self.constants)
 
 
 @pytest.mark.parametrize("remote_only", [False, True])
@@ -328,13 +334,13 @@ def test_the_objective_is_equation_12(
     chosen = [9, 0, 3, 7, 10, 5]
     loss = step.loss(chosen)
     if not fusion and not lam:
-        assert step.given == {}
+        assert step.constants == {}
         assert torch.equal(loss, step.method.loss(step.out, {}))
         return
     queries = F.normalize(step.out.z, dim=-1)
     keys = step.out.keys
     assert keys is not None
-    remote = step.given["remote"][:5]
+    remote = step.constants["remote"][:5]
     everything = torch.cat([step.queue, remote])
     negatives = remote if remote_only else everything
     counted = torch.ones(11, dtype=torch.bool)
@@ -358,13 +364,14 @@ def test_places_left_empty_do_not_change_the_loss(
         make_trainer, pixels, CCL(neighbours=2, remote_only=remote_only), a_message(a=3, b=5)
     )
     first = step.loss([9, 0, 3, 7, 10, 5])
-    step.given = {
-        key: F.pad(t, (0, 0, 0, 11) if t.ndim == 2 else (0, 11)) for key, t in step.given.items()
+    step.constants = {
+        key: F.pad(t, (0, 0, 0, 11) if t.ndim == 2 else (0, 11))
+        for key, t in step.constants.items()
     }
     torch.testing.assert_close(step.loss([9, 0, 3, 7, 10, 5, 11, 20]), first)
-    step.given["remote"][5:] = 7.0  # type: ignore[index]
+    step.constants["remote"][5:] = 7.0  # type: ignore[index]
     torch.testing.assert_close(step.loss([9, 0, 3, 7, 10, 5, 11, 20]), first)
-    step.given["remote"][4] += 7.0  # type: ignore[index]
+    step.constants["remote"][4] += 7.0  # type: ignore[index]
     assert not torch.isclose(step.loss([9, 0, 3, 7, 10, 5, 11, 20]), first)
 
 
@@ -395,21 +402,26 @@ class Together:
         self.trainer = make_trainer("mocov2", queue=7)
         shards = {c: Shard(pixels(n, seed=i)) for i, (c, n) in enumerate(SIZES.items())}
 
-        def pace(round: int) -> Pace:
-            return Pace(0.05, 0.0)
+        def position(round: int) -> RoundPosition:
+            return RoundPosition(0.05, 0.0)
 
         stop = threading.Event()
         self.runtime = LocalRuntime(
-            Work(algorithm, 0, pace, stop=stop), shards, [self.trainer], Memory()
+            RunContext(algorithm, 0, position, stop=stop), shards, [self.trainer], Memory()
         )
         first = algorithm.init(Client("home", pixels(0), None, {}, self.trainer, 0, 0))
         self.sites = dict.fromkeys(self.topology.sites(self.runtime.clients), first)
 
     def run(self, rounds: int) -> list[Round]:
-        wire = self.algorithm.wire(self.trainer.method)
+        schema = self.algorithm.upload_schema(self.trainer.method)
         done = list(
             federate(
-                self.algorithm, self.topology, self.runtime, self.sites, schema=wire, rounds=rounds
+                self.algorithm,
+                self.topology,
+                self.runtime,
+                self.sites,
+                schema=schema,
+                rounds=rounds,
             )
         )
         self.runtime.close()
@@ -442,8 +454,8 @@ def test_clients_of_any_size(settings: dict[str, Any], make_trainer: Make, pixel
     assert features.shape == (21, 5)
     assert features.isfinite().all()
     torch.testing.assert_close(features.norm(dim=1), torch.ones(21))
-    heard = [[report.notes["remote"] for report in one.reports] for one in done]
-    assert heard == [
+    received = [[report.notes["remote"] for report in one.reports] for one in done]
+    assert received == [
         [0, 0, 0, 0],
         [13, 13, 16, 16],
         [13, 13, 16, 16],

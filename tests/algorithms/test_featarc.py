@@ -35,7 +35,7 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
@@ -136,7 +136,9 @@ def test_a_message_is_the_same_size_however_many_clients_there_are() -> None:
 def test_a_cluster_that_there_is_not_is_dropped(cluster: Any) -> None:
     federation = Federation(FeatARC())
     federation.round("A", "B")
-    guard = Guard(federation.algorithm.wire(federation.method), 0, ["A"], {"A": federation.site})
+    guard = Guard(
+        federation.algorithm.upload_schema(federation.method), 0, ["A"], {"A": federation.site}
+    )
     list(guard([Reply("A", 1, {**federation.uploads["A"], "cluster": cluster}, None)]))
     reason = "is not one of 0 … 1" if type(cluster) is int else "is not int"
     assert guard.reports[0].dropped == f"cluster: {reason}"
@@ -159,15 +161,17 @@ def _federated(
     seed: int = 0,
 ) -> list[Round]:
     runtime = LocalRuntime(
-        Work(algorithm, seed, lambda r: Pace(rate, 0)),
+        RunContext(algorithm, seed, lambda r: RoundPosition(rate, 0)),
         {client: Shard(images, partial(_labels, len(images))) for client, images in shards.items()},
         [trainer],
         Memory(),
     )
     first = algorithm.init(Client("home", torch.empty(0), None, {}, trainer, seed, 0))
     sites = {SERVER: algorithm.enrol(first, {client: i for i, client in enumerate(shards)})}
-    wire = algorithm.wire(trainer.method)
-    done = list(federate(algorithm, Star(), runtime, sites, schema=wire, rounds=rounds, seed=seed))
+    schema = algorithm.upload_schema(trainer.method)
+    done = list(
+        federate(algorithm, Star(), runtime, sites, schema=schema, rounds=rounds, seed=seed)
+    )
     runtime.close()
     return done
 

@@ -78,10 +78,10 @@ def test_what_is_given_is_padded_to_a_power_of_two(make_trainer: MakeTrainer, pi
     shapes = {}
     for n in (2, 3, 4, 5, 8, 9, 16):
         client = _client(trainer, pixels(n))
-        given = projections(client, trainer.method.state)[KEY]
-        shapes[n] = len(given)
-        assert torch.equal(given[:n], client.embed(trainer.method.state, "z"))
-        assert not given[n:].any()
+        constants = projections(client, trainer.method.state)[KEY]
+        shapes[n] = len(constants)
+        assert torch.equal(constants[:n], client.embed(trainer.method.state, "z"))
+        assert not constants[n:].any()
     assert shapes == {2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16}
 
 
@@ -92,11 +92,11 @@ def test_the_clean_pass_moves_no_statistics_and_no_counter(
     images = pixels(8)
     method = trainer.method.train()
     batch = _batch(trainer, images, [1, 2, 3])
-    given = projections(_client(trainer, images), method.state)
+    constants = projections(_client(trainer, images), method.state)
     out = method(batch)
     before = method.state.clone()
     passed = method.passed
-    alignment(method, batch, out, given).backward()
+    alignment(method, batch, out, constants).backward()
     assert torch.equal(method.state.floats, before.floats)
     assert method.passed == passed
 
@@ -121,8 +121,8 @@ def test_predictions_of_another_width_are_refused(make_trainer: MakeTrainer, pix
     method.predictor = mlp(5, 6, 3)
     method.reside()
     batch = _batch(trainer, images, [0, 1, 2])
-    given = {KEY: torch.zeros(8, 5)}
+    constants = {KEY: torch.zeros(8, 5)}
     with pytest.raises(
         ConfigError, match=r"^predictions of 3 numbers cannot be aligned with projections of 5$"
     ):
-        alignment(method, batch, method(batch), given)
+        alignment(method, batch, method(batch), constants)

@@ -31,7 +31,7 @@ from toy import ADDED, Federation, Numbers
 from fedssl.algorithms import FedAvg
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer
 
@@ -189,15 +189,17 @@ def test_a_real_client_keeps_what_its_method_says(
     first = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1)
     upload, memory = algorithm.client(first, algorithm.broadcast(site, "a"))
     assert (model(memory, "kept").layout.parts if memory else ()) == kept
-    assert model(upload, "model").layout == algorithm.wire(method)["model"]
+    assert model(upload, "model").layout == algorithm.upload_schema(method)["model"]
 
     started: list[State] = []
 
     class Looking(FedAvg):
-        def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+        def objective(
+            self, method: Method, batch: Batch, out: Output, constants: Constants
+        ) -> Tensor:
             if not started:
                 started.append(method.state.pick(roles=("weight", "buffer")))
-            return super().objective(method, batch, out, given)
+            return super().objective(method, batch, out, constants)
 
     second = Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1)
     Looking().client(second, algorithm.broadcast(site, "a"))
@@ -216,14 +218,16 @@ def test_a_real_client_keeps_what_its_method_says(
 class Anchored(FedAvg):
     """Its loss is one number: the round, plus how far the model sent is from zero."""
 
-    def given(self, client: Client, message: Tree) -> Given:
+    def constants(self, client: Client, message: Tree) -> Constants:
         return {"round": torch.tensor(float(client.round)), **model(message, "model").tensors()}
 
-    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         sent = sum(
-            given[name].square().sum() for name, _ in method.named_parameters() if name in given
+            constants[name].square().sum()
+            for name, _ in method.named_parameters()
+            if name in constants
         )
-        return 0 * method.loss(out, given) + given["round"] + sent  # type: ignore[no-any-return]
+        return 0 * method.loss(out, constants) + constants["round"] + sent  # type: ignore[no-any-return]
 
 
 def test_what_is_given_reaches_the_objective_anew_each_round(
@@ -246,7 +250,7 @@ def test_what_is_given_reaches_the_objective_anew_each_round(
 
 def test_nothing_is_given_by_default(make_trainer: Callable[..., Trainer], pixels: Any) -> None:
     client = Client("a", pixels(8), None, {}, make_trainer("simclr"), 0, 0)
-    assert FedAvg().given(client, {}) == {}
+    assert FedAvg().constants(client, {}) == {}
 
 
 @pytest.mark.parametrize(("name", "fresh"), [("simclr", 0), ("byol", 1), ("mocov2", 1)])
@@ -262,9 +266,9 @@ def test_nothing_is_started_that_is_overwritten_at_once(
     trainer = make_trainer(name)
     memory = {}
     calls: list[torch.Generator] = []
-    start = trainer.method.fresh
+    start = trainer.method.init_local_parts
     monkeypatch.setattr(
-        trainer.method, "fresh", lambda stream: (calls.append(stream), start(stream))
+        trainer.method, "init_local_parts", lambda stream: (calls.append(stream), start(stream))
     )
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
     for round in range(3):

@@ -28,7 +28,7 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import federate
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.method import METHODS
 from fedssl.topologies.topology import SERVER, Star
@@ -167,9 +167,9 @@ def test_what_a_real_client_starts_from(
         now.restricted(norms).floats, model(site, "model").restricted(norms).floats
     )
     assert torch.equal(now.restricted(rest).floats, model(site, "model").restricted(rest).floats)
-    if method.kept:
-        assert torch.equal(now.pick(method.kept).floats, model(memory, "kept").floats)
-    if "target" in method.provides and "target" not in method.kept:
+    if method.persistent_parts:
+        assert torch.equal(now.pick(method.persistent_parts).floats, model(memory, "kept").floats)
+    if "target" in method.provides and "target" not in method.persistent_parts:
         assert torch.equal(now.pick(("target",)).floats, now.pick(method.mirrored).floats)
 
 
@@ -195,9 +195,13 @@ def _federated(
     trainer = Trainer(method, TrainSettings(batch=8))
     memory = Memory()
     shards = {"a": Shard(pixels(16, 0)), "b": Shard(pixels(24, 1))}
-    runtime = LocalRuntime(Work(algorithm, 0, lambda r: Pace(0.1, 0)), shards, [trainer], memory)
+    runtime = LocalRuntime(
+        RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)), shards, [trainer], memory
+    )
     sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
-    *_, last = federate(algorithm, Star(), runtime, sites, schema=algorithm.wire(method), rounds=2)
+    *_, last = federate(
+        algorithm, Star(), runtime, sites, schema=algorithm.upload_schema(method), rounds=2
+    )
     runtime.close()
     return last.sites[SERVER], memory
 
@@ -228,12 +232,17 @@ def test_a_layer_is_as_if_its_client_trained_alone(make_trainer: MakeTrainer, pi
         memory = Memory()
         shards = {c: Shard(pixels(n, ord(c))) for c, n in sizes.items()}
         runtime = LocalRuntime(
-            Work(algorithm, 0, lambda r: Pace(0.0, 0)), shards, [trainer], memory
+            RunContext(algorithm, 0, lambda r: RoundPosition(0.0, 0)), shards, [trainer], memory
         )
         sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
         list(
             federate(
-                algorithm, Star(), runtime, sites, schema=algorithm.wire(trainer.method), rounds=3
+                algorithm,
+                Star(),
+                runtime,
+                sites,
+                schema=algorithm.upload_schema(trainer.method),
+                rounds=3,
             )
         )
         runtime.close()

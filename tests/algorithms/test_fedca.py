@@ -35,12 +35,12 @@ from fedssl.core.state.tree import Tree, model, tensor
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import federate
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.experiment import Experiment
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.runs.local import Interrupted
 from fedssl.runs.rounds_log import RoundsLog
 from fedssl.topologies.graphs import Cycle
@@ -221,11 +221,11 @@ def test_what_a_client_sees_of_it() -> None:
         ("B", [OTHERS, OTHERS, 10]),
         ("C", [OTHERS] * 3),
     ):
-        given = dictionary_tensors(merged, client, 6)
-        assert given["dictionary"].tolist() == [
+        constants = dictionary_tensors(merged, client, 6)
+        assert constants["dictionary"].tolist() == [
             pytest.approx(row) for row in ([0.6, 0.8], [0, 1], [0, 1], [0, 0], [0, 0], [0, 0])
         ]
-        assert given["entry"].tolist() == entry + [EMPTY] * 3
+        assert constants["entry"].tolist() == entry + [EMPTY] * 3
 
 
 def test_switched_off_it_is_nowhere() -> None:
@@ -289,7 +289,9 @@ def test_three_rounds_of_temporal_ensembling(
         sent, memory = algorithm.client(client, message)
         assert [
             h.upload
-            for h in Guard(algorithm.wire(trainer.method), 0, "a", {})([Reply("a", 10, sent, None)])
+            for h in Guard(algorithm.upload_schema(trainer.method), 0, "a", {})(
+                [Reply("a", 10, sent, None)]
+            )
         ] == [sent]
         Z = [
             alpha * old + (1 - alpha) * z
@@ -321,9 +323,11 @@ def test_a_clients_own_rows_are_masked_through_a_whole_round(
     seen = []
 
     class Looking(FedCA):
-        def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-            seen.append((batch.index, given["entry"], given["dictionary"]))
-            return super().objective(method, batch, out, given)
+        def objective(
+            self, method: Method, batch: Batch, out: Output, constants: Constants
+        ) -> Tensor:
+            seen.append((batch.index, constants["entry"], constants["dictionary"]))
+            return super().objective(method, batch, out, constants)
 
     algorithm = Looking(dictionary=8, beta=0)
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
@@ -363,7 +367,7 @@ def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:
     trainer = make_trainer("simclr")
     public = pixels(10, 3)
     method = trainer.method.train()
-    given = _given(trainer, public)
+    constants = _given(trainer, public)
     batch = _batch(method, pixels(8), {"public": torch.tensor([0.0, 0.55, 0.999, 0.55])})
     out = method(batch)
     z = [F.normalize(view, dim=1) for view in out.z]
@@ -371,11 +375,11 @@ def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:
     h_seen = method.backbone(public[[0, 5, 9, 5]].float() / 255)
     z_seen = method.projector(h_seen)
     for k, i in enumerate((0, 5, 9, 5)):
-        far = ((h_seen[k] - given["h_align"][i]) ** 2).sum() + (
-            (z_seen[k] - given["z_align"][i]) ** 2
+        far = ((h_seen[k] - constants["h_align"][i]) ** 2).sum() + (
+            (z_seen[k] - constants["z_align"][i]) ** 2
         ).sum()
         expected = expected + 0.3 * far / 4
-    assert torch.allclose(algorithm.objective(method, batch, out, given), expected, rtol=1e-5)
+    assert torch.allclose(algorithm.objective(method, batch, out, constants), expected, rtol=1e-5)
 
 
 def test_the_alignment_has_a_gradient_and_moves_no_statistics(
@@ -384,7 +388,7 @@ def test_the_alignment_has_a_gradient_and_moves_no_statistics(
     trainer = make_trainer("simclr")
     public = pixels(10, 3)
     method = trainer.method.train()
-    given = _given(trainer, public)
+    constants = _given(trainer, public)
     batch = _batch(
         method, pixels(8), {"public": torch.rand(6, generator=torch.Generator().manual_seed(0))}
     )
@@ -394,7 +398,7 @@ def test_the_alignment_has_a_gradient_and_moves_no_statistics(
     names, weights = zip(*method.named_parameters(), strict=True)
     grads = {}
     for beta in (0.0, 1.0, 2.0):
-        loss = FedCA(dictionary=0, beta=beta).objective(method, batch, out, given)
+        loss = FedCA(dictionary=0, beta=beta).objective(method, batch, out, constants)
         grads[beta] = torch.autograd.grad(loss, weights, retain_graph=True)
     assert torch.equal(method.state.floats, before.floats)
     assert torch.equal(method.state.counts, before.counts)
@@ -434,7 +438,7 @@ def test_the_alignment_model_is_trained_as_a_client_is(
     assert torch.equal(trainer.method.state.counts, first.counts)
     assert [m.steps for m in home.metrics] == [4, 4, 4]  # two epochs of two batches of four
 
-    def one_way(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def one_way(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         z = [F.normalize(view, dim=1) for view in out.z]
         return F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(len(batch.index)))
 
@@ -477,7 +481,7 @@ def test_the_ratio_of_the_losses_is_noted_once_a_round(
 class OneWay(FedAvg):
     """What FedCA is without dictionary and alignment, written by hand."""
 
-    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         z = [view / view.norm(dim=1, keepdim=True) for view in out.z]
         return F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(len(batch.index)))
 
@@ -490,18 +494,18 @@ def federated(
     public = {trainers[0].device: pixels(12, 9)}
     shards = {c: Shard(pixels(n, n)) for c, n in {"a": 20, "b": 16, "c": 24, "d": 9}.items()}
 
-    def pace(round: int) -> Pace:
-        return Pace(0.05, round / 3, 3)
+    def position(round: int) -> RoundPosition:
+        return RoundPosition(0.05, round / 3, 3)
 
     stop = threading.Event()
     runtime = LocalRuntime(
-        Work(algorithm, 3, pace, public=public, stop=stop), shards, trainers, Memory()
+        RunContext(algorithm, 3, position, public=public, stop=stop), shards, trainers, Memory()
     )
     home = Client("home", pixels(0), None, {}, trainers[0], 3, 0, rounds=3, public=pixels(12, 9))
     first = algorithm.init(home)
-    wire = algorithm.wire(trainers[0].method)
+    schema = algorithm.upload_schema(trainers[0].method)
     sites = dict.fromkeys(topology.sites(runtime.clients), first)
-    done = list(federate(algorithm, topology, runtime, sites, schema=wire, rounds=3, seed=3))
+    done = list(federate(algorithm, topology, runtime, sites, schema=schema, rounds=3, seed=3))
     runtime.close()
     assert not [report.dropped for round in done for report in round.reports if report.dropped]
     return done

@@ -11,7 +11,7 @@ import torch
 from fedssl.algorithms import FedAvg, FedProx
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import model
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer
 
@@ -21,8 +21,10 @@ MakeTrainer = Callable[..., Trainer]
 class Pulled(FedProx):
     """Nothing but the pull."""
 
-    def objective(self, method: Method, batch: Batch, out: Output, given: Given) -> torch.Tensor:
-        return super().objective(method, batch, out, given) - method.loss(out, given)
+    def objective(
+        self, method: Method, batch: Batch, out: Output, constants: Constants
+    ) -> torch.Tensor:
+        return super().objective(method, batch, out, constants) - method.loss(out, constants)
 
 
 def _trained(
@@ -45,10 +47,10 @@ def test_the_term_is_half_mu_times_the_squared_distance(
     sent = trainer.method.state.pick(trainer.method.online)
 
     class Moved(Pulled):
-        def given(self, client: Client, message: Any) -> Given:
-            given = super().given(client, message)
+        def constants(self, client: Client, message: Any) -> Constants:
+            constants = super().constants(client, message)
             client.method.parameter_row(client.method.online).add_(0.5)
-            return given
+            return constants
 
     _, loss = _trained(Moved(mu=0.6), trainer, pixels, sent)
     n = trainer.method.parameter_row(trainer.method.online).numel()
@@ -71,8 +73,8 @@ def test_a_predictor_that_stays_local_is_not_pulled(make_trainer: MakeTrainer, p
     client = Client("a", pixels(16), None, {}, trainer, 0, 0)
     sent = {"model": trainer.method.state.pick(trainer.method.online)}
     for predictor in ("global", "local"):
-        given = FedProx(predictor=predictor).given(client, sent)
-        assert any("predictor" in name for name in given) == (predictor == "global")
+        constants = FedProx(predictor=predictor).constants(client, sent)
+        assert any("predictor" in name for name in constants) == (predictor == "global")
 
 
 def test_without_a_pull_it_is_fedavg(make_trainer: MakeTrainer, pixels: Any) -> None:

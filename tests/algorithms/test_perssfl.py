@@ -24,9 +24,9 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.topologies.topology import SERVER, Star
 from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer
@@ -67,11 +67,18 @@ def _federated(
 ) -> tuple[list[Round], Memory]:
     memory = Memory()
     shards = {"a": Shard(pixels(16, 0)), "b": Shard(pixels(24, 1))}
-    runtime = LocalRuntime(Work(algorithm, 0, lambda r: Pace(rate, 0)), shards, [trainer], memory)
+    runtime = LocalRuntime(
+        RunContext(algorithm, 0, lambda r: RoundPosition(rate, 0)), shards, [trainer], memory
+    )
     sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
     done = list(
         federate(
-            algorithm, Star(), runtime, sites, schema=algorithm.wire(trainer.method), rounds=rounds
+            algorithm,
+            Star(),
+            runtime,
+            sites,
+            schema=algorithm.upload_schema(trainer.method),
+            rounds=rounds,
         )
     )
     runtime.close()
@@ -147,7 +154,9 @@ def test_each_of_the_two_has_a_target_and_a_queue_of_its_own(
         (own, model(memory, "own"), "own_kept"),
     ):
         assert torch.equal(state.pick(trainer.method.online).floats, online.floats)
-        assert torch.equal(state.pick(trainer.method.kept).floats, model(memory, kept).floats)
+        assert torch.equal(
+            state.pick(trainer.method.persistent_parts).floats, model(memory, kept).floats
+        )
     assert not torch.equal(model(memory, "kept").floats, model(memory, "own_kept").floats)
 
 
@@ -157,8 +166,10 @@ def test_one_step_of_the_pull_alone(make_trainer: MakeTrainer, pixels: Any) -> N
     """
 
     class Pulled(PerSSFL):
-        def pulled(self, method: Method, batch: Batch, out: Output, given: Given) -> torch.Tensor:
-            return super().pulled(method, batch, out, given) - method.loss(out, given)
+        def pulled(
+            self, method: Method, batch: Batch, out: Output, constants: Constants
+        ) -> torch.Tensor:
+            return super().pulled(method, batch, out, constants) - method.loss(out, constants)
 
     trainer = make_trainer("simclr", {"batch": 16, "weight_decay": 0.0, "momentum": 0.0})
     sent = trainer.method.state.pick(trainer.method.online)
@@ -211,8 +222,10 @@ def test_a_model_of_its_own_that_fails_does_not_take_the_copy_along(
     """
 
     class Broken(PerSSFL):
-        def pulled(self, method: Method, batch: Batch, out: Output, given: Given) -> torch.Tensor:
-            return super().pulled(method, batch, out, given) * torch.inf
+        def pulled(
+            self, method: Method, batch: Batch, out: Output, constants: Constants
+        ) -> torch.Tensor:
+            return super().pulled(method, batch, out, constants) * torch.inf
 
     trainer = make_trainer("byol")
     site = FedAvg().init(Client("home", pixels(0), None, {}, trainer, 0, 0))

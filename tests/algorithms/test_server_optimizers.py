@@ -82,7 +82,7 @@ def test_the_optimizers_state_stays_where_it_is(algorithm: Algorithm) -> None:
     copies = {key: v.clone() for key, v in before.items()}  # type: ignore[union-attr]
     assert (
         algorithm.broadcast(federation.site, "A").keys()
-        == algorithm.wire(federation.method).keys()
+        == algorithm.upload_schema(federation.method).keys()
         == {"model"}
     )
     federation.round("A", "B")

@@ -26,7 +26,7 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
-from fedssl.method import Batch, Given, Method, MethodSettings, Output
+from fedssl.method import Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import BatchNorm1d
 from fedssl.training.step import Objective
 from fedssl.training.trainer import Metrics, Task, Trainer
@@ -52,7 +52,7 @@ class Toy(Method):
     def forward(self, batch: Batch) -> Output:
         raise NotImplementedError
 
-    def loss(self, out: Output, given: Given) -> Tensor:
+    def loss(self, out: Output, constants: Constants) -> Tensor:
         raise NotImplementedError
 
 
@@ -91,7 +91,7 @@ class Scripted:
     def embed(self, state: State, what: str = "h") -> Tensor:
         return torch.tensor([[state.tensors()["backbone.w"].item(), 10.0]])
 
-    def train(self, objective: Any, given: Given, draw: Any) -> Metrics:
+    def train(self, objective: Any, constants: Constants, draw: Any) -> Metrics:
         """Its loss is the weight that it starts with."""
         self.started.append(numbers(self.method))
         added = ADDED[self.id]
@@ -121,9 +121,9 @@ def starts_of_training(trainer: Trainer, run: Callable[[], object]) -> list[Stat
     """Return the resident model at the start of each training that `run` causes."""
     starts: list[State] = []
 
-    def fit(task: Task, objective: Objective, given: Given) -> Metrics:
+    def fit(task: Task, objective: Objective, constants: Constants) -> Metrics:
         starts.append(trainer.method.state.clone())
-        return Trainer.fit(trainer, task, objective, given)
+        return Trainer.fit(trainer, task, objective, constants)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "fit", fit)
@@ -151,8 +151,12 @@ class Federation:
         client = Scripted(client_id, self.memory.get(client_id, {}), self.method, self.number)
         message = self.algorithm.broadcast(self.site, client_id)
         upload, memory = self.algorithm.client(client, message)  # type: ignore[arg-type]
-        guard = Guard(self.algorithm.wire(self.method), 0, [client_id], {client_id: message})
-        assert [heard.upload for heard in guard([Reply(client_id, 1, upload, None)])] == [upload]
+        guard = Guard(
+            self.algorithm.upload_schema(self.method), 0, [client_id], {client_id: message}
+        )
+        assert [received.upload for received in guard([Reply(client_id, 1, upload, None)])] == [
+            upload
+        ]
         self.uploads[client_id], self.memory[client_id], self.notes[client_id] = (
             upload,
             memory,

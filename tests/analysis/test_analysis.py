@@ -15,7 +15,7 @@ from tiny_runs import Go
 import fedssl
 from fedssl.analysis import ANALYSES, Analysis, Results, Summary, analyse
 from fedssl.analysis.analysis import round_digits, run_names
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.plots.style import COLOURS, line_style, new_figure
 
@@ -29,7 +29,7 @@ class Runless(Analysis):
     min_runs: ClassVar[int] = 0
     max_runs: ClassVar[int | None] = 0
 
-    def measure(self, runs: Sequence[fedssl.Run], say: Say) -> Results:
+    def measure(self, runs: Sequence[fedssl.Run], notify: Notify) -> Results:
         return {"value": 1}
 
     def draw(self, results: Results) -> Any:
@@ -60,7 +60,7 @@ def test_an_analysis_without_runs_writes_where_it_is_asked_to(
 def test_every_kind_leaves_numbers_and_a_picture(go: Go, tmp_path: Path) -> None:
     run = go(**{"topology.name": "isolated"})
     for kind in ANALYSES.names():
-        output = analyse(kind, [run], tmp_path / kind, say=lambda line: None)
+        output = analyse(kind, [run], tmp_path / kind, notify=lambda line: None)
         assert json.loads(output.json.read_text()) == json.loads(json.dumps(output.results))
         assert output.results["analysis"] == kind
         assert output.png.read_bytes().startswith(PNG)
@@ -179,7 +179,7 @@ def test_other_files_between_runs_are_skipped(go: Go, tmp_path: Path) -> None:
     output = analyse(
         "communication",
         [tmp_path / "a-table", tmp_path / "notes.txt", run.dir],
-        say=messages.append,
+        notify=messages.append,
     )
     assert list(output.results["best"]) == ["run"]
     assert output.json.parent.parent == run.dir

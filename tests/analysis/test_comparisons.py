@@ -12,7 +12,7 @@ from tiny_runs import Go, MakeImages
 from fedssl.analysis import analyse
 from fedssl.analysis.angles import angles, pairwise
 from fedssl.analysis.weights import common_parameters, distances
-from fedssl.core.console import say_nothing
+from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import Entry, Layout, Role
 from fedssl.core.state.state import State
@@ -77,7 +77,7 @@ def test_angles_of_isolated_clients_are_those_of_their_backbones(
 ) -> None:
     """Against backbones loaded from the files that the run exported."""
     run = go(**{"topology.name": "isolated"})
-    results = analyse("angles", [run], say=say_nothing, images=10).results
+    results = analyse("angles", [run], notify=ignore_message, images=10).results
     assert results["models"] == ["0", "1", "2"]
     pixels = images(24, 1)[0][:10].float() / 255
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_angles_of_isolated_clients_are_those_of_their_backbones(
 def test_projections_are_compared_on_demand(go: Go) -> None:
     run = go(**{"topology.name": "isolated"})
     h, z = (
-        analyse("angles", [run], say=say_nothing, what=what).results["pairs"][0]["mean"]
+        analyse("angles", [run], notify=ignore_message, what=what).results["pairs"][0]["mean"]
         for what in ("h", "z")
     )
     assert h != pytest.approx(z, abs=0.1)
@@ -100,11 +100,13 @@ def test_projections_are_compared_on_demand(go: Go) -> None:
 def test_runs_with_other_test_images_are_not_compared(go: Go, images: MakeImages) -> None:
     other = from_python(images(48, 0), images(24, 2))
     with pytest.raises(ConfigError, match="other test images"):
-        analyse("angles", [go("one"), go("other", other)], say=say_nothing)
+        analyse("angles", [go("one"), go("other", other)], notify=ignore_message)
 
 
 def test_models_of_several_runs_are_compared(go: Go) -> None:
-    same = analyse("angles", [go("one"), go("two"), go("three", seed=1)], say=say_nothing).results
+    same = analyse(
+        "angles", [go("one"), go("two"), go("three", seed=1)], notify=ignore_message
+    ).results
     assert same["models"] == ["one/global", "two/global", "three/global"]
     assert same["mean"][0][1] == pytest.approx(0, abs=1e-4)
     assert same["mean"][0][2] > 1
@@ -140,6 +142,6 @@ def test_the_l2_distance_is_that_of_the_log(go: Go) -> None:
     """
     before = go("before", rounds=1, **{"topology.name": "isolated"})
     after = go("after", rounds=2, **{"topology.name": "isolated"})
-    results = analyse("weights", [before, after], say=say_nothing).results
+    results = analyse("weights", [before, after], notify=ignore_message).results
     pair = next(each for each in results["pairs"] if set(each["pair"]) == {"before/1", "after/1"})
     assert pair["l2"] == pytest.approx(after.rounds[1]["clients"][1]["divergence"], rel=1e-5)

@@ -14,7 +14,7 @@ from tiny_runs import Go
 import fedssl
 from fedssl.analysis import analyse
 from fedssl.analysis.local import local_models
-from fedssl.core.console import Say, say_nothing
+from fedssl.core.console import Notify, ignore_message
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import model
 from fedssl.data import Dataset
@@ -40,9 +40,9 @@ def test_local_models_are_those_of_the_next_round(go: Go, algorithm: str) -> Non
         changes |= {"method.name": "simclr"}
     run = go(**changes)
     files = _read_files(run)
-    models = local_models(run, fedssl.Run.data, say_nothing)
+    models = local_models(run, fedssl.Run.data, ignore_message)
     assert _read_files(run) == files
-    snapshot = Store(run.dir).load(say_nothing)
+    snapshot = Store(run.dir).load(ignore_message)
     assert snapshot is not None
     sent = [value for value in snapshot.sites["server"].values() if isinstance(value, State)]
     clients = go(**changes, rounds=3).rounds[2]["clients"]
@@ -86,7 +86,7 @@ def test_local_models_are_the_next_rounds_uploads(
     changes = {"algorithm.name": algorithm}
     run = go(rounds=1, **changes)
     torch.set_num_threads(2)
-    models = local_models(run, fedssl.Run.data, say_nothing)
+    models = local_models(run, fedssl.Run.data, ignore_message)
     assert torch.get_num_threads() == 2
     go(rounds=2, **changes)
     assert list(models) == ["0", "1", "2"]
@@ -103,20 +103,20 @@ def test_images_are_read_once(kind: str, go: Go, monkeypatch: pytest.MonkeyPatch
     read = fedssl.Run.data
     reads: list[fedssl.Run] = []
 
-    def recorded(self: fedssl.Run, say: Say) -> Dataset:
+    def recorded(self: fedssl.Run, notify: Notify) -> Dataset:
         reads.append(self)
-        return read(self, say)
+        return read(self, notify)
 
     monkeypatch.setattr(fedssl.Run, "data", recorded)
-    analyse(kind, run, local=True, say=say_nothing)
+    analyse(kind, run, local=True, notify=ignore_message)
     assert reads == [run]
 
 
 def test_norm_layers_that_stay_are_those_that_were_trained(go: Go) -> None:
     """FedBN does not upload them: they are in the client's memory after the next round."""
     changes = {"algorithm.name": "fedbn"}
-    models = local_models(go(rounds=1, **changes), fedssl.Run.data, say_nothing)
-    later = Store(go(rounds=2, **changes).dir).load(say_nothing)
+    models = local_models(go(rounds=1, **changes), fedssl.Run.data, ignore_message)
+    later = Store(go(rounds=2, **changes).dir).load(ignore_message)
     assert later is not None
     for client, state in models.items():
         norms = model(later.memory[client].tree, "norms")
@@ -134,7 +134,7 @@ def test_a_client_that_cannot_train_has_no_local_model(go: Go, labelled: Dataset
 
 def test_the_mean_of_local_models_is_the_next_global_model(go: Go) -> None:
     """FedAvg: three clients with 16 images each, so the plain mean."""
-    models = local_models(go("run"), fedssl.Run.data, say_nothing)
+    models = local_models(go("run"), fedssl.Run.data, ignore_message)
     merged = go("longer", rounds=3).models()["global"]
     mean = torch.stack([state.restricted(merged.layout).floats for state in models.values()]).mean(
         0
@@ -144,7 +144,7 @@ def test_the_mean_of_local_models_is_the_next_global_model(go: Go) -> None:
 
 def test_local_models_can_be_compared(go: Go) -> None:
     run = go()
-    results = analyse("weights", [run], say=say_nothing, local=True).results
+    results = analyse("weights", [run], notify=ignore_message, local=True).results
     assert results["models"] == ["0", "1", "2"]
-    near = analyse("weights", [run], say=say_nothing, local=True, rate=1e-6).results
+    near = analyse("weights", [run], notify=ignore_message, local=True, rate=1e-6).results
     assert 0 < 100 * near["pairs"][0]["total"] < results["pairs"][0]["total"]

@@ -13,7 +13,7 @@ from tiny_runs import Go
 
 from fedssl.analysis import analyse
 from fedssl.analysis.maps import Map, principal, same_class_nearby
-from fedssl.core.console import say_nothing
+from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
 from fedssl.plots.style import model_title
 
@@ -41,7 +41,7 @@ def test_neighbours_of_the_same_class() -> None:
 
 def test_maps_of_several_models(go: Go) -> None:
     run = go(**{"topology.name": "isolated"})
-    apart = analyse("map", [run], say=say_nothing).results
+    apart = analyse("map", [run], notify=ignore_message).results
     assert {name: len(xy) for name, xy in apart["maps"].items()} == {"0": 24, "1": 24, "2": 24}
     assert [axes.get_title() for axes in Map().draw(apart).axes[:3]] == [
         "client 0",
@@ -49,7 +49,7 @@ def test_maps_of_several_models(go: Go) -> None:
         "client 2",
     ]
     assert apart["labels"] == [i % 3 for i in range(24)]
-    one = analyse("map", [run], say=say_nothing, together=True, models=["0", "2"])
+    one = analyse("map", [run], notify=ignore_message, together=True, models=["0", "2"])
     assert {name: len(xy) for name, xy in one.results["maps"].items()} == {"0": 24, "2": 24}
     (legend,) = Map(together=True).draw(one.results).legends
     assert [text.get_text() for text in legend.get_texts()] == ["client 0", "client 2"]
@@ -72,7 +72,7 @@ def test_umap_is_used_or_reported_as_missing(go: Go, monkeypatch: pytest.MonkeyP
     run = go()
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(ConfigError, match=r"\[maps\]"):
-        analyse("map", [run], say=say_nothing, how="umap")
+        analyse("map", [run], notify=ignore_message, how="umap")
     asked: dict[str, Any] = {}
 
     def fake(**settings: Any) -> Any:
@@ -80,6 +80,6 @@ def test_umap_is_used_or_reported_as_missing(go: Go, monkeypatch: pytest.MonkeyP
         return SimpleNamespace(fit_transform=lambda rows: rows[:, :2])
 
     monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=fake))
-    results = analyse("map", [run], say=say_nothing, how="umap", seed=3).results
+    results = analyse("map", [run], notify=ignore_message, how="umap", seed=3).results
     assert asked == {"n_neighbors": 15, "random_state": 3, "n_jobs": 1}
     assert len(results["maps"]["global"]) == 24

@@ -207,7 +207,7 @@ def test_accuracies_measured_otherwise_are_not_compared(go: Go) -> None:
     cell(runs[1], "b", settings={"labels": 0.01}, value=12.5)
     cell(runs[2], "a", settings={"protocol": "ccl"})
     messages: list[str] = []
-    output = analyse([*runs, go("r3", seed=3, **{"probe.k": 3})], say=messages.append)
+    output = analyse([*runs, go("r3", seed=3, **{"probe.k": 3})], notify=messages.append)
     assert [each["accuracies"].get("linear") for each in output.results["runs"]] == [
         11.5,
         12.5,
@@ -233,7 +233,7 @@ def test_nothing_to_compare(go: Go) -> None:
     (run.dir / "results.json").unlink()
     messages: list[str] = []
     with pytest.raises(ConfigError, match="no run has both a score and a final accuracy"):
-        analyse([run], say=messages.append)
+        analyse([run], notify=messages.append)
     assert messages == [
         "run is left out: it has no final accuracy, as it is not finished or has no labels"
     ]

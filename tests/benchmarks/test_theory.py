@@ -262,7 +262,7 @@ def test_exponents_are_fitted_over_all_draws(tmp_path: object) -> None:
         Theory(d=(30, 60), seeds=2),
         [],
         out=f"{tmp_path}/theory",
-        say=lambda line: None,
+        notify=lambda line: None,
     ).results
     logs = []
     for d in (30, 60):

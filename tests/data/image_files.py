@@ -34,10 +34,10 @@ def home(photos):
     return only
 
 
-def read_cached(photos, size: int = 2, say=lambda _: None):
+def read_cached(photos, size: int = 2, notify=lambda _: None):
     """Read all files of the folder through the cache."""
     names = sorted(path.name for path in photos.iterdir())
-    return decode_cached(photos, names, size, 1, cache_dir=cache_dir(photos), say=say)
+    return decode_cached(photos, names, size, 1, cache_dir=cache_dir(photos), notify=notify)
 
 
 def cached_greys(photos) -> list[int]:

@@ -19,7 +19,7 @@ from fedssl.data.cache import decode_cached, default_cache_dir
 
 def test_files_are_decoded_once(photos, decoded):
     messages = []
-    rows, bad = read_cached(photos, say=messages.append)
+    rows, bad = read_cached(photos, notify=messages.append)
     assert rows.tensor()[:, 0, 1, 1].tolist() == [1, 2, 3, 4, 5]
     assert rows.rows is None
     assert bad == {}
@@ -55,7 +55,9 @@ def test_only_what_changed_is_decoded_again(photos, decoded):
     (photos / "5.png").unlink()
     names = ["0.png", "1.png", "2.png", "3.png", "4.png", "deep/6.png"]
     messages = []
-    rows, _ = decode_cached(photos, names, 2, 1, cache_dir=cache_dir(photos), say=messages.append)
+    rows, _ = decode_cached(
+        photos, names, 2, 1, cache_dir=cache_dir(photos), notify=messages.append
+    )
     assert rows.tensor()[:, 0, 0, 0].tolist() == [9, 1, 2, 30, 4, 60]
     assert sorted(decoded) == ["0.png", "3.png", "6.png"]
     assert messages == ["decoding 3 images, 3 are decoded already"]
@@ -136,7 +138,7 @@ def test_a_file_that_could_not_be_read_today_is_tried_again(failure, photos, mon
 
 def test_a_missing_file_is_bad_and_a_size_has_its_own_cache(photos):
     rows, bad = decode_cached(
-        photos, ["1.png", "none.png"], 2, 1, cache_dir=cache_dir(photos), say=print
+        photos, ["1.png", "none.png"], 2, 1, cache_dir=cache_dir(photos), notify=print
     )
     assert bad == {1: "cannot be opened (No such file or directory)"}
     assert len(rows) == 1
@@ -162,7 +164,7 @@ def test_a_second_process_waits_and_reports_it(photos):
     results = []
     with locked(home(photos)):
         second = threading.Thread(
-            target=lambda: results.append(read_cached(photos, say=messages.append))
+            target=lambda: results.append(read_cached(photos, notify=messages.append))
         )
         second.start()
         second.join(0.5)
@@ -177,10 +179,10 @@ def test_a_second_process_waits_and_reports_it(photos):
 def test_a_place_that_cannot_be_used_is_refused(photos):
     names = ["1.png"]
     with pytest.raises(ConfigError, match="is inside the image folder"):
-        decode_cached(photos, names, 2, 1, cache_dir=photos / "cache", say=print)
+        decode_cached(photos, names, 2, 1, cache_dir=photos / "cache", notify=print)
     with pytest.raises(DataError, match="Not a directory"):
-        decode_cached(photos, names, 2, 1, cache_dir=photos / "1.png" / ".cache", say=print)
-    rows, _ = decode_cached(photos, names, 2, 1, cache_dir=photos / ".cache", say=print)
+        decode_cached(photos, names, 2, 1, cache_dir=photos / "1.png" / ".cache", notify=print)
+    rows, _ = decode_cached(photos, names, 2, 1, cache_dir=photos / ".cache", notify=print)
     assert len(rows) == 1
 
 
@@ -225,7 +227,7 @@ def test_the_ledger_is_saved_during_the_work(photos, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         read_cached(photos)
     messages = []
-    assert read_cached(photos, say=messages.append)[0].tensor()[:, 0, 0, 0].tolist() == [
+    assert read_cached(photos, notify=messages.append)[0].tensor()[:, 0, 0, 0].tolist() == [
         1,
         2,
         3,

@@ -76,7 +76,7 @@ def test_any_changed_byte_of_the_pixels_is_noticed_and_decoded_again(photos, dec
         pixels.write_bytes(bytes(data))
         del decoded[:]
         messages = []
-        assert read_cached(photos, say=messages.append)[0].tensor()[:, 0, 0, 0].tolist() == [
+        assert read_cached(photos, notify=messages.append)[0].tensor()[:, 0, 0, 0].tolist() == [
             1,
             2,
             3,
@@ -98,7 +98,7 @@ def test_a_damaged_ledger_is_reported(photos):
         data[at] ^= 1
         path.write_bytes(bytes(data))
         messages = []
-        read_cached(photos, say=messages.append)
+        read_cached(photos, notify=messages.append)
         assert messages[0].startswith(str(path))
         assert messages[0].endswith(expected)
 

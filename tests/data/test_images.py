@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.core.errors import ConfigError, DataError
-from fedssl.data import SOURCES, Dataset, Given, Images
+from fedssl.data import SOURCES, Dataset, Images, PythonImages
 
 
 def numbered(count: int) -> torch.Tensor:
@@ -82,13 +82,13 @@ def test_pixels_must_be_bytes_of_four_dimensions(pixels):
 def test_holdout_is_blind_disjoint_and_the_same_every_time():
     owners = {"a": torch.arange(0, 6), "b": torch.arange(6, 20)}
     data = Dataset(Images(numbered(20), forbidden), Images(numbered(3)), owners)
-    held = Given(holdout=5).set_aside(data)
+    held = PythonImages(holdout=5).apply_holdout(data)
     assert (len(held.train), len(held.test)) == (15, 5)
     train = held.train.pixels.flatten().tolist()
     test = held.test.pixels.flatten().tolist()
     assert sorted(train + test) == list(range(20))
     assert train == sorted(train)
-    again = Given(holdout=5).set_aside(data)
+    again = PythonImages(holdout=5).apply_holdout(data)
     assert torch.equal(again.test.pixels, held.test.pixels)
     # An owner keeps the same images under their new numbers.
     assert [train[i] for i in held.owners["a"]] == [i for i in range(6) if i not in test]
@@ -96,7 +96,7 @@ def test_holdout_is_blind_disjoint_and_the_same_every_time():
 
 
 def test_holdout_selects_labels_with_their_images():
-    held = Given(holdout=4).set_aside(Dataset(Images(numbered(10), torch.arange(10))))
+    held = PythonImages(holdout=4).apply_holdout(Dataset(Images(numbered(10), torch.arange(10))))
     assert held.test.labels.tolist() == held.test.pixels.flatten().tolist()
     assert held.train.labels.tolist() == held.train.pixels.flatten().tolist()
 
@@ -109,16 +109,16 @@ def test_holdout_does_not_drop_the_only_labels():
         DataError,
         match=r"^data\.holdout would replace the labelled test images by .* which have no labels",
     ):
-        Given(holdout=4).set_aside(Dataset(train, labelled))
+        PythonImages(holdout=4).apply_holdout(Dataset(train, labelled))
     without_labels = Dataset(train, Images(numbered(3)))
-    assert len(Given(holdout=4).set_aside(without_labels).test) == 4
+    assert len(PythonImages(holdout=4).apply_holdout(without_labels).test) == 4
 
 
 def test_holdout_must_leave_something():
     data = Dataset(Images(numbered(5)))
-    assert Given().set_aside(data) is data
+    assert PythonImages().apply_holdout(data) is data
     with pytest.raises(DataError, match="holdout = 5 would leave nothing of 5"):
-        Given(holdout=5).set_aside(data)
+        PythonImages(holdout=5).apply_holdout(data)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_holdout_must_leave_something():
 )
 def test_normalisation_and_holdout_are_validated(values):
     with pytest.raises(ValidationError):
-        Given(**values)
-    assert Given(mean=(0.5,), std=(0.2,)).mean == (0.5,)
+        PythonImages(**values)
+    assert PythonImages(mean=(0.5,), std=(0.2,)).mean == (0.5,)
 
 
 def test_every_source_is_found_by_name():

@@ -13,7 +13,7 @@ from public_experiments import dataset, experiment
 import fedssl
 from fedssl.core.errors import ConfigError
 from fedssl.data import HeldOut, Npz
-from fedssl.experiment.dealing import deal, read_public
+from fedssl.experiment.client_data import partition_data, read_public
 from fedssl.experiment.experiment import Experiment, load
 
 # -- the experiment --
@@ -117,8 +117,8 @@ def test_no_client_holds_a_public_image(partition: dict[str, Any]) -> None:
     chosen = experiment(
         {"partition": partition, "clients": 4 if partition["name"] == "natural" else 3}
     )
-    _, before = deal(chosen.with_changes({"algorithm": "fedavg"}), data, print)
-    _, owners = deal(chosen, data, print)
+    _, before = partition_data(chosen.with_changes({"algorithm": "fedavg"}), data, print)
+    _, owners = partition_data(chosen, data, print)
     public = read_public(chosen, data, Path(), print)
     assert public is not None
     held = {tuple(image.flatten().tolist()) for image in public}
@@ -152,7 +152,7 @@ def test_index_lists_still_refer_to_all_training_images(tmp_path: Path) -> None:
     listed = experiment(
         {"partition": {"name": "listed", "path": str(tmp_path / "lists.json")}, "clients": 2}
     )
-    seen, owners = deal(listed, dataset(), print)
+    seen, owners = partition_data(listed, dataset(), print)
     public = HeldOut().rows(120, fedssl.core.seeds.generator(0, "public")).tolist()
     assert {c: index.tolist() for c, index in owners.items()} == {
         c: sorted(set(lists[c]) - {*public}) for c in ("a", "b")

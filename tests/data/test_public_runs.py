@@ -19,7 +19,7 @@ from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.state.tree import Tree
 from fedssl.evaluation.models import models_of
-from fedssl.experiment.dealing import read_public
+from fedssl.experiment.client_data import read_public
 from fedssl.training.client import Client
 
 
@@ -33,9 +33,9 @@ def test_home_and_clients_get_them_and_the_number_of_rounds(
         def needs_public(self) -> bool:
             return True
 
-        def init(self, home: Client) -> Tree:
-            seen.append((home.id, home.rounds, home.public))
-            return super().init(home)
+        def init(self, client: Client) -> Tree:
+            seen.append((client.id, client.rounds, client.public))
+            return super().init(client)
 
         def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
             seen.append((client.id, client.rounds, client.public))
@@ -123,9 +123,9 @@ def test_training_before_the_first_round_has_a_clients_threads(
     threads: list[int] = []
 
     class Counting(FedAvg):
-        def init(self, home: Client) -> Tree:
+        def init(self, client: Client) -> Tree:
             threads.append(torch.get_num_threads())
-            return super().init(home)
+            return super().init(client)
 
     monkeypatch.setattr(ALGORITHMS, "_classes", {**ALGORITHMS._classes, "counting": Counting})
     before = torch.get_num_threads()

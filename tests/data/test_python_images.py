@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from fedssl.core.errors import ConfigError, DataError
-from fedssl.data import Given, Images, from_python
+from fedssl.data import Images, PythonImages, from_python
 
 COLOUR = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)  # N, H, W, C
 FIRST = torch.from_numpy(COLOUR).permute(0, 3, 1, 2)
@@ -155,4 +155,4 @@ def test_what_is_no_image_is_refused(images, message):
 
 def test_nothing_is_read_from_files(tmp_path):
     with pytest.raises(ConfigError, match=r"pass dataset= to fedssl\.run"):
-        Given().load(tmp_path)
+        PythonImages().load(tmp_path)

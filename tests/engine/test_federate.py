@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from fedssl.core.state.tree import Tree, Value, model
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import MAX_FAILED_ROUNDS, Round, federate
 from fedssl.engine.round_rules import RoundRules
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.settings import GuardSettings
@@ -45,10 +45,10 @@ def value(tree: Tree) -> float:
 class Averaged(Algorithm):
     """The mean of what clients send; every client is told who it is."""
 
-    def wire(self, method: Method) -> Mapping[str, Spec]:
+    def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         return {"model": LAYOUT}
 
-    def init(self, home: Client) -> Tree:
+    def init(self, client: Client) -> Tree:
         return {"model": state(0)}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
@@ -79,9 +79,9 @@ class Fake:
         self._answer = answers or (lambda round, client, x: x + IMAGES[client])
 
     def exchange(
-        self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+        self, round: int, clients: Sequence[str], message: Callable[[str], Tree]
     ) -> Iterator[Reply]:
-        for client in home:
+        for client in clients:
             sent = message(client)
             assert sent["to"] == client
             self.asked.append((round, client, value(sent)))
@@ -198,7 +198,7 @@ def test_a_round_with_fewer_valid_uploads_than_required_discards_its_merge() -> 
     assert [value(r.sites[SERVER]) for r in done] == [1, 1, 2]
     assert [r.failed for r in done] == [False, True, False]
     why = "only 1 of 3 clients sent a valid upload; 2 are required (quorum)"
-    assert [(report.dropped, report.moved_on) for report in done[1].reports] == [
+    assert [(report.dropped, report.memory_advanced) for report in done[1].reports] == [
         (why, True),
         ("ill", False),
         ("ill", False),
@@ -237,14 +237,14 @@ def test_a_single_valid_upload_is_not_merged() -> None:
 
     def last(admission: RoundRules) -> Round:
         sites = {SERVER: {"model": state(0)}}
-        wire = {"model": LAYOUT}
+        schema = {"model": LAYOUT}
         return list(
             federate(
                 Averaged(),
                 Star(),
                 Fake(answers=answer),
                 sites,
-                schema=wire,
+                schema=schema,
                 rounds=2,
                 rules=admission,
             )
@@ -254,7 +254,7 @@ def test_a_single_valid_upload_is_not_merged() -> None:
     assert done.failed
     assert value(done.sites[SERVER]) == 1
     why = "the round had 1 valid upload, and a merge needs 2 (guard.min_uploads)"
-    reports = [(report.dropped, report.moved_on) for report in done.reports]
+    reports = [(report.dropped, report.memory_advanced) for report in done.reports]
     assert reports == [(why, True), ("ill", False), ("ill", False)]
     assert value(last(RoundRules()).sites[SERVER]) == 2
 
@@ -349,7 +349,7 @@ def test_only_those_sampled_are_asked() -> None:
     runtime = Fake()
     done = list(rounds(runtime, topology, count=8))
     for number, finished in enumerate(done):
-        expected = list(topology.plan(runtime.clients, number, 0).home)
+        expected = list(topology.plan(runtime.clients, number, 0).site_of)
         assert [report.client for report in finished.reports] == expected
         assert [c for r, c, _ in runtime.asked if r == number] == expected
         assert len(expected) == 1
@@ -420,11 +420,13 @@ def test_few_uploads_are_alive_at_a_time(
 
     algorithm, trainers = Watched(), [make_trainer("simclr") for _ in range(workers)]
     shards = {f"{i:02}": Shard(pixels(8)) for i in range(12)}
-    runtime = LocalRuntime(Work(algorithm, 0, lambda r: Pace(0.1, 0)), shards, trainers, Memory())
+    runtime = LocalRuntime(
+        RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)), shards, trainers, Memory()
+    )
     site = algorithm.init(Client("home", pixels(0), None, {}, trainers[0], 0, 0))
-    wire = algorithm.wire(trainers[0].method)
+    schema = algorithm.upload_schema(trainers[0].method)
     sites = {name: site for name in topology.sites(runtime.clients)}  # noqa: C420 - as they start
-    done = list(federate(algorithm, topology, runtime, sites, schema=wire, rounds=2))
+    done = list(federate(algorithm, topology, runtime, sites, schema=schema, rounds=2))
     runtime.close()
     assert [len(r.reports) for r in done] == [12, 12]
     assert max(peak) <= 1 + workers
@@ -445,10 +447,12 @@ def test_later_rounds_need_no_new_memory(
     buffers._spare.clear()
     algorithm, trainer = FedAvg(), make_trainer(name, hidden=300, dim=300)
     shards = {f"{i:02}": Shard(pixels(8)) for i in range(6)}
-    runtime = LocalRuntime(Work(algorithm, 0, lambda r: Pace(0.1, 0)), shards, [trainer], Memory())
+    runtime = LocalRuntime(
+        RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)), shards, [trainer], Memory()
+    )
     sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
     done = federate(
-        algorithm, Star(), runtime, sites, schema=algorithm.wire(trainer.method), rounds=9
+        algorithm, Star(), runtime, sites, schema=algorithm.upload_schema(trainer.method), rounds=9
     )
     del sites
     by_round = [len(mapped) for _ in done]
@@ -476,9 +480,9 @@ def test_answers_nobody_waits_for_change_nothing() -> None:
 
     class Noisy(Fake):
         def exchange(
-            self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+            self, round: int, clients: Sequence[str], message: Callable[[str], Tree]
         ) -> Iterator[Reply]:
-            for reply in super().exchange(round, home, message):
+            for reply in super().exchange(round, clients, message):
                 if reply.client == "a" and round == 1:
                     yield reply._replace(upload={"model": state(99)}, round=0)
                 yield reply._replace(round=round)

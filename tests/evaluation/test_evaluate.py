@@ -18,9 +18,9 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
-from fedssl.evaluation.evaluate import Evaluation, backbone_of, for_probe
+from fedssl.evaluation.evaluate import Evaluation, backbone_of, with_probe_settings
 from fedssl.evaluation.labelled_images import FROZEN
-from fedssl.evaluation.missing_labels import lacking
+from fedssl.evaluation.missing_labels import missing_labels
 from fedssl.evaluation.score import Score, confusion, percent
 from fedssl.experiment.experiment import Experiment
 
@@ -135,16 +135,18 @@ def test_without_labels_there_is_nothing_to_measure(data: Dataset, sentence: str
 def test_the_advice_on_missing_test_images_depends_on_the_data_set() -> None:
     """The images of a run cannot be set aside any more; those of other data sets can, by --set."""
     data = Dataset(images(6, 0))
-    assert "--on, or train anew, where data.holdout=N" in (lacking(data) or "")
-    assert "here: --set data.holdout=N" in (lacking(data, trained_on=False) or "")
+    assert "--on, or train anew, where data.holdout=N" in (missing_labels(data) or "")
+    assert "here: --set data.holdout=N" in (missing_labels(data, trained_on=False) or "")
 
 
 def test_probes_of_clients_need_their_labels() -> None:
     halved = Dataset(images(6, 0, False), images(6, 1))
-    assert lacking(halved, "linear") is None
-    assert "the classes of each client are not known" in (lacking(halved, "per-client") or "")
-    assert "labels of their own" in (lacking(halved, "collaborative") or "")
-    assert lacking(DATA, "collaborative") is None
+    assert missing_labels(halved, "linear") is None
+    assert "the classes of each client are not known" in (
+        missing_labels(halved, "per-client") or ""
+    )
+    assert "labels of their own" in (missing_labels(halved, "collaborative") or "")
+    assert missing_labels(DATA, "collaborative") is None
 
 
 @pytest.mark.parametrize(
@@ -160,15 +162,15 @@ def test_probes_of_clients_need_their_labels() -> None:
 )
 def test_settings_that_a_probe_does_not_use_are_refused(probe: str, key: str, uses: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        for_probe(experiment(), probe, {key: 1})
+        with_probe_settings(experiment(), probe, {key: 1})
     assert str(refused.value) == f'probe "{probe}" does not use {key}; {uses}'
 
 
 def test_an_experiment_may_have_settings_of_other_probes() -> None:
     """Only settings of this call are checked: [probe] has the settings of several probes."""
     whole = experiment(labels=3, penalty=0.1, k=7)
-    assert for_probe(whole, "knn", {"k": 4}).probe.k == 4
-    assert for_probe(whole, "linear", {"epochs": 2}).probe.labels == 3
+    assert with_probe_settings(whole, "knn", {"k": 4}).probe.k == 4
+    assert with_probe_settings(whole, "linear", {"epochs": 2}).probe.labels == 3
 
 
 @pytest.mark.parametrize("probe", ["linear", "per-client"])
@@ -181,13 +183,16 @@ def test_an_exact_minimum_is_not_trained(probe: str, key: str, value: object) ->
         rf'^solver = "lbfgs" finds the minimum itself and makes no use of {key}: leave that out'
     )
     with pytest.raises(ConfigError, match=sentence):
-        for_probe(experiment(), probe, {"solver": "lbfgs", key: value})
-    exact = for_probe(experiment(), probe, {"solver": "lbfgs"})
+        with_probe_settings(experiment(), probe, {"solver": "lbfgs", key: value})
+    exact = with_probe_settings(experiment(), probe, {"solver": "lbfgs"})
     assert exact.probe.solver == "lbfgs"
     with pytest.raises(ConfigError, match=sentence):
-        for_probe(exact, probe, {key: value})
-    assert for_probe(exact, probe, {"solver": "protocol", key: value}).probe.solver == "protocol"
-    semi = for_probe(exact, "semi", {key: value}).probe  # a probe without a solver
+        with_probe_settings(exact, probe, {key: value})
+    assert (
+        with_probe_settings(exact, probe, {"solver": "protocol", key: value}).probe.solver
+        == "protocol"
+    )
+    semi = with_probe_settings(exact, "semi", {key: value}).probe  # a probe without a solver
     assert getattr(semi, key) == value
 
 
@@ -219,14 +224,14 @@ def test_how_many_images_were_learned_from_and_measured_on() -> None:
         "linear": (6, 30),
     }
     semi = Evaluation(
-        for_probe(experiment(labels=0.1), "semi", {"epochs": 1, "labels": 9}), DATA, CPU
+        with_probe_settings(experiment(labels=0.1), "semi", {"epochs": 1, "labels": 9}), DATA, CPU
     )
     assert semi.measure({"x": state()}, ("semi",))["semi"].labelled == 9
 
 
 def test_one_labelled_image_is_too_few_to_fine_tune_with() -> None:
     """The default is 1% of 60: batch normalisation has no statistics of one image."""
-    semi = Evaluation(for_probe(experiment(), "semi", {}), DATA, CPU)
+    semi = Evaluation(with_probe_settings(experiment(), "semi", {}), DATA, CPU)
     with pytest.raises(
         ConfigError,
         match=r"^1 of 60 labelled images is too few to fine-tune with: set more with labe",
@@ -474,7 +479,7 @@ def test_semi_passes_frozen_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("fedssl.evaluation.evaluate.fine_tune", tuned)
     for frozen in (False, True):
-        chosen = for_probe(
+        chosen = with_probe_settings(
             experiment(), "semi", {"labels": 0.01 if frozen else 0.5, "frozen": frozen}
         )
         scores = Evaluation(chosen, DATA, CPU).measure({"x": state()}, ("semi", "knn"))

@@ -15,9 +15,9 @@ from fedssl.analysis import analyse
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
-from fedssl.evaluation.evaluate import Evaluation, for_probe
+from fedssl.evaluation.evaluate import Evaluation, with_probe_settings
 from fedssl.evaluation.labelled_images import HALVED, SEEN
-from fedssl.experiment.dealing import deal, left_out, public_rows
+from fedssl.experiment.client_data import left_out, partition_data, public_rows
 from fedssl.experiment.experiment import Experiment
 
 CPU = torch.device("cpu")
@@ -75,8 +75,8 @@ def test_no_client_has_them(partition: str, topology: str) -> None:
     data = dataset()
     left = left_out(experiment(data__leave_out=0.1), data)
     assert data.train.labels[left].bincount().tolist() == [4] * 5
-    _, before = deal(chosen, data, print)
-    seen, owners = deal(chosen.with_changes({"data.leave_out": 0.1}), data, print)
+    _, before = partition_data(chosen, data, print)
+    seen, owners = partition_data(chosen.with_changes({"data.leave_out": 0.1}), data, print)
     shards = federation.shards(seen, owners, [CPU])
     held = [number for shard in shards.values() for number in numbers(shard.pixels[CPU].tensor())]
     assert not set(held) & set(left.tolist())
@@ -104,7 +104,7 @@ def test_public_images_are_not_among_them() -> None:
     left = left_out(chosen, dataset())
     assert (len(public), len(left)) == (20, 179)
     assert not set(public.tolist()) & set(left.tolist())
-    _, owners = deal(chosen, dataset(), lambda line: None)
+    _, owners = partition_data(chosen, dataset(), lambda line: None)
     assert sum(map(len, owners.values())) == 1
 
 
@@ -114,18 +114,18 @@ def test_classes_must_be_known() -> None:
         ConfigError,
         match=r"^data.leave_out draws the same number of images of each class, and the training",
     ):
-        deal(experiment(data__leave_out=0.1), data, print)
+        partition_data(experiment(data__leave_out=0.1), data, print)
 
 
 def test_exactly_those_are_learned_from() -> None:
     chosen = experiment(data__leave_out=0.1)
     left = left_out(chosen, dataset()).tolist()
     for settings in ({}, {"labels": 0.1}, {"labels": 20}):
-        labelled = few(for_probe(chosen, "semi", settings))
+        labelled = few(with_probe_settings(chosen, "semi", settings))
         assert numbers(labelled.images.pixels) == left
         assert torch.equal(labelled.images.labels, dataset().train.labels[left])
         assert (labelled.share, labelled.note) == (0.1, None)
-    some = few(for_probe(chosen, "semi", {"labels": 10}))
+    some = few(with_probe_settings(chosen, "semi", {"labels": 10}))
     assert set(numbers(some.images.pixels)) < set(left)
     assert some.images.labels.bincount().tolist() == [2] * 5
     assert some.note is None
@@ -135,7 +135,9 @@ def test_exactly_those_are_learned_from() -> None:
     ("leave_out", "labels", "count"), [(0.0, 0, 2), (0.0, 0.1, 20), (0.1, 0.2, 40), (0.1, 1, 200)]
 )
 def test_a_note_if_images_were_seen(leave_out: float, labels: float, count: int) -> None:
-    labelled = few(for_probe(experiment(data__leave_out=leave_out), "semi", {"labels": labels}))
+    labelled = few(
+        with_probe_settings(experiment(data__leave_out=leave_out), "semi", {"labels": labels})
+    )
     why = "only 20 were left out of it" if leave_out else "data.leave_out keeps them from it"
     assert (len(labelled.images.labels), labelled.note) == (count, f"{SEEN}: {why}")
 
@@ -149,9 +151,9 @@ def test_halves_of_the_test_images_were_not_seen() -> None:
 
 
 def test_an_experiments_own_settings_are_the_linear_probes() -> None:
-    chosen = for_probe(experiment(), "semi", {"batch": 3}).probe
+    chosen = with_probe_settings(experiment(), "semi", {"batch": 3}).probe
     assert (chosen.labels, chosen.epochs, chosen.lr, chosen.batch) == (0, None, None, 3)
-    kept = for_probe(experiment(), "linear", {"batch": 3}).probe
+    kept = with_probe_settings(experiment(), "linear", {"batch": 3}).probe
     assert (kept.labels, kept.epochs, kept.lr, kept.batch) == (7, 2, None, 3)
 
 

@@ -15,7 +15,7 @@ from fedssl.core.files.blob_file import BlobFile
 from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model, number
-from fedssl.engine.checkpoints.client_memory import Remembered
+from fedssl.engine.checkpoints.client_memory import StoredMemory
 from fedssl.evaluation.models import Models, models_of
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import merge_changes
@@ -36,7 +36,7 @@ def values(models: Models) -> dict[str, float]:
     return {name: state.floats.item() for name, state in models.items()}
 
 
-class Own(FedAvg):
+class PersonalModels(FedAvg):
     """A client's own model is its site's plus its state; a client with state 0 has none."""
 
     personalises: ClassVar[bool] = True
@@ -63,9 +63,10 @@ def experiment(topology: str, algorithm: FedAvg) -> Experiment:
     )
 
 
-def remembered(**mine: float) -> dict[str, Remembered]:
+def remembered(**mine: float) -> dict[str, StoredMemory]:
     return {
-        client: Remembered(0, {"client": client, "mine": number}) for client, number in mine.items()
+        client: StoredMemory(0, {"client": client, "mine": number})
+        for client, number in mine.items()
     }
 
 
@@ -77,7 +78,7 @@ PEERS: Sites = {"a": {"model": state(10)}, "b": {"model": state(20)}, "c": {"mod
 
 
 def test_without_own_models_sites_decide() -> None:
-    for algorithm in (FedAvg(), Own()):
+    for algorithm in (FedAvg(), PersonalModels()):
         one = models_of(experiment("star", algorithm), star())
         assert (values(one), one.apart) == ({"global": 10}, frozenset())
         alone = models_of(experiment("isolated", algorithm), PEERS)
@@ -94,7 +95,7 @@ def test_what_is_remembered_matters_only_to_an_algorithm_that_personalises() -> 
 
 def test_own_models_come_first_and_what_is_shared_is_apart() -> None:
     """In the order of names, not in the order in which clients finished."""
-    found = models_of(experiment("star", Own()), star(), remembered(b=2, a=1))
+    found = models_of(experiment("star", PersonalModels()), star(), remembered(b=2, a=1))
     assert list(found) == ["a", "b", "global"]
     assert (values(found), found.apart, len(found)) == (
         {"a": 11, "b": 12, "global": 10},
@@ -107,17 +108,17 @@ def test_own_models_come_first_and_what_is_shared_is_apart() -> None:
 
 
 def test_who_has_none_is_left_out() -> None:
-    found = models_of(experiment("star", Own()), star(), remembered(a=1, b=0))
+    found = models_of(experiment("star", PersonalModels()), star(), remembered(a=1, b=0))
     assert (values(found), found.apart) == ({"a": 11, "global": 10}, {"global"})
-    without = models_of(experiment("star", Own()), star(), remembered(a=0, b=0))
+    without = models_of(experiment("star", PersonalModels()), star(), remembered(a=0, b=0))
     assert (values(without), without.apart) == ({"global": 10}, frozenset())
 
 
 def test_a_site_without_a_whole_model() -> None:
-    found = models_of(experiment("star", Own(names=())), star(), remembered(a=1))
+    found = models_of(experiment("star", PersonalModels(names=())), star(), remembered(a=1))
     assert (values(found), found.apart) == ({"a": 11}, frozenset())
-    assert not models_of(experiment("star", Own(names=())), star())
-    assert not models_of(experiment("cycle", Own(names=())), PEERS)
+    assert not models_of(experiment("star", PersonalModels(names=())), star())
+    assert not models_of(experiment("cycle", PersonalModels(names=())), PEERS)
 
 
 @pytest.mark.parametrize(
@@ -138,16 +139,18 @@ def test_a_clients_site_is_its_own_or_the_only_one(
     topology: str, names: tuple[str, ...], shared: dict[str, float]
 ) -> None:
     sites = star() if topology == "star" else PEERS
-    found = models_of(experiment(topology, Own(names=names)), sites, remembered(a=1, b=2, c=3))
+    found = models_of(
+        experiment(topology, PersonalModels(names=names)), sites, remembered(a=1, b=2, c=3)
+    )
     own = {"a": 11, "b": 12, "c": 13} if topology == "star" else {"a": 11, "b": 22, "c": 63}
     assert (values(found), found.apart) == (own | shared, set(shared))
 
 
 def test_a_client_called_as_a_shared_model() -> None:
     found = models_of(
-        experiment("star", Own()),
+        experiment("star", PersonalModels()),
         star(),
-        {"global": Remembered(0, {"client": "global", "mine": 5})},
+        {"global": StoredMemory(0, {"client": "global", "mine": 5})},
     )
     assert (values(found), found.apart) == ({"global": 15, "server/global": 10}, {"server/global"})
 
@@ -161,28 +164,28 @@ def test_a_lone_client_called_mean() -> None:
 @pytest.mark.parametrize("topology", ["star", "isolated", "cycle"])
 def test_own_models_are_made_one_at_a_time_and_once(topology: str) -> None:
     """One state is read to find out whether there are any. Iterating builds each model once."""
-    Own.made.clear()
+    PersonalModels.made.clear()
     found = models_of(
-        experiment(topology, Own()),
+        experiment(topology, PersonalModels()),
         star() if topology == "star" else PEERS,
         remembered(a=1, b=0, c=3),
     )
-    assert (Own.made, bool(found)) == ([1], True)
+    assert (PersonalModels.made, bool(found)) == ([1], True)
     assert [name for name, _ in found.items() if name in ("a", "b", "c")] == ["a", "c"]
-    assert Own.made == [1, 0, 3]
+    assert PersonalModels.made == [1, 0, 3]
     assert (list(found)[:2], len(found)) == (["a", "c"], 2 + len(found.apart))
     assert ("a" in found, "b" in found) == (True, False)
-    assert Own.made == [1, 0, 3]
+    assert PersonalModels.made == [1, 0, 3]
     assert found["c"] is found["c"]
     assert found["a"] is not found["c"]
-    assert Own.made == [1, 0, 3, 1, 3]
+    assert PersonalModels.made == [1, 0, 3, 1, 3]
 
 
 def test_memories_on_disk(tmp_path: Path) -> None:
     rows, memory = BlobFile(tmp_path / "rows"), remembered(a=1, b=2)
     for version in memory.values():
-        version.put_away(rows)
-    found = models_of(experiment("star", Own()), star(), memory)
+        version.release(rows)
+    found = models_of(experiment("star", PersonalModels()), star(), memory)
     assert values(found) == {"a": 11, "b": 12, "global": 10}
     (tmp_path / "rows").write_bytes(b"\0" * 10_000)
     with pytest.raises(

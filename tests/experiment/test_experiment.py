@@ -20,7 +20,7 @@ from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.overrides import may_change, merge_changes
 from fedssl.experiment.plain_values import differences, parse_assignment
 from fedssl.method import METHODS
-from fedssl.runs.resume_checks import agree
+from fedssl.runs.resume_checks import check_resumable
 from fedssl.topologies.topology import Isolated
 
 BASE: dict[str, Any] = {
@@ -514,19 +514,19 @@ def test_what_may_change_on_resume(key: str, value: Any, allowed: bool, tmp_path
     begun = base()
     said: list[str] = []
     cpu = torch.device("cpu")
-    first = agree(begun, tmp_path, cpu, said.append)
+    first = check_resumable(begun, tmp_path, cpu, said.append)
     _start(tmp_path, first)
-    assert agree(begun, tmp_path, cpu, said.append) == first
+    assert check_resumable(begun, tmp_path, cpu, said.append) == first
     wanted = begun.with_changes({key: value})
     assert key in differences(begun.to_dict(), wanted.to_dict())
     if allowed:
         assert may_change(key)
-        assert agree(wanted, tmp_path, cpu, said.append).to_dict() != first.to_dict()
+        assert check_resumable(wanted, tmp_path, cpu, said.append).to_dict() != first.to_dict()
         assert len(said) == (key == "rounds")  # a longer schedule is reported
     else:
         kept = (tmp_path / "experiment.toml").read_bytes()
         with pytest.raises(ConfigError, match=f"{key}: .* there, .* asked for"):
-            agree(wanted, tmp_path, cpu, said.append)
+            check_resumable(wanted, tmp_path, cpu, said.append)
         assert (tmp_path / "experiment.toml").read_bytes() == kept
 
 
@@ -541,10 +541,10 @@ def test_what_a_failed_start_left_does_not_block_another(tmp_path: Path) -> None
     other = base().with_changes({"seed": 1})
     path = tmp_path / "experiment.toml"
     path.write_text(base().to_toml())
-    assert agree(other, tmp_path, torch.device("cpu"), print).seed == 1
+    assert check_resumable(other, tmp_path, torch.device("cpu"), print).seed == 1
     path.write_text("# my own\n" + base().to_toml())
     with pytest.raises(ConfigError, match=r"seed: 0 there, 1 asked for"):
-        agree(other, tmp_path, torch.device("cpu"), print)
+        check_resumable(other, tmp_path, torch.device("cpu"), print)
 
 
 @pytest.mark.parametrize(
@@ -553,7 +553,7 @@ def test_what_a_failed_start_left_does_not_block_another(tmp_path: Path) -> None
 def test_a_refusal_shows_three_differences_at_most(
     changed: int, more: str | None, tmp_path: Path
 ) -> None:
-    _start(tmp_path, agree(base(), tmp_path, torch.device("cpu"), print))
+    _start(tmp_path, check_resumable(base(), tmp_path, torch.device("cpu"), print))
     keys = {
         "seed": 1,
         "clients": 6,
@@ -564,16 +564,18 @@ def test_a_refusal_shows_three_differences_at_most(
     }
     wanted = base().with_changes(dict(list(keys.items())[:changed]))
     with pytest.raises(ConfigError) as refusal:
-        agree(wanted, tmp_path, torch.device("cpu"), print)
+        check_resumable(wanted, tmp_path, torch.device("cpu"), print)
     sentence = str(refusal.value)
     assert sentence.count(" asked for") == 3
     assert (more in sentence) if more else (" more" not in sentence)
 
 
 def test_precision_is_settled_when_a_run_begins(tmp_path: Path) -> None:
-    agreed = agree(base(), tmp_path, torch.device("cpu"), print)
+    agreed = check_resumable(base(), tmp_path, torch.device("cpu"), print)
     assert agreed == base(train__precision="fp32")
-    assert agree(base(), tmp_path, torch.device("cuda"), print) == base(train__precision="bf16")
+    assert check_resumable(base(), tmp_path, torch.device("cuda"), print) == base(
+        train__precision="bf16"
+    )
 
 
 def test_every_algorithm_has_a_name_in_its_toml() -> None:

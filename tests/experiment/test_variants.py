@@ -15,7 +15,7 @@ import torch
 import fedssl
 from fedssl.core.errors import ConfigError
 from fedssl.data import PARTITIONS, Dataset, FashionMini
-from fedssl.experiment.dealing import deal
+from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.plain_values import differences
@@ -215,7 +215,7 @@ def test_every_mini_can_be_dealt(images: Dataset) -> None:
         split = (experiment.partition, experiment.clients, experiment.topology)
         if split not in seen:
             seen.add(split)
-            _, owners = deal(experiment, images, said.append)
+            _, owners = partition_data(experiment, images, said.append)
             assert min(map(len, owners.values())) >= 16, name
     assert said == []
 

@@ -82,10 +82,10 @@ def test_each_round_is_shown_once_although_the_server_goes_back(
     job.write(3)
     progress = RecordedProgress()
     (tmp_path / "results.json").touch()
-    monkeypatch.setattr(local_federation, "telling", lambda *_: progress)
+    monkeypatch.setattr(local_federation, "round_progress", lambda *_: progress)
     monkeypatch.setattr(local_federation, "POLL", 0.0)
     experiment = tiny("fedavg", "simclr", rounds=5)
-    run = LocalRun(experiment, tmp_path, "title", quiet=True, say=lambda line: None)
+    run = LocalRun(experiment, tmp_path, "title", quiet=True, notify=lambda line: None)
     watch_run(job, NoProcesses(tmp_path), run)  # type: ignore[arg-type]
     assert progress.rounds == [4, 5]
 
@@ -121,7 +121,7 @@ def test_more_nodes_than_clients_are_refused_before_anything_starts(
 
 
 def _quiet_run(folder: Path) -> LocalRun:
-    return LocalRun(load("demo"), folder, "demo", quiet=True, say=lambda line: None)
+    return LocalRun(load("demo"), folder, "demo", quiet=True, notify=lambda line: None)
 
 
 def test_a_node_that_exits_ends_the_wait(tmp_path: Path) -> None:

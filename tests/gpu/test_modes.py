@@ -60,7 +60,7 @@ def trainer(
     method: Method = cls(backbone=backbone, **chosen).build(
         nets.build(backbone, 3, "cifar"), 32, CUDA
     )
-    method.fresh(torch.Generator().manual_seed(0))
+    method.init_local_parts(torch.Generator().manual_seed(0))
     return Trainer(method, TrainSettings(mode=mode, precision=precision, batch=batch, lr=lr))
 
 
@@ -78,14 +78,14 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
     losses = []
     with model.active():
         model.step.begin(task.rate, task.progress)
-        given = model.method.before_epoch(lambda: model.embed(pixels))
+        constants = model.method.before_epoch(lambda: model.embed(pixels))
         model.step.refresh()
         for _ in range(steps):
             rows = torch.randint(
                 len(pixels), (model.settings.batch,), generator=stream, device=CUDA
             )
             model.step.loss.zero_()
-            step(model._inputs(task, rows, pixels[rows]), OBJECTIVE, given)
+            step(model._inputs(task, rows, pixels[rows]), OBJECTIVE, constants)
             losses.append(model.step.loss.item())
     return losses
 

@@ -42,7 +42,7 @@ def make() -> Make:
         with torch.random.fork_rng():
             torch.manual_seed(5)
             method = cls.Settings(**{**small, **settings}).build(Small(), SIZE)
-        method.fresh(torch.Generator().manual_seed(6))
+        method.init_local_parts(torch.Generator().manual_seed(6))
         return method.train()
 
     return build
@@ -59,7 +59,9 @@ def step() -> Callable[[Method], Output]:
         uniforms = tuple(views.draw(g.count * 6, stream, "cpu") for g in method.views)
         train_step = Step(method, SGD(method.parameter_row(method.online), decay=0.0, momentum=0.9))
         inputs = Inputs(torch.arange(6), images, uniforms, None, {})
-        return train_step(inputs, lambda method, batch, out, given: method.loss(out, given), {})
+        return train_step(
+            inputs, lambda method, batch, out, constants: method.loss(out, constants), {}
+        )
 
     return call
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.methods import BYOL
 from fedssl.training.trainer import Task, Trainer, TrainSettings
 
@@ -84,8 +84,8 @@ def test_what_moves_the_target(ema: bool, stop_gradient: bool, make, batch: Batc
     task = Task(images, None, torch.Generator().manual_seed(2), 0.5, 0.0, threading.Event())
     seen: list[torch.Tensor] = []
 
-    def objective(method: Method, batch: Batch, out: Output, given: Given) -> torch.Tensor:
-        loss = method.loss(out, given)
+    def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> torch.Tensor:
+        loss = method.loss(out, constants)
         inputs = list(method.target.parameters())
         grads = (
             torch.autograd.grad(loss, inputs, retain_graph=True)

@@ -83,10 +83,13 @@ def test_by_hand() -> None:
 def test_clusters_are_those_of_the_batchs_images(make, batch: Batch) -> None:
     method = make(DeepCluster)
     batch = batch._replace(index=torch.tensor([7, 0, 3, 3, 9, 1]))
-    given = {"centroids": _units(4, 5), "clusters": torch.tensor([3, 1, 0, 2, 0, 0, 0, 1, 0, 2])}
+    constants = {
+        "centroids": _units(4, 5),
+        "clusters": torch.tensor([3, 1, 0, 2, 0, 0, 0, 1, 0, 2]),
+    }
     out = method(batch)
-    expected = cluster_loss(out.z, given["centroids"], torch.tensor([1, 3, 2, 2, 2, 1]), 0.1)
-    assert torch.equal(method.loss(out, given), expected)
+    expected = cluster_loss(out.z, constants["centroids"], torch.tensor([1, 3, 2, 2, 2, 1]), 0.1)
+    assert torch.equal(method.loss(out, constants), expected)
 
 
 def test_before_an_epoch_projections_are_clustered(make) -> None:
@@ -111,10 +114,10 @@ def test_training_clusters_every_epoch(
     seen = []
     trainer.fit(
         Task(pixels(24), None, torch.Generator().manual_seed(0), 0.05, 0.0, threading.Event()),
-        lambda method, batch, out, given: seen.append(given) or method.loss(out, given),
+        lambda method, batch, out, constants: seen.append(constants) or method.loss(out, constants),
         {},
     )
-    shapes = [{name: tensor.shape for name, tensor in given.items()} for given in seen]
+    shapes = [{name: tensor.shape for name, tensor in constants.items()} for constants in seen]
     assert (
         shapes == [{"centroids": (5, 5), "clusters": (32,)}] * 6
     )  # a recorded step serves them all

@@ -70,7 +70,7 @@ def test_a_step_moves_teacher_and_centre(make, step, batch: Batch) -> None:
     out = step(method)
     torch.testing.assert_close(method.parameter_row(("target",)), before + 1)
     torch.testing.assert_close(method.state.tensors()["centre.mean"], out.keys.mean((0, 1)))
-    method.fresh(torch.Generator())
+    method.init_local_parts(torch.Generator())
     assert (method.centre.mean == 0).all()
 
 

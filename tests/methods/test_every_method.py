@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedssl.method import METHODS, Batch, Given, Method
+from fedssl.method import METHODS, Batch, Constants, Method
 from fedssl.methods import (
     BYOL,
     DINO,
@@ -37,7 +37,7 @@ PER_VIEW = [
 SHAPES = {Autoencoder: (1, 6, 192), Rotation: (4, 6, 4)}  # of projections, where not (2, 6, 5)
 
 
-def _given(method: Method) -> Given:
+def _given(method: Method) -> Constants:
     """What the method finds before an epoch of six images."""
     return method.before_epoch(
         lambda: torch.randn(6, 24, generator=torch.Generator().manual_seed(8))
@@ -45,9 +45,9 @@ def _given(method: Method) -> Given:
 
 
 def _descend(method: Method, batch: Batch, rate: float = 0.01, after: bool = True) -> float:
-    given = _given(method)
+    constants = _given(method)
     out = method(batch)
-    loss = method.loss(out, given)
+    loss = method.loss(out, constants)
     loss.backward()
     with torch.no_grad():
         for parameter in method.parameters():
@@ -90,8 +90,8 @@ def test_steps_lower_the_loss_while_target_and_queue_stand_still(cls, make, batc
 @pytest.mark.parametrize("cls", EVERY)
 def test_only_online_parts_take_gradients(cls: type[Method], make, batch: Batch) -> None:
     method = make(cls)
-    given = _given(method)
-    method.loss(method(batch), given).backward()
+    constants = _given(method)
+    method.loss(method(batch), constants).backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == (name.partition(".")[0] in method.online), name
 
@@ -153,7 +153,7 @@ def test_fresh_copies_the_online_network(cls: type[Method], make, batch: Batch) 
     tensors = method.state.tensors()
     statistic = "backbone.layers.0.1.running_mean"
     assert not torch.equal(tensors["target." + statistic], tensors[statistic])
-    method.fresh(torch.Generator().manual_seed(0))
+    method.init_local_parts(torch.Generator().manual_seed(0))
     for name, tensor in tensors.items():
         if name.startswith("target."):
             assert torch.equal(tensor, tensors[name.removeprefix("target.")]), name
@@ -202,7 +202,7 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
 def test_what_an_instance_provides_and_keeps(cls, settings, parts, kept, make) -> None:
     method = make(cls, **settings)
     assert method.provides == parts
-    assert method.kept == kept
+    assert method.persistent_parts == kept
     assert set(method.online) == parts - {"target", "queue", "centre"}
 
 

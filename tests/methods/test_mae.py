@@ -149,7 +149,7 @@ def test_precision_parts_and_views() -> None:
     out = method(_batch(method))
     assert {tensor.dtype for tensor in out if tensor is not None} == {torch.float32}
     assert method.provides == set(method.online) == {"backbone", "decoder"}
-    assert (method.views, method.kept) == ((), ())
+    assert (method.views, method.persistent_parts) == ((), ())
 
 
 def test_features_are_the_backbones_own() -> None:

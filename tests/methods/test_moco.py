@@ -155,8 +155,8 @@ def test_equals_lightly(temperature: float) -> None:
 def test_a_queue_that_is_full_too_late(cls, make) -> None:
     """Two keys of an image: with 10 images in a round a queue of 100 is full after five rounds, one
     of 101 later."""
-    assert make(cls, queue=100).caution(10) is None
-    assert make(cls, queue=101).caution(10) == (
+    assert make(cls, queue=100).client_warning(10) is None
+    assert make(cls, queue=101).client_warning(10) == (
         "makes 20 keys in a round and fills method.queue = 101 after 6: until then its other negatives are random "
         "numbers, and later most are long out of date; try method.queue = 20"
     )

@@ -89,10 +89,14 @@ def test_a_federation_learns_from_labels(tmp_path: Path) -> None:
 
 def test_labels_beyond_the_classes_end_a_run(tmp_path: Path) -> None:
     images, labels = _halves().tensors
-    given = torch.utils.data.TensorDataset(images, labels + 1)
+    constants = torch.utils.data.TensorDataset(images, labels + 1)
     with pytest.raises(ConfigError, match="label 2"):
         fedssl.run(
-            fedssl.Experiment.from_dict(SMALL), tmp_path / "run", "cpu", dataset=given, quiet=True
+            fedssl.Experiment.from_dict(SMALL),
+            tmp_path / "run",
+            "cpu",
+            dataset=constants,
+            quiet=True,
         )
 
 

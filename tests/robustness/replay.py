@@ -42,9 +42,9 @@ class Played:
         self.clients, self.replies = clients, replies
 
     def exchange(
-        self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+        self, round: int, clients: Sequence[str], message: Callable[[str], Tree]
     ) -> Iterator[Reply]:
-        for client in home:
+        for client in clients:
             message(client)
         return iter(self.replies)
 
@@ -57,10 +57,10 @@ class Recorder:
         self.rounds: list[list[Reply]] = []
 
     def exchange(
-        self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+        self, round: int, clients: Sequence[str], message: Callable[[str], Tree]
     ) -> Iterator[Reply]:
         self.rounds.append([])
-        for reply in self.runtime.exchange(round, home, message):
+        for reply in self.runtime.exchange(round, clients, message):
             assert reply.upload is not None, reply.error
             self.rounds[-1].append(reply._replace(upload=loads(dumps(reply.upload))))
             yield reply
@@ -71,7 +71,7 @@ class Record(NamedTuple):
 
     algorithm: Algorithm
     topology: Topology
-    wire: Mapping[str, Spec]
+    schema: Mapping[str, Spec]
     sites: Sites  # before it
     typical: Typical | None
     first: Mapping[str, Reply]  # of the round before
@@ -81,11 +81,11 @@ class Record(NamedTuple):
         """What a client was sent, under the keys it answers with."""
         upload = self.replies[client].upload
         assert upload is not None
-        home = self.topology.plan(list(self.replies), 1, 0).home[client]
-        message = self.algorithm.broadcast(self.sites[home], client)
+        site = self.topology.plan(list(self.replies), 1, 0).site_of[client]
+        message = self.algorithm.broadcast(self.sites[site], client)
         return {
             **message,
-            **{key: message[name] for key, name in self.algorithm.renamed(upload).items()},
+            **{key: message[name] for key, name in self.algorithm.received_keys(upload).items()},
         }
 
     def play(self, replies: Sequence[Reply], clients: Sequence[str] | None = None) -> Round:
@@ -96,7 +96,7 @@ class Record(NamedTuple):
             self.topology,
             runtime,
             self.sites,
-            schema=self.wire,
+            schema=self.schema,
             rounds=2,
             start=1,
             typical=self.typical,
@@ -165,12 +165,12 @@ def recorded(case: str, topology: str = "star") -> Record | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(combinations, "federate", watched)
         combinations.train(experiment, images())
-    recorder, wire, rounds = kept
+    recorder, schema, rounds = kept
     first, second = ({reply.client: reply for reply in replies} for replies in recorder.rounds)
     record = Record(
         experiment.algorithm,
         experiment.topology,
-        wire,
+        schema,
         rounds[0].sites,
         rounds[0].typical,
         first,

@@ -176,7 +176,7 @@ def test_a_number_that_must_be_one_of_a_few(value: Any) -> None:
     tried = [
         (case, key)
         for case in CASES
-        for key, spec in known(case).wire.items()
+        for key, spec in known(case).schema.items()
         if isinstance(spec, range)
     ]
     assert ("featarc", "cluster") in tried
@@ -220,11 +220,11 @@ def _strict(record: Record) -> list[str]:
     """Keys under which anything else costs the whole upload; of features it costs rows."""
     loose = {
         k
-        for key, spec in record.wire.items()
+        for key, spec in record.schema.items()
         if isinstance(spec, Features)
         for k in (key, *spec.columns)
     }
-    return [key for key in record.wire if key not in loose]
+    return [key for key in record.schema if key not in loose]
 
 
 @st.composite
@@ -241,11 +241,11 @@ def corrupted(draw: st.DrawFn, record: Record, reply: Reply) -> Reply:
     if kind == 1:
         return reply._replace(images=draw(NO_COUNTS))
     if kind == 2:
-        return _with(reply, draw(st.sampled_from(sorted(record.wire))), None)
+        return _with(reply, draw(st.sampled_from(sorted(record.schema))), None)
     if kind == 3:
         return _with(
             reply,
-            draw(st.text(max_size=5).filter(lambda name: name not in record.wire)),
+            draw(st.text(max_size=5).filter(lambda name: name not in record.schema)),
             draw(SCALARS),
         )
     if kind == 4:

@@ -210,8 +210,8 @@ def test_labels_never_reach_training(
 ) -> None:
     labels = torch.arange(30) % 5
     hashes = []
-    for name, given in (("true", labels), ("permuted", labels.flip(0)), ("raising", _raising)):
-        dataset = Dataset(Images(_pixels(30), given))
+    for name, constants in (("true", labels), ("permuted", labels.flip(0)), ("raising", _raising)):
+        dataset = Dataset(Images(_pixels(30), constants))
         lists = _lists(tmp_path / "lists.json", [12, 10, 8])
         _run(tmp_path / name, dataset, rounds=3, **lists)
         hashes.append(sha256(tmp_path / name))

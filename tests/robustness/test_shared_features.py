@@ -23,7 +23,7 @@ SHARING = [case for case, algorithm in CASES.items() if algorithm["name"] in ("c
 
 
 def _features(record: Record) -> list[tuple[str, Features]]:
-    return [(key, spec) for key, spec in record.wire.items() if isinstance(spec, Features)]
+    return [(key, spec) for key, spec in record.schema.items() if isinstance(spec, Features)]
 
 
 def _shared(case: str, topology: str = "star") -> tuple[Record, str, Features, Tree]:

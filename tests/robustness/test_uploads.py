@@ -146,8 +146,12 @@ def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
         dropped = {c["client"]: c["dropped"] for c in line["clients"]}
         assert CORRUPTIONS[kind][1] in dropped["1"]
         assert dropped["0"] is dropped["2"] is None
-        moved_on = {c["client"]: c.get("memory_moved_on") for c in line["clients"]}
-        assert moved_on == {"0": None, "1": True, "2": None}  # it has trained, and remembers it
+        memory_advanced = {c["client"]: c.get("memory_moved_on") for c in line["clients"]}
+        assert memory_advanced == {
+            "0": None,
+            "1": True,
+            "2": None,
+        }  # it has trained, and remembers it
         assert not line["failed"]
 
 

@@ -13,8 +13,8 @@ import fedssl
 from fedssl import federation, nets
 from fedssl.core.errors import ConfigError
 from fedssl.data import Dataset, Images
-from fedssl.evaluation.evaluate import for_probe
-from fedssl.experiment.dealing import deal
+from fedssl.evaluation.evaluate import with_probe_settings
+from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.collaborative_probe import labelled_part, supervised
 from fedssl.runs.session import Interrupted
@@ -50,8 +50,8 @@ DATA = Dataset(images(160, 0), images(40, 1))
 
 def test_a_share_of_each_clients_own() -> None:
     """A tenth of 60 images of two classes: 3 of each, none left out, none of another client."""
-    chosen = for_probe(experiment(data__leave_out=0.25), "collaborative", {"labels": 0.1})
-    seen, owners = deal(chosen, DATA, print)
+    chosen = with_probe_settings(experiment(data__leave_out=0.25), "collaborative", {"labels": 0.1})
+    seen, owners = partition_data(chosen, DATA, print)
     part = labelled_part(chosen, seen, owners)
     assert part.owners is not None
     assert part.owners.keys() == owners.keys()
@@ -66,7 +66,9 @@ def test_a_share_of_each_clients_own() -> None:
     assert torch.equal(again["0"], part.owners["0"])
     assert not torch.equal(other["0"], part.owners["0"])
     with pytest.raises(ConfigError, match="are a share of its images, up to 1"):
-        labelled_part(for_probe(experiment(), "collaborative", {"labels": 20}), seen, owners)
+        labelled_part(
+            with_probe_settings(experiment(), "collaborative", {"labels": 20}), seen, owners
+        )
 
 
 def test_the_experiment_of_fine_tuning(tmp_path: Path) -> None:
@@ -77,7 +79,9 @@ def test_the_experiment_of_fine_tuning(tmp_path: Path) -> None:
     torch.manual_seed(3)
     weights = nets.CNN().state_dict()
     nets.save_backbone(weights, tmp_path / "b.safetensors", {})
-    chosen = supervised(for_probe(experiment(), "collaborative", {}), tmp_path / "b.safetensors", 4)
+    chosen = supervised(
+        with_probe_settings(experiment(), "collaborative", {}), tmp_path / "b.safetensors", 4
+    )
     chosen.check()
     assert chosen.rounds == 100
     train = chosen.train
@@ -99,7 +103,9 @@ def test_the_experiment_of_fine_tuning(tmp_path: Path) -> None:
         for k, tensor in begun.tensors().items()
     )
     ours = supervised(
-        for_probe(experiment(probe__protocol="ccl"), "collaborative", {"labels": 0.1, "epochs": 3}),
+        with_probe_settings(
+            experiment(probe__protocol="ccl"), "collaborative", {"labels": 0.1, "epochs": 3}
+        ),
         tmp_path / "b.safetensors",
         4,
     )

@@ -31,7 +31,7 @@ def warned(*rounds: tuple[float, float], alignment: float | None = 0.3) -> list[
     lines = [
         line(i + 1, (0.9, 80.0), one, one, alignment=alignment) for i, one in enumerate(rounds)
     ]
-    return [each["round"] for each in lines if collapse.see(each) is not None]
+    return [each["round"] for each in lines if collapse.update(each) is not None]
 
 
 @pytest.mark.parametrize("bad", [(0.09, 80.0), (0.9, 19.9), (0.05, 3.0)])
@@ -60,7 +60,7 @@ def test_a_client_with_few_images_is_compared_with_itself() -> None:
             {"client": c, "embedding_std": 0.9, "effective_rank": r, "alignment": 0.3}
             for c, r in clients
         ]
-        assert collapse.see({"round": number, "clients": signs}) is None
+        assert collapse.update({"round": number, "clients": signs}) is None
 
 
 def test_of_the_runs_in_results_one_has_collapsed() -> None:
@@ -72,7 +72,7 @@ def test_of_the_runs_in_results_one_has_collapsed() -> None:
             clients = [
                 {**client, "alignment": client.get("alignment", 0.0)} for client in each["clients"]
             ]
-            if collapse.see({**each, "clients": clients}) is not None:
+            if collapse.update({**each, "clients": clients}) is not None:
                 warnings[log.parent.name] = each["round"]
     assert warnings == {"fedca-seed0": 80}
 
@@ -83,18 +83,18 @@ def test_a_method_with_one_view_cannot_collapse() -> None:
 
 def test_a_round_without_training_is_skipped() -> None:
     collapse = Collapse([line(1, HEALTHY), line(2, (0.0, 1.0))])
-    assert collapse.see(line(3)) is None
-    assert collapse.see(line(4, (0.0, 1.0))) is not None
+    assert collapse.update(line(3)) is None
+    assert collapse.update(line(4, (0.0, 1.0))) is not None
 
 
 def test_a_resumed_run_counts_earlier_rounds() -> None:
     earlier = [line(1, HEALTHY), line(2, (0.9, 19.0))]
-    warning = Collapse(earlier).see(line(3, (0.09, 10.0)))
+    warning = Collapse(earlier).update(line(3, (0.09, 10.0)))
     assert warning is not None
     assert "2 rounds in a row: the spread of embeddings is 0.09" in warning
     assert "fallen to 12% of the largest it was" in warning
     warned_before = Collapse([*earlier, line(3, (0.9, 19.0))])
-    assert warned_before.see(line(4, (0.9, 19.0))) is None
+    assert warned_before.update(line(4, (0.9, 19.0))) is None
 
 
 def test_the_end_counts() -> None:

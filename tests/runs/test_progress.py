@@ -61,7 +61,7 @@ def test_a_stop_is_reported_at_once(go: Go, monkeypatch: pytest.MonkeyPatch) -> 
     told = threading.Event()
     fit = Trainer.fit
 
-    def say(line: str) -> None:
+    def notify(line: str) -> None:
         said.append(line)
         if line == STOPPING:
             told.set()
@@ -75,7 +75,7 @@ def test_a_stop_is_reported_at_once(go: Go, monkeypatch: pytest.MonkeyPatch) -> 
         assert told.is_set()
         return fit(self, *args)
 
-    monkeypatch.setattr("fedssl.runs.local.say_on_stderr", say)
+    monkeypatch.setattr("fedssl.runs.local.print_to_stderr", notify)
     monkeypatch.setattr(Trainer, "fit", slow)
     with pytest.raises(
         Interrupted, match="stopped after round 0 of 2; the same command resumes the run"

@@ -57,7 +57,7 @@ def test_a_record_by_hand() -> None:
 
 
 def test_a_client_dropped_after_training_remembers_it() -> None:
-    late = Report("d", "model: is not finite", bytes_down=100, moved_on=True)
+    late = Report("d", "model: is not finite", bytes_down=100, memory_advanced=True)
     (line,) = record(Round(0, {}, [late]), 10, 0.1, 1.0, None)["clients"]
     assert line == {
         "client": "d",
@@ -154,7 +154,7 @@ def test_a_log_of_an_earlier_version_gets_a_copy(tmp_path: Path) -> None:
     copy.unlink()
     said: list[str] = []
     assert [line["round"] for line in read_rounds(path, said.append)] == [1, 2, 3]
-    RoundsLog(path, 3, say=said.append)
+    RoundsLog(path, 3, notify=said.append)
     assert copy.read_bytes() == expected
     assert said == [
         f"{path} was written by an earlier version without hashes: its lines could not be verified"

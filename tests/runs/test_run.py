@@ -25,7 +25,7 @@ from fedssl.data import Dataset, Images, from_python
 from fedssl.detection.backbone_file import find_backbone
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.evaluation.evaluate import Evaluation
-from fedssl.experiment.dealing import deal
+from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.comparisons import untrained_models
 from fedssl.runs.finalize import finish
@@ -422,7 +422,7 @@ def test_clients_that_see_their_images_differently(
         == run.rounds[-1]["knn"]
         == run.results["table"]["this run"]["knn"]["mean"]
     )
-    shifted, owners = deal(run.experiment, labelled, print)
+    shifted, owners = partition_data(run.experiment, labelled, print)
     data = Dataset(shifted.train, labelled.test, owners)
     given = fedssl.run(
         small, tmp_path / "given", dataset=data, quiet=True, rounds=1, partition="natural"
@@ -775,7 +775,7 @@ def test_clients_have_names_of_their_own(
     owned = Dataset(
         labelled.train, labelled.test, {"a": torch.arange(6), name: torch.arange(6, 12)}
     )
-    with pytest.raises(ConfigError, match=f'a client is called "{name}"'):
+    with pytest.raises(ConfigError, match=f'"{name}" is a reserved name'):
         fedssl.run(listed, tmp_path, "cpu", dataset=owned, quiet=True)
 
 

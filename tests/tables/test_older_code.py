@@ -109,18 +109,20 @@ def test_fresh_moves_nothing_that_is_in_use(mixed: Outcome) -> None:
 
 
 def test_the_functions_pass_fresh_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_aside: list[list[int]] = []
+    apply_holdout: list[list[int]] = []
     module = import_module("fedssl.tables.reproduce")  # fedssl.reproduce is the function
     monkeypatch.setattr(
-        module, "set_aside_outdated", lambda plans: set_aside.append([plan.seed for plan in plans])
+        module,
+        "set_aside_outdated",
+        lambda plans: apply_holdout.append([plan.seed for plan in plans]),
     )
     monkeypatch.setattr(module, "_missing_measures", lambda outcome: {})
     with pytest.raises(TableError):  # nothing is trained here
         fedssl.reproduce("fedema-3", "mini", 1, ["FedEMA"], tmp_path)
-    assert set_aside == []
+    assert apply_holdout == []
     with pytest.raises(TableError):
         fedssl.reproduce("fedema-3", "mini", 1, ["FedEMA"], tmp_path, fresh=True)
     with pytest.raises(TableError):
         fedssl.sweep("demo", seeds=2, dir=tmp_path, fresh=True)
-    assert set_aside[1:] == [[0, 1]]
-    assert set(set_aside[0]) == {0}
+    assert apply_holdout[1:] == [[0, 1]]
+    assert set(apply_holdout[0]) == {0}

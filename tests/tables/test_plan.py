@@ -11,7 +11,7 @@ import torch
 
 import fedssl
 from fedssl.core.errors import ConfigError
-from fedssl.evaluation.evaluate import for_probe
+from fedssl.evaluation.evaluate import with_probe_settings
 from fedssl.experiment.experiment import load
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.plain_values import parse_assignment
@@ -61,7 +61,9 @@ def test_probe_settings_of_a_sweep_reach_the_probe() -> None:
         for change in ("probe.labels=0.1", "probe.epochs=5", "probe.lr=0.5", "probe.batch=7"):
             key, value = parse_assignment(change)
             plan = one(Cell("r", "c", "demo", probe, (), (change,)))
-            measured = for_probe(plan.training.experiment, probe, dict(plan.measure.settings)).probe
+            measured = with_probe_settings(
+                plan.training.experiment, probe, dict(plan.measure.settings)
+            ).probe
             assert getattr(measured, key.removeprefix("probe.")) == value
     # The linear probe of the demo has 100 labels.
     assert one(Cell("r", "c", "demo", "semi")).measure.settings == ()
@@ -132,7 +134,7 @@ def test_a_probe_gets_none_of_a_recipes_settings_that_it_does_not_use() -> None:
     for probe, keys in used.items():
         plan = one(Cell("r", "c", "ccl-supervised-cifar10-iid", probe, (), ("probe.penalty=0.1",)))
         assert {*dict(plan.measure.settings)} == keys, probe
-        for_probe(plan.training.experiment, probe, dict(plan.measure.settings))
+        with_probe_settings(plan.training.experiment, probe, dict(plan.measure.settings))
     assert one(Cell("r", "c", "demo", "knn", ("k=3",))).measure.settings == (("k", 3),)
 
 
@@ -210,4 +212,4 @@ def test_one_training_is_fine_tuned_both_ways_and_its_probe_solved_both_ways(
         assert one.measure != other.measure is not None
         for plan in (one, other):
             assert plan.measure is not None
-            for_probe(plan.training.experiment, probe, dict(plan.measure.settings))
+            with_probe_settings(plan.training.experiment, probe, dict(plan.measure.settings))

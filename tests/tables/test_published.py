@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedssl.evaluation.evaluate import check_probe, for_probe
+from fedssl.evaluation.evaluate import check_probe, with_probe_settings
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.overrides import merge_changes
@@ -34,7 +34,7 @@ def test_every_cell_trains_an_experiment_and_measures_with_settings_that_its_pro
             assert settings.keys() == {{"rounds-to": "target", "divergence": "at"}[cell.probe]}
         else:
             check_probe(cell.probe)
-            for_probe(experiment, cell.probe, settings)  # refuses what it does not know
+            with_probe_settings(experiment, cell.probe, settings)  # refuses what it does not know
 
 
 def test_a_cell_with_labels_left_out_is_measured_with_those() -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedssl.cli.main import app
 from fedssl.cli.table_catalogue import catalogue
-from fedssl.cli.table_progress import Lines, Pace, Screen, print_outcome, training_title
+from fedssl.cli.table_progress import Lines, Screen, TimeEstimate, print_outcome, training_title
 from fedssl.tables.plan import plan_seeds
 from fedssl.tables.published import Cell, tables
 from fedssl.tables.sweep import sweep_table
@@ -143,7 +143,7 @@ def test_the_live_table_shows_round_and_time_left(tmp_path: Path) -> None:
     screen.update(outcome, pool)
     training.folder.mkdir(parents=True)
     (training.folder / "rounds.jsonl").write_bytes(b"{}\n" * 50)
-    screen._pace._begun = time.monotonic() - 10
+    screen._estimate._begun = time.monotonic() - 10
     screen.update(outcome, pool)
     with console.capture() as captured:
         console.print(shown[-1])
@@ -156,13 +156,13 @@ def test_the_live_table_shows_round_and_time_left(tmp_path: Path) -> None:
 def test_the_estimate_ignores_rounds_of_an_earlier_command(tmp_path: Path) -> None:
     """The second half of a training took ten seconds: another training takes twenty."""
     outcome = make_outcome(tmp_path, GOOD, BAD, seeds=1)
-    pace = Pace()
+    estimate = TimeEstimate()
     training = outcome.requested_seeds[0].training
     assert training is not None
     training.folder.mkdir(parents=True)
     (training.folder / "rounds.jsonl").write_bytes(b"{}\n" * 50)
-    pace.time_left(outcome, {training: 0.0})
+    estimate.time_left(outcome, {training: 0.0})
     fake_result(outcome.requested_seeds[0], 78.0)
-    pace.training_ended(training)
-    pace._begun = time.monotonic() - 10
-    assert pace.time_left(outcome, {}) == "about 0:00:20 left"
+    estimate.training_ended(training)
+    estimate._begun = time.monotonic() - 10
+    assert estimate.time_left(outcome, {}) == "about 0:00:20 left"

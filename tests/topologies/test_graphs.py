@@ -17,7 +17,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.state.tree import model
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.records import Candidate, Reply
 from fedssl.engine.uploads.routing import Routing
@@ -70,7 +70,7 @@ def test_weights_are_symmetric_and_doubly_stochastic(
     assert torch.allclose(weights.sum(1), ones, atol=1e-12)
     assert torch.equal(weights, weights.T)
     assert (weights.diagonal() > 0).all()
-    assert list(plan.mixing) == list(plan.home) == list(plan.home.values())
+    assert list(plan.mixing) == list(plan.site_of) == list(plan.site_of.values())
 
 
 def test_weights_of_a_path_by_hand() -> None:
@@ -162,9 +162,9 @@ def test_those_left_out_neither_train_nor_merge() -> None:
     """Who takes part is who would with a server."""
     for round in range(20):
         plan = Cycle(participation=0.5).plan(named(10), round, 3)
-        assert list(plan.home) == list(Star(participation=0.5).plan(named(10), round, 3).home)
-        assert set(plan.sites) == set(plan.home)
-        assert set().union(*plan.mixing.values()) == set(plan.home)
+        assert list(plan.site_of) == list(Star(participation=0.5).plan(named(10), round, 3).site_of)
+        assert set(plan.sites) == set(plan.site_of)
+        assert set().union(*plan.mixing.values()) == set(plan.site_of)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,12 +193,12 @@ def go(make_trainer: Callable[..., Trainer], pixels: Callable[..., Tensor]) -> G
         trainer = make_trainer(method)
         shards = {name: Shard(pixels(8, seed)) for seed, name in enumerate(named(peers))}
         runtime = LocalRuntime(
-            Work(algorithm, 0, lambda r: Pace(0.1, 0)), shards, [trainer], Memory()
+            RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)), shards, [trainer], Memory()
         )
         first = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
         sites = dict.fromkeys(topology.sites(runtime.clients), first)
-        wire = algorithm.wire(trainer.method)
-        done = list(federate(algorithm, topology, runtime, sites, schema=wire, rounds=rounds))
+        schema = algorithm.upload_schema(trainer.method)
+        done = list(federate(algorithm, topology, runtime, sites, schema=schema, rounds=rounds))
         runtime.close()
         return done
 
@@ -224,7 +224,7 @@ def test_peers_of_a_cycle_differ_and_those_left_out_stay(go: Go) -> None:
     half = Cycle(participation=0.5)
     first, second = go(half, 5, rounds=2)
     moved = {name for name in second.sites if second.sites[name] is not first.sites[name]}
-    assert moved == set(half.plan(named(5), 1, 0).home)
+    assert moved == set(half.plan(named(5), 1, 0).site_of)
 
 
 class Sent(dict[str, float]):
@@ -237,7 +237,7 @@ def test_five_uploads_wait_in_a_cycle_however_long(peers: int) -> None:
     alive: set[int] = set()
     peak = 0
 
-    def heard() -> Iterator[Candidate]:
+    def received() -> Iterator[Candidate]:
         nonlocal peak
         for name in named(peers):
             sent = Sent()
@@ -250,7 +250,7 @@ def test_five_uploads_wait_in_a_cycle_however_long(peers: int) -> None:
     plan = Cycle().plan(named(peers), 0, 0)
     merged = [
         site
-        for site, uploads in Routing(plan, heard(), UploadWeights(plan, "size"))
+        for site, uploads in Routing(plan, received(), UploadWeights(plan, "size"))
         if list(uploads)
     ]
     assert sorted(merged) == sorted(named(peers))

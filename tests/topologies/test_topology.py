@@ -25,22 +25,22 @@ def test_every_plan_is_sound(name: str, n: int, round: int, seed: int) -> None:
         **({"edges": [(i, i + 1) for i in range(n - 1)]} if name == "edges" else {})
     )
     plan = topology.plan(clients, round, seed)
-    assert list(plan.home) == sorted(plan.home)
-    assert set(plan.home) <= set(clients)
-    assert set(plan.home.values()) <= set(plan.sites) <= set(topology.sites(clients))
-    assert set().union(*plan.mixing.values()) == set(plan.home)
+    assert list(plan.site_of) == sorted(plan.site_of)
+    assert set(plan.site_of) <= set(clients)
+    assert set(plan.site_of.values()) <= set(plan.sites) <= set(topology.sites(clients))
+    assert set().union(*plan.mixing.values()) == set(plan.site_of)
     assert topology.plan(clients, round, seed) == plan
 
 
 @given(st.integers(1, 200), st.floats(0.001, 1))
 def test_a_round_of_the_right_size(n: int, participation: float) -> None:
-    chosen = Star(participation=participation).plan([str(i) for i in range(n)], 0, 0).home
+    chosen = Star(participation=participation).plan([str(i) for i in range(n)], 0, 0).site_of
     assert len(chosen) == max(1, math.floor(participation * n + 0.5))
 
 
 def test_participation_is_reproducible_and_differs_by_round_and_seed() -> None:
     def chosen(round: int, seed: int) -> tuple[str, ...]:
-        return tuple(Star(participation=0.5).plan(CLIENTS, round, seed).home)
+        return tuple(Star(participation=0.5).plan(CLIENTS, round, seed).site_of)
 
     plans = [chosen(round, seed) for seed in range(3) for round in range(20)]
     assert plans == [chosen(round, seed) for seed in range(3) for round in range(20)]
@@ -52,7 +52,7 @@ def test_every_client_has_its_turn() -> None:
     binomial."""
     turns = dict.fromkeys(CLIENTS, 0)
     for round in range(200):
-        for client in Star(participation=0.2).plan(CLIENTS, round, 7).home:
+        for client in Star(participation=0.2).plan(CLIENTS, round, 7).site_of:
             turns[client] += 1
     assert sum(turns.values()) == 800
     assert all(abs(count - 40) < 5 * math.sqrt(200 * 0.2 * 0.8) for count in turns.values())
@@ -68,7 +68,7 @@ def test_isolated_clients_feed_themselves_alone() -> None:
     plan = topology.plan(CLIENTS, 0, 0)
     assert topology.sites(CLIENTS) == CLIENTS
     assert not topology.has_server
-    assert plan.home == {c: c for c in CLIENTS}
+    assert plan.site_of == {c: c for c in CLIENTS}
     assert plan.mixing == {c: {c: 1.0} for c in CLIENTS}
 
 
@@ -80,7 +80,7 @@ def test_centralized_pools_all_images() -> None:
     }
     owners = Centralized().owners(parts)
     assert {client: index.tolist() for client, index in owners.items()} == {"all": [0, 1, 3, 5]}
-    assert Centralized().plan(["all"], 4, 0).home == {"all": SERVER}
+    assert Centralized().plan(["all"], 4, 0).site_of == {"all": SERVER}
     assert Star().owners(parts) is parts
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedssl.method import METHODS, Batch, Given, Method, Output
+from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer
 
@@ -44,9 +44,9 @@ def test_streams_repeat_and_differ_by_seed_round_client_and_purpose(
 def _seen(client: Client, times: int = 1) -> list[list[int]]:
     seen: list[list[int]] = []
 
-    def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         seen.append(batch.index.tolist())
-        return method.loss(out, given)
+        return method.loss(out, constants)
 
     for _ in range(times):
         client.train(objective, {})
@@ -80,9 +80,9 @@ def test_labels_for_a_method_that_declares_it(
     found = []
     monkeypatch.setattr(type(trainer.method), "learns_from_labels", True)
 
-    def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         found.append(torch.equal(batch.labels, 10 * batch.index))  # type: ignore[arg-type]
-        return method.loss(out, given)
+        return method.loss(out, constants)
 
     make(trainer, pixels(16), labels=lambda: 10 * torch.arange(16)).train(objective, {})
     assert found == [True, True]
@@ -96,8 +96,8 @@ def test_embed_leaves_the_method_as_found(
     trainer = make_trainer(name)
     method = trainer.method
     client = make(trainer, pixels(21), labels=lambda: torch.arange(21) % 5)
-    method.fresh(client.generator("fresh"))
-    client.train(lambda method, batch, out, given: method.loss(out, given), {})
+    method.init_local_parts(client.generator("fresh"))
+    client.train(lambda method, batch, out, constants: method.loss(out, constants), {})
     method.train(training)
     before = method.state.clone()
     other = method.state.clone()
@@ -154,8 +154,8 @@ def test_measuring_has_a_stream_of_its_own(make_trainer: MakeTrainer, pixels: Pi
     repeat.
     """
 
-    def loss(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        return method.loss(out, given)
+    def loss(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+        return method.loss(out, constants)
 
     trainer = make_trainer("simclr")
     client = make(trainer, pixels(16), rate=0.0)

@@ -17,21 +17,21 @@ class Eager:
 
     steps = 0
 
-    def __call__(self, inputs: Inputs, objective: Any, given: dict[str, Tensor]) -> None:
+    def __call__(self, inputs: Inputs, objective: Any, constants: dict[str, Tensor]) -> None:
         self.steps += 1
 
 
 class Replayed:
-    """Writes down what its inputs and `given` hold whenever it is replayed."""
+    """Writes down what its inputs and `constants` hold whenever it is replayed."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, float]] = []
 
     def replay(self) -> None:
-        self.seen.append((int(self.inputs[0][0]), float(self.given["scale"])))
+        self.seen.append((int(self.inputs[0][0]), float(self.constants["scale"])))
 
     inputs: list[Tensor]
-    given: dict[str, Tensor]
+    constants: dict[str, Tensor]
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Replayed]:
     made: dict[str, Replayed] = {}
 
     def record(
-        self: CapturedSteps, inputs: Inputs, objective: Any, given: dict[str, Tensor]
+        self: CapturedSteps, inputs: Inputs, objective: Any, constants: dict[str, Tensor]
     ) -> Graph:
         fake = made[objective] = Replayed()
         fake.inputs = [inputs.rows.clone(), inputs.images.clone()]
-        fake.given = {k: t.clone() for k, t in given.items()}
-        return Graph(fake, fake.inputs, fake.given, None)  # type: ignore[arg-type]
+        fake.constants = {k: t.clone() for k, t in constants.items()}
+        return Graph(fake, fake.inputs, fake.constants, None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(CapturedSteps, "_record", record)
     return made
@@ -57,14 +57,14 @@ def inputs(row: int) -> Inputs:
 def test_a_recorded_step_sees_its_new_inputs_and_what_is_given_now(
     graphs: dict[str, Replayed],
 ) -> None:
-    """Two phases share one `given` in every round: the second must not go on with that of the round
+    """Two phases share one `constants` in every round: the second must not go on with that of the round
     before.
     """
     steps: Any = CapturedSteps(Eager())  # type: ignore[arg-type]
     for round in range(3):
-        given = {"scale": torch.tensor(float(round))}
+        constants = {"scale": torch.tensor(float(round))}
         for row, phase in enumerate(("first", "first", "second", "second", "first")):
-            steps(inputs(row), phase, given)
+            steps(inputs(row), phase, constants)
     assert graphs["first"].seen == [(row, round) for round in range(3) for row in (0, 1, 4)][1:]
     assert graphs["second"].seen == [(row, round) for round in range(3) for row in (2, 3)][1:]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.flatten import Shadow
-from fedssl.method import METHODS, Batch, Given, Method, Output
+from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.methods import BYOL
 from fedssl.training.optimizers import FusedSGD
 from fedssl.training.trainer import Task, Trainer, TrainSettings, resolve_mode
@@ -22,22 +22,22 @@ MakeTrainer = Callable[..., Trainer]
 Pixels = Callable[..., Tensor]
 
 
-def plain(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-    return method.loss(out, given)
+def plain(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+    return method.loss(out, constants)
 
 
-def pulled(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+def pulled(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
     """With a term in the weights themselves, as FedProx has it."""
     pull = sum(
         (p - 0.5).square().sum() for n, p in method.named_parameters() if n.startswith("backbone")
     )
-    return method.loss(out, given) + 0.01 * pull
+    return method.loss(out, constants) + 0.01 * pull
 
 
-def aligned(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+def aligned(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
     """With a pass of its own, over clean images, as FeatARC has it."""
     return (
-        method.loss(out, given)
+        method.loss(out, constants)
         + method.encode(method.clean(batch.images), tracked=False).h.square().mean()
     )
 
@@ -280,7 +280,7 @@ def test_nothing_is_compiled_for_a_small_client(
     compiled: list[Any] = []
 
     def spy(function: Any, **how: Any) -> Any:
-        return lambda *given: compiled.append(function) or function(*given)
+        return lambda *constants: compiled.append(function) or function(*constants)
 
     monkeypatch.setattr(torch, "compile", spy)
     monkeypatch.setattr("fedssl.core.kernels.shutil.which", lambda program: program)
@@ -298,7 +298,7 @@ def test_nothing_is_compiled_for_a_small_client(
 def test_a_parameter_the_loss_does_not_see_only_decays(
     make_trainer: MakeTrainer, pixels: Pixels
 ) -> None:
-    def blind(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def blind(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return out.h.square().mean()
 
     trainer = make_trainer("byol", {"weight_decay": 0.0})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedssl.core.errors import ClientError, ConfigError
 from fedssl.core.state.tree import Tree
-from fedssl.method import METHODS, Batch, Given, Method, Output
+from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.training.client import Client
 from fedssl.training.representation_metrics import alignment, effective_rank, spread, uniformity
 from fedssl.training.trainer import (
@@ -49,13 +49,13 @@ class Watched:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
-    def __call__(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def __call__(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         self.batches.append(
             batch._replace(
                 views=tuple(v.clone() for v in batch.views), progress=batch.progress.clone()
             )
         )
-        return method.loss(out, given)
+        return method.loss(out, constants)
 
 
 # -- batches --
@@ -116,8 +116,8 @@ def test_too_few_images(name: str, n: int, make_trainer: MakeTrainer, pixels: Pi
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite(bad: float, make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        return method.loss(out, given) * given["factor"]
+    def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+        return method.loss(out, constants) * constants["factor"]
 
     with pytest.raises(ClientError, match="its loss is not finite any more"):
         make_trainer().fit(task(pixels(16)), objective, {"factor": torch.tensor(bad)})
@@ -136,7 +136,7 @@ def test_a_last_step_that_breaks_the_weights_is_noticed(
 def test_one_bad_step_among_good_ones_is_noticed(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     losses = iter([1.0, math.nan, 1.0])
 
-    def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return out.z.detach().sum() * 0 + out.p.sum() * 0 + next(losses)
 
     with pytest.raises(ClientError, match="not finite"):
@@ -146,10 +146,10 @@ def test_one_bad_step_among_good_ones_is_noticed(make_trainer: MakeTrainer, pixe
 def test_a_request_to_stop_ends_it_within_a_step(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     stopping = task(pixels(24))
 
-    def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         assert not stopping.stop.is_set(), "a step after the request"
         stopping.stop.set()
-        return method.loss(out, given)
+        return method.loss(out, constants)
 
     with pytest.raises(Stopped):
         make_trainer().fit(stopping, objective, {})
@@ -158,7 +158,7 @@ def test_a_request_to_stop_ends_it_within_a_step(make_trainer: MakeTrainer, pixe
 def test_the_loss_is_the_mean_over_steps(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     values = iter([3.0, 5.0, 10.0])
 
-    def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return out.p.sum() * 0 + next(values)
 
     assert make_trainer("simsiam").fit(task(pixels(24)), objective, {}).loss == 6.0
@@ -321,7 +321,7 @@ def test_a_fit_equals_torch_optim_on_an_ordinary_module(
     rounding noise.
     """
     trainer = make_trainer("byol", {"weight_decay": 0.1, "decay_norms": decay_norms}, momentum=0.9)
-    trainer.method.fresh(torch.Generator())
+    trainer.method.init_local_parts(torch.Generator())
     plain = Ordinary()
     plain.load_state_dict({k: v.clone() for k, v in trainer.method.state.tensors().items()})
     watched = Watched()
@@ -366,9 +366,9 @@ class Counting(METHODS["simclr"]):  # type: ignore[misc]
         self.training_seen = self.training
         return {"epoch": torch.tensor(len(self.looks)), "features": self.looks[-1]}
 
-    def loss(self, out: Output, given: Given) -> Tensor:
-        self.told = [*getattr(self, "told", []), given]
-        return super().loss(out, given)
+    def loss(self, out: Output, constants: Constants) -> Tensor:
+        self.told = [*getattr(self, "told", []), constants]
+        return super().loss(out, constants)
 
 
 def test_what_a_method_finds_before_an_epoch_reaches_its_loss(
@@ -384,9 +384,11 @@ def test_what_a_method_finds_before_an_epoch_reaches_its_loss(
     watched = Watched()
     begun = method.state.clone()
     trainer.fit(task(images), watched, {"mine": torch.tensor(7)})
-    assert [int(given["epoch"]) for given in method.told] == [1, 1, 1, 2, 2, 2]
-    assert all(int(given["mine"]) == 7 for given in method.told)
-    assert all(given["features"] is method.looks[i // 3] for i, given in enumerate(method.told))
+    assert [int(constants["epoch"]) for constants in method.told] == [1, 1, 1, 2, 2, 2]
+    assert all(int(constants["mine"]) == 7 for constants in method.told)
+    assert all(
+        constants["features"] is method.looks[i // 3] for i, constants in enumerate(method.told)
+    )
     assert method.training_seen
     assert not torch.allclose(*method.looks)
     method.state.load(begun)
@@ -415,25 +417,25 @@ def test_measuring_is_a_step_that_changes_nothing(
     def draw(n: int, generator: torch.Generator) -> dict[str, Tensor]:
         return {"own": torch.rand(n, generator=generator)}
 
-    def objective(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        seen.append((batch.index, *batch.views, batch.draws["own"], out.z.detach(), given["x"]))
-        return method.loss(out, given)
+    def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+        seen.append((batch.index, *batch.views, batch.draws["own"], out.z.detach(), constants["x"]))
+        return method.loss(out, constants)
 
-    def double(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        return 2 * objective(method, batch, out, given)
+    def double(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+        return 2 * objective(method, batch, out, constants)
 
     trainer = make_trainer(name, {"batch": 8})
-    given = {"x": torch.ones(3)}
+    constants = {"x": torch.ones(3)}
     method = trainer.method
-    method.fresh(torch.Generator().manual_seed(0))
+    method.init_local_parts(torch.Generator().manual_seed(0))
     method.train(training)
     before = method.state.clone()
-    values = trainer.measure(task(pixels(8))._replace(draw=draw), given, objective, double)
+    values = trainer.measure(task(pixels(8))._replace(draw=draw), constants, objective, double)
     assert torch.equal(method.state.floats, before.floats)
     assert torch.equal(method.state.counts, before.counts)
     assert {module.training for module in method.modules()} == {training}
     assert method.passed == 0
-    stepped = trainer.fit(task(pixels(8))._replace(draw=draw), objective, given)
+    stepped = trainer.fit(task(pixels(8))._replace(draw=draw), objective, constants)
     assert values == [stepped.loss, 2 * stepped.loss]
     for measured, again, trained in zip(*seen, strict=True):
         assert torch.equal(measured, trained)
@@ -443,7 +445,7 @@ def test_measuring_is_a_step_that_changes_nothing(
 def test_a_failed_measurement_leaves_the_method_as_found(
     make_trainer: MakeTrainer, pixels: Pixels
 ) -> None:
-    def fail(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
+    def fail(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         raise RuntimeError("no")
 
     trainer = make_trainer("byol")
@@ -485,7 +487,7 @@ def _round(
     labels = torch.arange(len(images)) % 5
     client = Client(name, images, lambda: labels, {}, trainer, seed=3, round=0, rate=0.05)
     method.state.load(message["model"])  # type: ignore[arg-type]
-    method.fresh(client.generator("fresh"))
+    method.init_local_parts(client.generator("fresh"))
     metrics = client.train(Watched(), {})
     return method.state.floats.clone(), method.state.counts.clone(), metrics
 
@@ -535,8 +537,8 @@ def test_batch_counters_count_every_pass_of_a_step(
 ) -> None:
     """Two views and one extra pass over the clean images, four steps: (2 + 1)·4 = 12 batches."""
 
-    def twice(method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        return method.loss(out, given) + 0 * method.encode(method.clean(batch.images)).h.sum()
+    def twice(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+        return method.loss(out, constants) + 0 * method.encode(method.clean(batch.images)).h.sum()
 
     trainer = make_trainer("byol")
     task = Task(pixels(32), None, torch.Generator().manual_seed(0), 0.1, 0.0, threading.Event())

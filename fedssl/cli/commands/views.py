@@ -34,13 +34,13 @@ def _draw_views(experiment: Experiment, data_dir: Path, out: Path) -> None:
     import torch
 
     from fedssl import federation, nets
-    from fedssl.core.console import say_on_stderr
+    from fedssl.core.console import print_to_stderr
     from fedssl.core.seeds import generator
-    from fedssl.experiment.dealing import read_data
+    from fedssl.experiment.client_data import read_data
     from fedssl.plots.contact_sheet import draw_sheet
 
-    images = read_data(experiment, data_dir, None, say_on_stderr).train.held
-    with nets.unfilled():
+    images = read_data(experiment, data_dir, None, print_to_stderr).train.held
+    with nets.uninitialized():
         backbone = federation.build_backbone(experiment, images.image[0])
         method = experiment.method.method(experiment.method, backbone, images.image[-1])
     if not method.views:

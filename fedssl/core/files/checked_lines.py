@@ -16,7 +16,7 @@ from itertools import count, islice, zip_longest
 from pathlib import Path
 from typing import IO
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import RunError
 from fedssl.core.files.atomic import sync_folder
 
@@ -52,7 +52,7 @@ class _Copy:
         return file.read(length)
 
 
-def read_lines(path: Path, say: Say) -> Iterator[bytes]:
+def read_lines(path: Path, notify: Notify) -> Iterator[bytes]:
     """Yield all whole lines, verified, one at a time; skip a last line that a kill cut short."""
     copy = _Copy(copy_path(path))
     lines = whole_lines(path)
@@ -79,12 +79,14 @@ def read_lines(path: Path, say: Say) -> Iterator[bytes]:
             else:
                 break
     if differences:
-        say(f"{path} is damaged (lines: {differences}); {copy_path(path).name} was read instead")
+        notify(f"{path} is damaged (lines: {differences}); {copy_path(path).name} was read instead")
     elif copy.damaged:
-        say(f"{copy_path(path)} is damaged (lines: {copy.damaged}); {path.name} was read instead")
+        notify(
+            f"{copy_path(path)} is damaged (lines: {copy.damaged}); {path.name} was read instead"
+        )
 
 
-def repair(path: Path, say: Say) -> int:
+def repair(path: Path, notify: Notify) -> int:
     """Rewrite a file and its copy where they differ; return the number of lines.
 
     The caller holds the directory's lock.
@@ -94,7 +96,7 @@ def repair(path: Path, say: Say) -> int:
     if _agree(path, copy, size=sum(lengths)):
         return len(lengths)
     if lengths and not copy.exists():
-        say(
+        notify(
             f"{path} was written by an earlier version without hashes: "
             "its lines could not be verified"
         )
@@ -102,7 +104,7 @@ def repair(path: Path, say: Say) -> int:
     new_copy = path.with_name(f".{copy.name}.repaired")
     number = 0
     with new_path.open("wb") as plain, new_copy.open("wb") as hashed:
-        for line in read_lines(path, say):
+        for line in read_lines(path, notify):
             plain.write(line)
             hashed.write(_with_hash(number, line))
             number += 1

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import RunError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.sealed import seal, unseal
@@ -49,15 +49,15 @@ def read(folder: Path) -> Record | None:
     )
 
 
-def repair(folder: Path, say: Say) -> None:
+def repair(folder: Path, notify: Notify) -> None:
     """Rewrite the record if one of its two copies is damaged."""
     record = read(folder)
     if record is not None and (folder / NAME).read_bytes() != _serialize(record):
-        say(f"{folder / NAME} was damaged; it was repaired from its second record")
+        notify(f"{folder / NAME} was damaged; it was repaired from its second record")
         _write(folder, record)
 
 
-def check(folder: Path, say: Say) -> None:
+def check(folder: Path, notify: Notify) -> None:
     """Report files that do not match their record. Change nothing: a run may be in progress."""
     record = read(folder)
     if record is None:
@@ -66,7 +66,7 @@ def check(folder: Path, say: Say) -> None:
     if (folder / NAME).read_bytes() != _serialize(record):
         names.append(NAME)
     for name in names:
-        say(
+        notify(
             f"{folder / name} is damaged: it does not match its recorded hash. "
             "`fedssl run` repairs it"
         )
@@ -105,7 +105,7 @@ def copy_of(folder: Path, name: str) -> str | None:
     return None if record is None else record.copies.get(name)
 
 
-def read_text(folder: Path, name: str, say: Say) -> str | None:
+def read_text(folder: Path, name: str, notify: Notify) -> str | None:
     """Return a file's text, or its recorded copy if the two differ; None if neither exists."""
     data = _read_bytes(folder / name)
     copy = copy_of(folder, name)
@@ -113,7 +113,7 @@ def read_text(folder: Path, name: str, say: Say) -> str | None:
         return None if data is None else data.decode("utf-8", "replace")
     if data != copy.encode():
         problem = "missing" if data is None else "damaged"
-        say(f"{folder / name} is {problem}; its copy in {NAME} is used")
+        notify(f"{folder / name} is {problem}; its copy in {NAME} is used")
     return copy
 
 
@@ -185,11 +185,11 @@ def forget_hashes(folder: Path, names: Iterable[str]) -> None:
         _write(folder, record._replace(hashes=hashes))
 
 
-def adopt(folder: Path, say: Say) -> None:
+def adopt(folder: Path, notify: Notify) -> None:
     """Record the current hashes of a directory that an earlier version wrote."""
     if (folder / NAME).is_file():
         return
-    say(
+    notify(
         f"{folder} was written by an earlier version without hashes: "
         "the files next to checkpoints are not verified"
     )

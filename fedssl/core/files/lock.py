@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from fedssl.core.console import Say, say_nothing
+from fedssl.core.console import Notify, ignore_message
 from fedssl.core.errors import RunError
 
 NAME = "run.lock"
@@ -25,7 +25,7 @@ def make_private(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path, wait: Say | None = None) -> Iterator[int]:
+def locked(folder: Path, wait: Notify | None = None) -> Iterator[int]:
     """Hold the directory's lock and yield its descriptor: a child process that inherits it holds
     the lock, too.
 
@@ -40,7 +40,7 @@ def locked(folder: Path, wait: Say | None = None) -> Iterator[int]:
 
 
 @contextmanager
-def entered(folder: Path) -> Iterator[None]:
+def locked_directory(folder: Path) -> Iterator[None]:
     """Create a directory if it does not exist, and hold its lock.
 
     On an error, remove the lock file and the directory if this call created them and the directory
@@ -62,7 +62,7 @@ def entered(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked_file(path: Path, wait: Say | None) -> Iterator[IO[str]]:
+def _locked_file(path: Path, wait: Notify | None) -> Iterator[IO[str]]:
     """Open the file, lock it and yield it."""
     while True:
         make_private(path.parent)  # a start that was refused may have removed it
@@ -75,7 +75,7 @@ def _locked_file(path: Path, wait: Say | None) -> Iterator[IO[str]]:
                         f"{path.parent} is in use by process {owner}; nothing was changed"
                     )
                 wait(f"waiting for process {owner}, which is at work in {path.parent}")
-                wait = say_nothing  # one message is enough
+                wait = ignore_message  # one message is enough
                 time.sleep(_SECONDS_BETWEEN_TRIES)
             if _has_path(file, path):
                 yield file

@@ -21,7 +21,7 @@ from fedssl.core.state.tree import Tree, nbytes
 from fedssl.engine.checkpoints.placement import Tier, Wanted, choose, on_host, pinned, ready
 
 
-class Remembered:
+class StoredMemory:
     """One client's memory after one round: in memory, in the rows file, or in both."""
 
     __slots__ = ("_event", "_tree", "extent", "round")
@@ -68,7 +68,7 @@ class Remembered:
                 self.extent = rows.put(dumps(self.tree))
             return self.extent
 
-    def put_away(self, rows: BlobFile) -> None:
+    def release(self, rows: BlobFile) -> None:
         """Write the memory to the rows file and release it here."""
         self.write(rows)
         self._tree = None
@@ -88,7 +88,7 @@ class Memory:
     def __init__(
         self,
         rows: BlobFile | None = None,
-        found: Mapping[str, Remembered] | None = None,
+        found: Mapping[str, StoredMemory] | None = None,
         tier: Wanted = "auto",
         device: torch.device | None = None,
         clients: int = 1,
@@ -123,7 +123,7 @@ class Memory:
             self._fetch()
         return turn
 
-    def expect_nobody(self) -> None:
+    def cancel_expected(self) -> None:
         """Cancel all announced turns."""
         with self._lock:
             self._expected.clear()
@@ -159,7 +159,7 @@ class Memory:
             ) from problem
         return pinned(tree) if read and self._device.type == "cuda" else tree
 
-    def _before(self, turn: Turn) -> Remembered | None:
+    def _before(self, turn: Turn) -> StoredMemory | None:
         """Return the newest memory older than the round: a repeated round reads what it read before."""
         latest = self._latest.get(turn.client)
         finished = self._finished.get(turn.client)
@@ -178,7 +178,7 @@ class Memory:
         tier = self._choose(tree)
         kept = tree if tier == "device" else on_host(tree)
         # The event is recorded when the copy has arrived.
-        version = Remembered(turn.round, kept, event=ready(tree))
+        version = StoredMemory(turn.round, kept, event=ready(tree))
         with self._lock:
             if self._attempts.get(turn.client) != turn.attempt:
                 return False
@@ -193,10 +193,10 @@ class Memory:
                 self._tier = choose(self._wanted, self._device, nbytes(tree), self._clients)
             return self._tier
 
-    def _write_behind(self, version: Remembered) -> None:
+    def _write_behind(self, version: StoredMemory) -> None:
         assert self._rows is not None
         with self._lock:
-            self._behind.append(self._thread.submit(version.put_away, self._rows))
+            self._behind.append(self._thread.submit(version.release, self._rows))
             oldest = self._behind.popleft() if len(self._behind) > self._ahead else None
         if oldest is not None:
             try:
@@ -204,7 +204,7 @@ class Memory:
             except OSError as problem:
                 raise RunError(f"a client's memory could not be written: {problem}") from problem
 
-    def snapshot(self) -> dict[str, Remembered]:
+    def snapshot(self) -> dict[str, StoredMemory]:
         """Return all memories at the end of a round, and keep them in case the next one fails."""
         with self._lock:
             self._finished = self._latest.copy()

@@ -26,7 +26,7 @@ from fedssl.core.files.blob_file import BlobFile, Extent
 from fedssl.core.files.sealed import seal, unseal
 from fedssl.core.state.codec import dumps, loads
 from fedssl.core.state.tree import Tree, Value
-from fedssl.engine.checkpoints.client_memory import Remembered
+from fedssl.engine.checkpoints.client_memory import StoredMemory
 from fedssl.engine.uploads.norm_bound import Typical
 
 CHECKPOINTS_KEPT = 2
@@ -38,7 +38,7 @@ class Snapshot(NamedTuple):
 
     rounds: int
     sites: Sites
-    memory: Mapping[str, Remembered]
+    memory: Mapping[str, StoredMemory]
     typical: Typical | None = None  # the typical upload that the next round is compared with
 
 
@@ -146,7 +146,7 @@ class Store:
             if path.name not in needed:
                 path.unlink()
 
-    def load(self, say: Callable[[str], None], check_rows: bool = True) -> Snapshot | None:
+    def load(self, notify: Callable[[str], None], check_rows: bool = True) -> Snapshot | None:
         """Return the newest checkpoint that matches its manifest; None if there is no checkpoint.
 
         Only reads, so that other processes can look at a run in progress. Client memories are read
@@ -160,7 +160,7 @@ class Store:
                 except (ValueError, KeyError, FileNotFoundError) as problem:
                     if not manifest.exists():
                         break  # not damaged: a newer one replaced it while it was being read
-                    say(
+                    notify(
                         f"checkpoint {manifest.stem} is damaged ({problem}); trying the previous one"
                     )
                 except OSError as problem:
@@ -180,26 +180,26 @@ class Store:
             "try again"
         )
 
-    def resume(self, say: Callable[[str], None]) -> Snapshot | None:
+    def resume(self, notify: Callable[[str], None]) -> Snapshot | None:
         """Load the newest intact checkpoint to resume from it, and set damaged ones aside.
 
         A newer, damaged one would be mistaken for that of a round about to be repeated. The older
         one is the spare: it is verified now, while the newest is intact.
         """
-        snapshot = self.load(say)
+        snapshot = self.load(notify)
         if snapshot is None:
             return None
         damaged = [
             manifest for manifest in self._manifests() if int(manifest.stem) > snapshot.rounds
         ]
-        for manifest in damaged + self.damaged_spares(snapshot, say):
+        for manifest in damaged + self.damaged_spares(snapshot, notify):
             manifest.rename(manifest.with_suffix(".damaged"))
         held = self._opened.kept[snapshot.rounds]
         return snapshot._replace(
-            memory={c: Remembered(v.round, extent=held[c]) for c, v in snapshot.memory.items()}
+            memory={c: StoredMemory(v.round, extent=held[c]) for c, v in snapshot.memory.items()}
         )
 
-    def damaged_spares(self, newest: Snapshot, say: Callable[[str], None]) -> list[Path]:
+    def damaged_spares(self, newest: Snapshot, notify: Callable[[str], None]) -> list[Path]:
         """Verify older checkpoints and return the manifests of damaged ones.
 
         Rows that the newest one refers to as well have been verified with it.
@@ -215,7 +215,7 @@ class Store:
             try:
                 self._read(spare, check_rows=True, known=known)
             except (ValueError, KeyError, OSError) as problem:
-                say(
+                notify(
                     f"checkpoint {spare.stem} is damaged ({problem}); "
                     f"the newest, of round {newest.rounds}, is intact"
                 )
@@ -240,7 +240,7 @@ class Store:
         rows = BlobFile(self._path)
         memory = {}
         for client, (round, *place) in body["memory"].items():
-            memory[client] = Remembered(round, extent=rows.claim(*place))
+            memory[client] = StoredMemory(round, extent=rows.claim(*place))
             if check_rows and tuple(place) not in known:
                 memory[client].check()
         flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])

@@ -41,8 +41,8 @@ class Shard(NamedTuple):
         return len(self.pixels)
 
 
-class Pace(NamedTuple):
-    """The position of a round in its run."""
+class RoundPosition(NamedTuple):
+    """The position of a round in its run, and its learning rate."""
 
     rate: float  # the learning rate
     progress: float  # from 0 to 1
@@ -50,12 +50,12 @@ class Pace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class RunContext:
     """What all clients of a run have in common."""
 
     algorithm: Algorithm
     seed: int
-    pace: Callable[[int], Pace]  # by round
+    position: Callable[[int], RoundPosition]  # of a round
     # Images that everyone may see, on each device.
     public: Mapping[torch.device, Tensor] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)  # ends training within a step
@@ -73,8 +73,10 @@ class ClientRound:
     store_memory: Callable[[Tree], object]
 
 
-def run_client(work: Work, part: ClientRound, trainer: Trainer, home: torch.device) -> Reply:
-    """Train one client on the trainer's device and return its reply; the upload is on `home`."""
+def run_client(
+    work: RunContext, part: ClientRound, trainer: Trainer, upload_device: torch.device
+) -> Reply:
+    """Train one client on the trainer's device and return its reply; the upload is on `upload_device`."""
     try:
         with trainer.active():
             client = _client(work, part, trainer)
@@ -84,7 +86,7 @@ def run_client(work: Work, part: ClientRound, trainer: Trainer, home: torch.devi
         return Reply(
             part.client,
             client.count,
-            on_device(upload, home),
+            on_device(upload, upload_device),
             metrics=client.metrics[0] if client.metrics else None,
             round=part.round,
             notes=client.notes,
@@ -102,8 +104,8 @@ def failed_reply(client: str, error: str) -> Reply:
     return Reply(client, images=0, upload=None, metrics=None, error=error)
 
 
-def _client(work: Work, part: ClientRound, trainer: Trainer) -> Client:
-    pace = work.pace(part.round)
+def _client(work: RunContext, part: ClientRound, trainer: Trainer) -> Client:
+    position = work.position(part.round)
     device = trainer.device
     return Client(
         id=part.client,
@@ -113,9 +115,9 @@ def _client(work: Work, part: ClientRound, trainer: Trainer) -> Client:
         trainer=trainer,
         seed=work.seed,
         round=part.round,
-        rate=pace.rate,
-        progress=pace.progress,
-        rounds=pace.rounds,
+        rate=position.rate,
+        progress=position.progress,
+        rounds=position.rounds,
         public=work.public.get(device),
         stop=work.stop,
     )

@@ -12,7 +12,7 @@ import torch
 
 from fedssl.core.state.tree import Tree
 from fedssl.engine.checkpoints.client_memory import Memory, Turn
-from fedssl.engine.runtimes.client_round import ClientRound, Shard, Work, run_client
+from fedssl.engine.runtimes.client_round import ClientRound, RunContext, Shard, run_client
 from fedssl.engine.uploads.records import Reply
 from fedssl.training.trainer import Trainer
 
@@ -32,7 +32,7 @@ class LocalRuntime:
 
     def __init__(
         self,
-        work: Work,
+        work: RunContext,
         shards: Mapping[str, Shard],
         trainers: Sequence[Trainer],
         memory: Memory,
@@ -53,14 +53,13 @@ class LocalRuntime:
         self._pool = ThreadPoolExecutor(self._workers, "client", initializer=set_threads)
 
     def exchange(
-        self, round: int, home: Mapping[str, str], message: Callable[[str], Tree]
+        self, round: int, clients: Sequence[str], message: Callable[[str], Tree]
     ) -> Iterator[Reply]:
         """Yield replies in the clients' order; a bounded number of uploads waits for its turn.
 
         Clients start in groups, the largest of each group first: otherwise a worker that took it
         last would leave the others idle.
         """
-        clients = list(home)
         group_size = QUEUED_PER_WORKER * self._workers
         if len(clients) > group_size:
             group_size //= 2
@@ -77,7 +76,7 @@ class LocalRuntime:
         finally:
             for future in pending:
                 future.cancel()
-            self._memory.expect_nobody()
+            self._memory.cancel_expected()
 
     def _start_group(
         self, round: int, group: Sequence[str], message: Callable[[str], Tree]
@@ -108,5 +107,5 @@ class LocalRuntime:
         return reply
 
     def close(self) -> None:
-        """Wait for clients in training, which `Work.stop` ends within a step, and end the threads."""
+        """Wait for clients in training, which `RunContext.stop` ends within a step, and end the threads."""
         self._pool.shutdown(cancel_futures=True)

@@ -44,14 +44,14 @@ class Guard:
         bound: NormBound | None = None,
         bounded: Collection[str] = (),
         weights: UploadWeights | None = None,
-        renamed: Callable[[Tree], Mapping[str, str]] = lambda upload: {},
-        reference: Callable[[str], Tree] = lambda client: {},
+        received_keys: Callable[[Tree], Mapping[str, str]] = lambda upload: {},
+        statistics_reference: Callable[[str], Tree] = lambda client: {},
     ) -> None:
         """`clients` take part in the round; `sent` has their messages, removed when answered.
 
         Updates of clients in `bounded` are limited by `bound`. `weights` has the image counts that
-        clients declared, and their shares of the mean. `renamed` returns the keys under which an
-        upload's models were sent, where they differ. `reference` returns models that a client's
+        clients declared, and their shares of the mean. `received_keys` returns the keys under which an
+        upload's models were sent, where they differ. `statistics_reference` returns models that a client's
         running statistics are compared with although they were not sent.
         """
         self.schema = schema
@@ -62,8 +62,8 @@ class Guard:
         self._awaited = set(clients)
         self._bounded = bounded
         self.weights = weights or UploadWeights(NO_PLAN, "size")
-        self._renamed = renamed
-        self._reference = reference
+        self._received_keys = received_keys
+        self._statistics_reference = statistics_reference
 
     def __call__(self, replies: Iterable[Reply]) -> Iterator[Candidate]:
         """Yield a candidate for every client that was asked and has replied, once."""
@@ -84,7 +84,7 @@ class Guard:
         for i, report in enumerate(self.reports):
             if report.dropped is None and (clients is None or report.client in clients):
                 self.reports[i] = report._replace(
-                    dropped=reason, metrics=None, moved_on=True, notes=NO_NOTES
+                    dropped=reason, metrics=None, memory_advanced=True, notes=NO_NOTES
                 )
 
     # -- each reply on its own --
@@ -131,7 +131,7 @@ class Guard:
     def _sent_models(self, message: Tree, upload: Tree) -> Tree:
         """Return the message with its models under the keys of the upload."""
         models = dict(message)
-        for key, sent_as in self._renamed(upload).items():
+        for key, sent_as in self._received_keys(upload).items():
             models[key] = message[sent_as]
         return models
 
@@ -141,7 +141,7 @@ class Guard:
         if norm is None or client not in self._bounded:
             return None
         images = self.weights.verified_images(client)
-        start = {**self._reference(client), **sent}
+        start = {**self._statistics_reference(client), **sent}
         shift = largest_shift(start, upload)
         return Movement(norm, images, shift, untrained=is_untrained(start, upload))
 
@@ -219,7 +219,7 @@ def _report(candidate: Candidate, kept: float | None) -> Report:
             candidate.client,
             dropped=sanitize(candidate.error),
             bytes_down=candidate.bytes_down,
-            moved_on=candidate.trained,
+            memory_advanced=candidate.trained,
         )
     norm = candidate.norm
     if norm is not None and not math.isfinite(norm):

@@ -77,7 +77,7 @@ class Report(NamedTuple):
     bytes_down: int = 0
     bytes_up: int = 0
     divergence: float | None = None  # L2 between the models sent and returned, over parameters
-    moved_on: bool = False  # dropped after training: the client's memory is one round ahead
+    memory_advanced: bool = False  # dropped after training: the client's memory is one round ahead
     notes: Mapping[str, float] = NO_NOTES
     clipped: float | None = None  # the fraction of the update that counted, if it was clipped
     rows_left_out: str | None = None  # rows of shared features that did not count, and why

@@ -22,10 +22,10 @@ class Routing:
     def __init__(self, plan: Plan, candidates: Iterable[Candidate], weights: UploadWeights) -> None:
         self._candidates = iter(candidates)
         self._weights = weights
-        self._sites_of: dict[str, list[str]] = {client: [] for client in plan.home}
+        self._sites_of: dict[str, list[str]] = {client: [] for client in plan.site_of}
         self._missing: dict[str, int] = {}  # clients of a site that have not replied yet
         self._queues: dict[str, deque[Upload]] = {site: deque() for site in plan.sites}
-        position = {client: i for i, client in enumerate(plan.home)}
+        position = {client: i for i, client in enumerate(plan.site_of)}
         last = {}  # position of the last client that feeds a site
         for site, clients in plan.mixing.items():
             asked = [client for client in clients if client in position]

@@ -41,14 +41,14 @@ class UploadWeights:
         *,
         max_share: float = 1.0,
         counts: ImageCounts = NO_COUNTS,
-        one_mean: bool = True,
+        averages_all: bool = True,
     ) -> None:
-        """`scheme` is the algorithm's: size or uniform; `one_mean`: it averages all uploads."""
+        """`scheme` is the algorithm's: size or uniform; `averages_all`: it averages all uploads."""
         self._plan = plan
         self._scheme = scheme
         self._max_share = max_share
         self._counts = counts
-        self._one_mean = one_mean
+        self._one_mean = averages_all
 
     @cached_property
     def declared(self) -> Mapping[str, int]:
@@ -59,7 +59,7 @@ class UploadWeights:
     def _limit(self) -> float:
         counts = []
         for client, count in self.declared.items():
-            if client in self._plan.home and count > 0:
+            if client in self._plan.site_of and count > 0:
                 counts.append(count)
         return largest_count(counts, self._max_share)
 
@@ -72,7 +72,7 @@ class UploadWeights:
         """The sum of expected weights in the server's mean; 0 where there are several means."""
         if len(self._plan.mixing) != 1 or not self._one_mean:
             return 0.0
-        return math.fsum(self._expected(client) for client in self._plan.home)
+        return math.fsum(self._expected(client) for client in self._plan.site_of)
 
     def _expected(self, client: str) -> float:
         (site,) = self._plan.mixing
@@ -86,7 +86,7 @@ class UploadWeights:
         """
         if client not in self.declared or self._total <= 0:
             return 1.0
-        return max(self._expected(client) / self._total, 1 / len(self._plan.home))
+        return max(self._expected(client) / self._total, 1 / len(self._plan.site_of))
 
     def verified_images(self, client: str) -> int:
         """Return how many images a client holds if this process counted them, otherwise 0."""

@@ -13,7 +13,7 @@ from fedssl import federation
 from fedssl.core.devices.precision import float32
 from fedssl.data import Dataset, Images
 from fedssl.evaluation import evaluate
-from fedssl.evaluation.evaluate import Evaluation, classified
+from fedssl.evaluation.evaluate import Evaluation, predict_labels
 from fedssl.experiment.experiment import Experiment
 
 CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ def test_features_and_classes_too(seen: dict[str, tuple[bool, str]]) -> None:
     chosen = experiment("supervised")
     state = federation.build_method(chosen, (3, 8, 8), CPU).state
     Evaluation(chosen, data, CPU).features(state, images(4).held)
-    classified(chosen, state, images(4).held, CPU)
+    predict_labels(chosen, state, images(4).held, CPU)
     assert seen == {"embed": WHOLE, "build_method": WHOLE}
     assert flags() == FAST
 

@@ -12,7 +12,7 @@ import pytest
 
 from fedssl.core.errors import RunError
 from fedssl.core.files import lock
-from fedssl.core.files.lock import entered, locked
+from fedssl.core.files.lock import locked, locked_directory
 
 HOLD = """
 import sys, time
@@ -85,16 +85,16 @@ def test_a_directory_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
             (folder / "flower.json").touch()
         if name == "run":
             (folder / "run.lock").write_text("1")
-        with pytest.raises(ZeroDivisionError), entered(folder):
+        with pytest.raises(ZeroDivisionError), locked_directory(folder):
             raise ZeroDivisionError
     assert not (tmp_path / "new").exists()
     assert not list((tmp_path / "empty").iterdir())
     assert [file.name for file in (tmp_path / "full").iterdir()] == ["flower.json"]
     assert {file.name for file in (tmp_path / "run").iterdir()} == {"flower.json", "run.lock"}
-    with pytest.raises(IsADirectoryError), entered(tmp_path / "new"):
+    with pytest.raises(IsADirectoryError), locked_directory(tmp_path / "new"):
         _write_and_fail(tmp_path / "new")
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["log"]
-    with entered(tmp_path / "new"):
+    with locked_directory(tmp_path / "new"):
         assert (tmp_path / "new" / "run.lock").read_text() == str(os.getpid())
 
 

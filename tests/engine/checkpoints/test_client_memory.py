@@ -14,7 +14,7 @@ from fedssl.core.errors import RunError
 from fedssl.core.files.blob_file import BLOCK, BlobFile
 from fedssl.core.state.codec import dumps
 from fedssl.core.state.tree import Tree
-from fedssl.engine.checkpoints.client_memory import Memory, Remembered
+from fedssl.engine.checkpoints.client_memory import Memory, StoredMemory
 from fedssl.engine.checkpoints.placement import Wanted
 
 TIERS: tuple[Wanted, ...] = ("device", "host", "disk")
@@ -87,7 +87,7 @@ def test_a_replayed_round_reads_what_it_read_the_first_time(tier: Wanted, rows: 
 
 
 def test_a_round_that_is_over_is_not_replayed(rows: BlobFile) -> None:
-    memory = Memory(rows, {"a": Remembered(5, tree(5))})
+    memory = Memory(rows, {"a": StoredMemory(5, tree(5))})
     with pytest.raises(ValueError, match="round 5 is over"):
         memory.expect("a", 5)
 
@@ -155,7 +155,7 @@ def test_those_who_do_not_come_are_in_nobodys_way(rows: BlobFile) -> None:
     memory.close()
     memory = Memory(rows, memory.snapshot(), "disk", ahead=1)
     memory.expect("a", 1)
-    memory.expect_nobody()
+    memory.cancel_expected()
     assert memory._fetched == {}
     turn = memory.expect("b", 1)
     assert turn in memory._fetched

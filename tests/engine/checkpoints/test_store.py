@@ -24,7 +24,7 @@ from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.engine.checkpoints import store as store_module
-from fedssl.engine.checkpoints.client_memory import Memory, Remembered
+from fedssl.engine.checkpoints.client_memory import Memory, StoredMemory
 from fedssl.engine.checkpoints.placement import Wanted
 from fedssl.engine.checkpoints.store import Snapshot, Store
 
@@ -59,7 +59,7 @@ def tree(value: float) -> Tree:
 def snapshot(rounds: int, **memory: int) -> Snapshot:
     """Site and memories hold the number of the round that wrote them, and none has been written to disk."""
     return Snapshot(
-        rounds, {"server": tree(rounds)}, {c: Remembered(r, tree(r)) for c, r in memory.items()}
+        rounds, {"server": tree(rounds)}, {c: StoredMemory(r, tree(r)) for c, r in memory.items()}
     )
 
 
@@ -127,7 +127,7 @@ def test_the_last_two_are_kept_and_nothing_else(tmp_path: Path) -> None:
         changed = ("c0", "c1") if rounds % 2 else ("c0",)
         memory = {
             **memory,
-            **{client: Remembered(rounds - 1, tree(rounds - 1)) for client in changed},
+            **{client: StoredMemory(rounds - 1, tree(rounds - 1)) for client in changed},
         }
         save(store, Snapshot(rounds, {"server": tree(rounds)}, memory))
     assert sorted(files(tmp_path)) == [
@@ -185,9 +185,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_memory_that_did_not_change_is_not_written_again(
     tmp_path: Path, written: list[int]
 ) -> None:
-    store, idle = Store(tmp_path), Remembered(0, tree(0))
+    store, idle = Store(tmp_path), StoredMemory(0, tree(0))
     for rounds in (1, 2, 3):
-        memory = {"idle": idle, "busy": Remembered(rounds - 1, tree(rounds - 1))}
+        memory = {"idle": idle, "busy": StoredMemory(rounds - 1, tree(rounds - 1))}
         save(store, Snapshot(rounds, {"server": tree(rounds)}, memory))
     assert written == [0, BLOCK, 2 * BLOCK, 3 * BLOCK]  # the third is saved while two are kept
     assert same(Store(tmp_path).load(quiet), snapshot(3, idle=0, busy=2))
@@ -200,7 +200,8 @@ def test_nor_is_it_after_a_resume(tmp_path: Path, written: list[int]) -> None:
     assert resumed is not None
     written.clear()
     save(
-        store, resumed._replace(rounds=2, memory={**resumed.memory, "busy": Remembered(1, tree(1))})
+        store,
+        resumed._replace(rounds=2, memory={**resumed.memory, "busy": StoredMemory(1, tree(1))}),
     )
     assert written == [2 * BLOCK]
 
@@ -228,7 +229,7 @@ def test_rows_of_a_kept_checkpoint_are_never_written_to(tmp_path: Path, written:
         kept = [r for r in (rounds - 2, rounds - 1) if r > 0]
         taken = [range(o, o + n) for r in kept for o, n in places(tmp_path, r).values()]
         memory = {
-            f"c{i}": Remembered(
+            f"c{i}": StoredMemory(
                 rounds - 1, {**tree(rounds), "more": torch.rand(draw.choice([1, 900, 3000]))}
             )
             for i in range(draw.randrange(4))
@@ -254,7 +255,9 @@ def test_what_was_read_elsewhere_is_written_here(tmp_path: Path) -> None:
 
 
 def test_odd_client_ids(tmp_path: Path) -> None:
-    saved = Snapshot(1, {"server": tree(1)}, {c: Remembered(0, tree(i)) for i, c in enumerate(ODD)})
+    saved = Snapshot(
+        1, {"server": tree(1)}, {c: StoredMemory(0, tree(i)) for i, c in enumerate(ODD)}
+    )
     save(Store(tmp_path), saved)
     assert same(Store(tmp_path).load(quiet), saved)
     assert {p.parent.name for p in tmp_path.rglob("*") if p.is_file()} == {"checkpoints", "memory"}
@@ -266,10 +269,10 @@ def test_odd_client_ids(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two checkpoints: a has changed between them, b has not."""
-    root, b = tmp_path_factory.mktemp("whole"), Remembered(0, tree(0))
+    root, b = tmp_path_factory.mktemp("whole"), StoredMemory(0, tree(0))
     store = Store(root)
     for rounds in (1, 2):
-        memory = {"a": Remembered(rounds - 1, tree(rounds - 1)), "b": b}
+        memory = {"a": StoredMemory(rounds - 1, tree(rounds - 1)), "b": b}
         save(store, Snapshot(rounds, {"server": tree(rounds)}, memory))
     return root
 
@@ -528,7 +531,7 @@ def test_a_failure_in_the_background_is_raised_at_the_next_save(tmp_path: Path) 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_a_snapshot_is_of_its_moment(tier: Wanted, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    memory = Memory(store.rows, {"a": Remembered(0, tree(0))}, tier)
+    memory = Memory(store.rows, {"a": StoredMemory(0, tree(0))}, tier)
     taken = Snapshot(1, {"server": tree(1)}, memory.snapshot())
     for client in ("a", "b"):
         memory.write(memory.expect(client, 1), tree(1))

@@ -22,10 +22,10 @@ from fedssl.core.state.tree import Tree, Value
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.checkpoints.placement import Wanted
 from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import Pace, Shard, Work
+from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.records import Reply
-from fedssl.method import Batch, Given, Method, Output
+from fedssl.method import Batch, Constants, Method, Output
 from fedssl.topologies.topology import SERVER, Isolated, Star, Topology
 from fedssl.training.client import Client
 from fedssl.training.trainer import Stopped, Trainer
@@ -83,10 +83,10 @@ class Federation:
         self.memory, self.stop, self.finished = memory or Memory(), threading.Event(), []
         shards = {c: Shard(pixels(n, seed)) for seed, (c, n) in enumerate(sizes.items())}
         self.runtime = LocalRuntime(
-            Work(
+            RunContext(
                 self.algorithm,
                 3,
-                lambda round: Pace(0.05 / (round + 1), round / ROUNDS),
+                lambda round: RoundPosition(0.05 / (round + 1), round / ROUNDS),
                 stop=self.stop,
             ),
             shards,
@@ -94,18 +94,18 @@ class Federation:
             self.memory,
             on_client=lambda reply: self.finished.append(reply.client),
         )
-        home = Client("home", pixels(0), None, {}, self.trainers[0], 3, 0)
-        first = self.algorithm.init(home)
+        client = Client("home", pixels(0), None, {}, self.trainers[0], 3, 0)
+        first = self.algorithm.init(client)
         self.sites = {site: first for site in self.topology.sites(self.runtime.clients)}  # noqa: C420 - as they start
 
     def rounds(self) -> Iterator[Round]:
-        wire = self.algorithm.wire(self.trainers[0].method)
+        schema = self.algorithm.upload_schema(self.trainers[0].method)
         return federate(
             self.algorithm,
             self.topology,
             self.runtime,
             self.sites,
-            schema=wire,
+            schema=schema,
             rounds=ROUNDS,
             seed=3,
         )
@@ -180,12 +180,12 @@ def test_an_exchange_broken_off_leaves_nothing_behind(
             return done
 
     federation = Federation(make_trainer, pixels, "byol", 2, Held())
-    home = dict.fromkeys("ab", SERVER)
-    replies = federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER])
+    clients = ["a", "b"]
+    replies = federation.runtime.exchange(0, clients, lambda c: federation.sites[SERVER])
     next(replies)
     assert waiting.wait(10)  # or it would never have begun
     replies.close()
-    again = federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER])
+    again = federation.runtime.exchange(0, clients, lambda c: federation.sites[SERVER])
     assert [r.error for r in again] == [None, None]
     go_on.set()
     federation.runtime.close()
@@ -214,9 +214,7 @@ def test_alone_a_client_hears_nobody(make_trainer: MakeTrainer, pixels: Pixels) 
 def test_replies_come_in_the_clients_order(make_trainer: MakeTrainer, pixels: Pixels) -> None:
     federation = Federation(make_trainer, pixels, workers=3, algorithm=Jittered(shuffle=5))
     replies = list(
-        federation.runtime.exchange(
-            0, dict.fromkeys("edcba", SERVER), lambda c: federation.sites[SERVER]
-        )
+        federation.runtime.exchange(0, list("edcba"), lambda c: federation.sites[SERVER])
     )
     federation.runtime.close()
     assert [r.client for r in replies] == list("edcba")
@@ -245,8 +243,8 @@ def test_of_each_few_clients_the_largest_start_first(
             return {}, {}
 
     federation = Federation(make_trainer, pixels, algorithm=Noting(), sizes=sizes)
-    home = dict.fromkeys(sizes, SERVER)
-    replies = list(federation.runtime.exchange(0, home, lambda c: federation.sites[SERVER]))
+    clients = list(sizes)
+    replies = list(federation.runtime.exchange(0, clients, lambda c: federation.sites[SERVER]))
     federation.runtime.close()
     assert [r.client for r in replies] == list(sizes)
     assert started == expected
@@ -261,7 +259,7 @@ def test_few_uploads_wait_for_their_turn(
         make_trainer, pixels, workers=workers, sizes={f"{i:02}": 8 for i in range(30)}
     )
     replies = federation.runtime.exchange(
-        0, dict.fromkeys(federation.runtime.clients, SERVER), lambda c: federation.sites[SERVER]
+        0, list(federation.runtime.clients), lambda c: federation.sites[SERVER]
     )
     next(replies)
     time.sleep(0.3)
@@ -277,8 +275,8 @@ def test_a_client_remembers_its_own_rounds(
     topology = Star(participation=0.5)
     federation = Federation(make_trainer, pixels, "byol", workers, Recalling(), topology)
     federation.run()
-    plans = [topology.plan(list(SIZES), round, 3).home for round in range(ROUNDS)]
-    expected = {c: "".join(str(r) for r, home in enumerate(plans) if c in home) for c in SIZES}
+    plans = [topology.plan(list(SIZES), round, 3).site_of for round in range(ROUNDS)]
+    expected = {c: "".join(str(r) for r, plan in enumerate(plans) if c in plan) for c in SIZES}
     assert {c: federation.memory.latest(c).get("rounds", "") for c in SIZES} == expected
     assert {c: m.round for c, m in federation.memory.snapshot().items()} == {
         c: int(r[-1]) for c, r in expected.items() if r
@@ -306,9 +304,7 @@ def test_images_never_appear_in_an_upload(
 ) -> None:
     """Neither their bytes nor anything of their type or size; the same for what is remembered."""
     federation = Federation(make_trainer, pixels, "mocov2", algorithm=FedAvg(**settings))
-    replies = federation.runtime.exchange(
-        0, dict.fromkeys("abcde", SERVER), lambda c: federation.sites[SERVER]
-    )
+    replies = federation.runtime.exchange(0, list("abcde"), lambda c: federation.sites[SERVER])
     for seed, reply in enumerate(replies):
         images = pixels(SIZES[reply.client], seed)
         assert reply.upload is not None
@@ -328,13 +324,13 @@ def test_labels_stay_where_they_are(make_trainer: MakeTrainer, pixels: Pixels) -
     trainer = make_trainer("byol")
     algorithm, memory = FedAvg(), Memory()
     runtime = LocalRuntime(
-        Work(algorithm, 0, lambda r: Pace(0.1, 0)),
+        RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)),
         {"a": Shard(pixels(8), labels)},
         [trainer],
         memory,
     )
     site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    assert [r.error for r in runtime.exchange(0, {"a": SERVER}, lambda c: site)] == [None]
+    assert [r.error for r in runtime.exchange(0, ["a"], lambda c: site)] == [None]
     runtime.close()
 
 
@@ -376,8 +372,10 @@ def test_after_a_failure_every_trainer_is_free_again(
 ) -> None:
     federation = Federation(make_trainer, pixels, workers=2, sizes=dict.fromkeys("abcdef", 1))
     for round in range(3):
-        home = dict.fromkeys(federation.runtime.clients, SERVER)
-        replies = list(federation.runtime.exchange(round, home, lambda c: federation.sites[SERVER]))
+        clients = list(federation.runtime.clients)
+        replies = list(
+            federation.runtime.exchange(round, clients, lambda c: federation.sites[SERVER])
+        )
         assert all("too few images" in (r.error or "") for r in replies)
     federation.runtime.close()
 
@@ -402,8 +400,8 @@ class Twice(FedAvg):
         client.train(self.louder, {}, self.draw)
         return done
 
-    def louder(self, method: Method, batch: Batch, out: Output, given: Given) -> Tensor:
-        return 1000 * method.loss(out, given)
+    def louder(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+        return 1000 * method.loss(out, constants)
 
 
 def test_of_several_trainings_the_first_is_told_of(
@@ -423,11 +421,7 @@ def test_a_reply_is_told_of_as_soon_as_it_is_there(
     seen: list[Reply] = []
     federation = Federation(make_trainer, pixels)
     federation.runtime._on_client = seen.append
-    replies = list(
-        federation.runtime.exchange(
-            0, dict.fromkeys("abc", SERVER), lambda c: federation.sites[SERVER]
-        )
-    )
+    replies = list(federation.runtime.exchange(0, list("abc"), lambda c: federation.sites[SERVER]))
     federation.runtime.close()
     assert {id(r) for r in seen} == {id(r) for r in replies}
     assert len(seen) == 3

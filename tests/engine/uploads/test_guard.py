@@ -46,8 +46,8 @@ SENT: Tree = {"model": sound(99)}
 CLIENTS = ["c0", "c1", "bad", "c2", "c3"]
 
 
-def guard(wire: dict[str, Spec] | None = None, sent: Tree = SENT) -> Guard:
-    return Guard(wire or {"model": LAYOUT}, 0, CLIENTS, dict.fromkeys(CLIENTS, sent))
+def guard(schema: dict[str, Spec] | None = None, sent: Tree = SENT) -> Guard:
+    return Guard(schema or {"model": LAYOUT}, 0, CLIENTS, dict.fromkeys(CLIENTS, sent))
 
 
 def passed(g: Guard, replies: Iterable[Reply]) -> list[tuple[str, int, Tree]]:
@@ -55,9 +55,9 @@ def passed(g: Guard, replies: Iterable[Reply]) -> list[tuple[str, int, Tree]]:
     return [(c.client, c.images, c.upload) for c in g(replies) if c.upload is not None]
 
 
-def fault(upload: Tree, images: Any = 1, wire: dict[str, Spec] | None = None) -> str | None:
+def fault(upload: Tree, images: Any = 1, schema: dict[str, Spec] | None = None) -> str | None:
     """What is wrong with one upload, as its report says."""
-    g = guard(wire)
+    g = guard(schema)
     list(g([Reply("bad", images, upload, None)]))
     return g.reports[0].dropped
 
@@ -149,7 +149,7 @@ def _replies(bad: Reply) -> list[Reply]:
     return [*good[:2], bad, *good[2:]]
 
 
-def _check(bad: Reply, reason: str, moved_on: bool = True) -> None:
+def _check(bad: Reply, reason: str, memory_advanced: bool = True) -> None:
     g = guard()
     got = passed(g, _replies(bad))
     assert [client for client, _, _ in got] == ["c0", "c1", "c2", "c3"]
@@ -158,8 +158,12 @@ def _check(bad: Reply, reason: str, moved_on: bool = True) -> None:
     assert torch.equal(_mean(got).counts, others.counts)
     report = g.reports[2]
     assert (report.client, report.dropped, report.metrics) == ("bad", reason, None)
-    assert (report.bytes_down, report.bytes_up, report.moved_on) == (nbytes(SENT), 0, moved_on)
-    assert not any(r.moved_on for r in g.reports if r.client != "bad")
+    assert (report.bytes_down, report.bytes_up, report.memory_advanced) == (
+        nbytes(SENT),
+        0,
+        memory_advanced,
+    )
+    assert not any(r.memory_advanced for r in g.reports if r.client != "bad")
     assert [r.dropped for r in g.reports if r.client != "bad"] == [None] * 4
 
 
@@ -175,8 +179,10 @@ def test_a_number_of_images_that_is_none(images: Any) -> None:
 
 
 def test_a_client_that_failed_says_why() -> None:
-    _check(Reply("bad", 0, None, None, "too few images: 1"), "too few images: 1", moved_on=False)
-    _check(Reply("bad", 12, None, None), 'key "model" is missing', moved_on=False)
+    _check(
+        Reply("bad", 0, None, None, "too few images: 1"), "too few images: 1", memory_advanced=False
+    )
+    _check(Reply("bad", 12, None, None), 'key "model" is missing', memory_advanced=False)
 
 
 @given(st.integers(0, LAYOUT.floats - 1), st.sampled_from([math.nan, math.inf, -math.inf]))
@@ -189,7 +195,7 @@ def test_one_bad_number_is_found_in_what_was_never_sent(position: int, value: fl
     """Nothing to measure a distance from: it is looked at all the same."""
     more: dict[str, Spec] = {"model": LAYOUT, "more": LAYOUT}
     upload = {"model": sound(0), "more": _with(sound(1), position, value)}
-    assert fault(upload, wire=more) == "more: is not finite"
+    assert fault(upload, schema=more) == "more: is not finite"
 
 
 @given(st.integers(1, 10**7), st.floats(-(2.0**100), 2.0**100, width=32))
@@ -231,7 +237,7 @@ ROWS = Rows((None, 3), torch.float32)
     ],
 )
 def test_tensors_and_scalars_on_the_wire(spec: Spec, value: Any, reason: str | None) -> None:
-    assert fault({"x": value}, wire={"x": spec}) == reason
+    assert fault({"x": value}, schema={"x": spec}) == reason
 
 
 def test_a_sound_upload_is_measured() -> None:
@@ -242,7 +248,8 @@ def test_a_sound_upload_is_measured() -> None:
     assert LAYOUT.entries[2].role == "statistic"
     g = guard(sent={"model": sent})
     assert [
-        (heard.client, heard.images) for heard in g([Reply("c0", 5, {"model": back}, METRICS)])
+        (received.client, received.images)
+        for received in g([Reply("c0", 5, {"model": back}, METRICS)])
     ] == [("c0", 5)]
     (report,) = g.reports
     assert report.divergence == pytest.approx(5)
@@ -285,7 +292,11 @@ def test_the_first_answer_counts() -> None:
         ("c0", "was not asked, or has answered already"),
         ("c1", None),
     ]
-    assert (g.reports[1].bytes_down, g.reports[1].bytes_up, g.reports[1].moved_on) == (0, 0, False)
+    assert (g.reports[1].bytes_down, g.reports[1].bytes_up, g.reports[1].memory_advanced) == (
+        0,
+        0,
+        False,
+    )
 
 
 def test_a_dropped_answer_is_an_answer() -> None:
@@ -319,7 +330,7 @@ def test_a_late_answer_does_not_count_and_the_right_one_still_may() -> None:
 
 def test_who_could_not_even_be_asked_may_say_so() -> None:
     g = Guard({"model": LAYOUT}, 0, ["a"], {})
-    assert [heard.upload for heard in g([Reply("a", 0, None, None, "never came")])] == [None]
+    assert [received.upload for received in g([Reply("a", 0, None, None, "never came")])] == [None]
     assert (g.reports[0].dropped, g.reports[0].bytes_down) == ("never came", 0)
 
 
@@ -375,12 +386,12 @@ def test_notes_too_large_for_a_float_are_left_out() -> None:
 
 def test_what_is_unsound_is_known_before_the_guard_sees_it() -> None:
     broken = _with(sound(1), 0, math.nan)
-    wire: dict[str, Spec] = {"model": LAYOUT}
-    assert reply_error(Reply("a", 1, {"model": sound(1)}, None), wire) is None
-    assert reply_error(Reply("a", 0, {"model": sound(1)}, None), wire) == "claims 0 images"
-    assert reply_error(Reply("a", 1, {"model": broken}, None), wire) == "model: is not finite"
-    assert reply_error(Reply("a", 1, None, None), wire) == "no upload"
-    assert reply_error(Reply("a", 1, None, None, "ill"), wire) == "ill"
+    schema: dict[str, Spec] = {"model": LAYOUT}
+    assert reply_error(Reply("a", 1, {"model": sound(1)}, None), schema) is None
+    assert reply_error(Reply("a", 0, {"model": sound(1)}, None), schema) == "claims 0 images"
+    assert reply_error(Reply("a", 1, {"model": broken}, None), schema) == "model: is not finite"
+    assert reply_error(Reply("a", 1, None, None), schema) == "no upload"
+    assert reply_error(Reply("a", 1, None, None, "ill"), schema) == "ill"
 
 
 def test_a_way_too_long_for_float32_is_not_told() -> None:

@@ -64,7 +64,7 @@ class History:
         self.typical = guard.bound.next_typical()
 
 
-def heard(
+def received(
     history: History,
     ways: dict[str, float],
     images: dict[str, int] | None = None,
@@ -101,22 +101,22 @@ def dropped(guard: Guard) -> list[str]:
 def test_the_first_round_is_compared_with_itself(who: int, far: float) -> None:
     """The median of 1, 2, 3, 4 and one far away is 3 or less: at most 30 is allowed, whoever comes first."""
     ways = {f"c{i}": far if i == who else i + 1.0 for i in range(5)}
-    assert dropped(heard(History(GuardSettings()), ways)) == [f"c{who}"]
+    assert dropped(received(History(GuardSettings()), ways)) == [f"c{who}"]
 
 
 def test_what_is_too_far_to_tell_is_in_no_median() -> None:
     ways = {"a": 1e30, "b": 1e30, "c": 1e30, "d": 1.0, "e": 1e3}
-    assert dropped(heard(History(GuardSettings()), ways)) == ["a", "b", "c", "e"]
+    assert dropped(received(History(GuardSettings()), ways)) == ["a", "b", "c", "e"]
 
 
 def test_the_reason_names_the_setting() -> None:
     """The lower median of 1, 2, 4 and 50 is 2."""
     history = History(GuardSettings())
-    reports = heard(history, {"a": 1, "b": 2, "c": 4, "d": 50}).reports
+    reports = received(history, {"a": 1, "b": 2, "c": 4, "d": 50}).reports
     said = "the norm of its update is 50, above the limit of 20: 10 × the median (guard.norm_bound)"
     assert [report.dropped for report in reports] == [None, None, None, said]
-    assert reports[3].moved_on
-    (report,) = heard(History(GuardSettings()), {"a": 1e30}).reports
+    assert reports[3].memory_advanced
+    (report,) = received(History(GuardSettings()), {"a": 1e30}).reports
     assert report.dropped == "the norm of its update exceeds the range of float32"
 
 
@@ -124,18 +124,18 @@ def test_what_is_usual_is_the_largest_median_or_the_last() -> None:
     """Medians of 2, then 1. 15 is below 10 × 2 and above 10 × 1; what was dropped does not count in any median."""
     for usual, expected in (("largest", []), ("last", ["c"])):
         history = History(GuardSettings(usual=usual))  # type: ignore[arg-type]
-        heard(history, {"a": 2, "b": 2, "c": 500})
+        received(history, {"a": 2, "b": 2, "c": 500})
         assert history.typical == Typical(2, 10, 1.0, [(2, 10), (2, 10)])
-        heard(history, {"a": 1, "b": 1, "c": 1}, round=1)
-        assert dropped(heard(history, {"a": 1, "b": 1, "c": 15}, round=2)) == expected
+        received(history, {"a": 1, "b": 1, "c": 1}, round=1)
+        assert dropped(received(history, {"a": 1, "b": 1, "c": 15}, round=2)) == expected
 
 
 def test_a_round_without_a_sound_upload_or_without_a_step_says_nothing() -> None:
     history = History(GuardSettings(usual="last"), typical=Typical(1.0, 10, 1.0))
-    assert dropped(heard(history, {"a": 11, "b": 12})) == ["a", "b"]
-    assert dropped(heard(history, {"a": 0, "b": 0})) == []
+    assert dropped(received(history, {"a": 11, "b": 12})) == ["a", "b"]
+    assert dropped(received(history, {"a": 0, "b": 0})) == []
     assert history.typical == Typical(1.0, 10, 1.0, [(0, 10), (0, 10)])
-    assert dropped(heard(History(GuardSettings()), {"a": 0, "b": 0, "c": 5})) == []
+    assert dropped(received(History(GuardSettings()), {"a": 0, "b": 0, "c": 5})) == []
 
 
 def test_more_images_and_a_higher_rate_lead_farther() -> None:
@@ -150,15 +150,17 @@ def test_more_images_and_a_higher_rate_lead_farther() -> None:
     assert usual.norm_at(0.5, 10**8, 10) == 10, "a client may claim any number"
     history = History(GuardSettings(), {0: 0.5, 1: 1.0}.__getitem__, usual)
     assert dropped(
-        heard(history, {"small": 9, "large": 39, "lost": 41}, {"small": 2, "large": 40, "lost": 40})
+        received(
+            history, {"small": 9, "large": 39, "lost": 41}, {"small": 2, "large": 40, "lost": 40}
+        )
     ) == ["lost"]
     history = History(GuardSettings(), {0: 0.5, 1: 1.0}.__getitem__, usual)
-    assert dropped(heard(history, {"a": 19, "b": 21}, round=1)) == ["b"]
+    assert dropped(received(history, {"a": 19, "b": 21}, round=1)) == ["b"]
 
 
 def test_without_a_bound_whatever_is_finite_passes() -> None:
     for history in (History(), History(GuardSettings(norm_bound=0, clip=True))):
-        guard = heard(history, {"a": 1, "b": 1e3, "c": 1e30})
+        guard = received(history, {"a": 1, "b": 1e3, "c": 1e30})
         assert dropped(guard) == []
         assert [report.divergence for report in guard.reports] == [1, 1e3, None]
 
@@ -218,17 +220,17 @@ def test_a_distance_in_double() -> None:
 
 def test_an_upload_is_measured_from_the_model_it_began_with() -> None:
     """Of two clusters at 0 and 100 the second was chosen: a way of 1, not of 101."""
-    wire: dict[str, Any] = {"model": LAYOUT, "cluster": range(2)}
+    schema: dict[str, Any] = {"model": LAYOUT, "cluster": range(2)}
     message: Tree = {"first": 0, "model.0": at(0), "model.1": at(100)}
     history = History(GuardSettings(), typical=Typical(1.0, 10, 1.0))
     guard = Guard(
-        wire,
+        schema,
         0,
         ["a"],
         {"a": message},
         bound=history.bound(),
         bounded=["a"],
-        renamed=FeatARC().renamed,
+        received_keys=FeatARC().received_keys,
     )
     list(guard([Reply("a", 10, {"model": at(101), "cluster": 1}, METRICS)]))
     assert [(report.dropped, report.divergence) for report in guard.reports] == [(None, 1.0)]
@@ -236,12 +238,12 @@ def test_an_upload_is_measured_from_the_model_it_began_with() -> None:
 
 def test_whom_others_hear() -> None:
     clients = ["a", "b", "c"]
-    assert Star().plan(clients, 0, 0).heard == set(clients)
-    assert Star(participation=0.1).plan(clients, 0, 0).heard == set(
-        Star(participation=0.1).plan(clients, 0, 0).home
+    assert Star().plan(clients, 0, 0).senders == set(clients)
+    assert Star(participation=0.1).plan(clients, 0, 0).senders == set(
+        Star(participation=0.1).plan(clients, 0, 0).site_of
     )
-    assert Isolated().plan(clients, 0, 0).heard == set()
-    assert Cycle().plan(clients, 0, 0).heard == set(clients)
+    assert Isolated().plan(clients, 0, 0).senders == set()
+    assert Cycle().plan(clients, 0, 0).senders == set(clients)
 
 
 def test_who_is_heard_by_nobody_may_go_as_far_as_it_likes() -> None:
@@ -316,7 +318,7 @@ def test_of_unsound_uploads_none_is_held() -> None:
     assert len(alive) == 20
     assert not any(ref() for ref in alive)
     assert first.upload is None
-    assert guard.reports[0].moved_on
+    assert guard.reports[0].memory_advanced
 
 
 def test_one_client_a_round_sets_no_measure_by_itself() -> None:
@@ -324,8 +326,8 @@ def test_one_client_a_round_sets_no_measure_by_itself() -> None:
     history, lost = History(GuardSettings()), []
     for turn in range(4):
         for client in "abcd":
-            lost += dropped(heard(history, {client: 1}, round=5 * turn))
-        lost += dropped(heard(history, {"e": 9.0 ** (turn + 1)}, round=5 * turn + 4))
+            lost += dropped(received(history, {client: 1}, round=5 * turn))
+        lost += dropped(received(history, {"e": 9.0 ** (turn + 1)}, round=5 * turn + 4))
     assert lost == ["e"] * 3
 
 
@@ -334,7 +336,7 @@ def test_image_counts_that_clients_state_do_not_raise_the_bound() -> None:
     for verified, expected in ((False, ["big"]), (True, [])):
         ways = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "big": 50.0}
         assert (
-            dropped(heard(History(GuardSettings()), ways, {"big": 10_000}, verified=verified))
+            dropped(received(History(GuardSettings()), ways, {"big": 10_000}, verified=verified))
             == expected
         )
 
@@ -349,9 +351,9 @@ def test_of_five_thousand_small_honest_clients_none_is_dropped() -> None:
     assert sum(norm > 10 * statistics.median(ways.values()) for norm in ways.values()) == 107
     images = dict.fromkeys(ways, 2)
     for verified in (False, True):
-        assert dropped(heard(History(GuardSettings()), ways, images, verified=verified)) == []
+        assert dropped(received(History(GuardSettings()), ways, images, verified=verified)) == []
     ways["c4999"] = 1e4
-    assert dropped(heard(History(GuardSettings()), ways, images)) == ["c4999"]
+    assert dropped(received(History(GuardSettings()), ways, images)) == ["c4999"]
 
 
 def test_the_reference_grows_within_the_first_round() -> None:
@@ -361,7 +363,7 @@ def test_the_reference_grows_within_the_first_round() -> None:
         | {f"d{i}": 9.0 for i in range(10)}
         | {"e": 89.0, "f": 91.0}
     )
-    assert dropped(heard(History(GuardSettings()), ways)) == ["f"]
+    assert dropped(received(History(GuardSettings()), ways)) == ["f"]
 
 
 NORM = Layout.of(

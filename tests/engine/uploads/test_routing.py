@@ -20,7 +20,7 @@ class Tracked(dict[str, int]):
     """An upload that can be watched."""
 
 
-def heard(
+def received(
     clients: str,
     dropped: str = "",
     on_make: Callable[[str, Tracked], None] = lambda client, tree: None,
@@ -55,17 +55,17 @@ def delivered(
 
 def test_weights_are_the_plans() -> None:
     p = Plan({"a": "x", "b": "y"}, {"x": {"a": None, "b": None}, "y": {"b": 0.5}})
-    assert delivered(p, heard("ab")) == {
+    assert delivered(p, received("ab")) == {
         "x": [Upload("a", 1.0, {"n": 0}), Upload("b", 2.0, {"n": 1})],
         "y": [Upload("b", 0.5, {"n": 1})],
     }
-    assert [u.weight for u in delivered(p, heard("ab"), "uniform")["x"]] == [1.0, 1.0]
+    assert [u.weight for u in delivered(p, received("ab"), "uniform")["x"]] == [1.0, 1.0]
 
 
 def test_a_site_that_nothing_reaches_is_not_named() -> None:
     p = plan("abc", {"x": "ab", "y": "c", "z": "", "w": "strn"})
     assert {
-        site: [u.client for u in us] for site, us in delivered(p, heard("abc", "c")).items()
+        site: [u.client for u in us] for site, us in delivered(p, received("abc", "c")).items()
     } == {"x": ["a", "b"]}
 
 
@@ -76,7 +76,7 @@ def test_a_site_that_nothing_reaches_is_not_named() -> None:
 def test_every_site_gets_its_own_in_the_clients_order(
     mixing: dict[str, set[str]], dropped: set[str]
 ) -> None:
-    got = delivered(plan("abcdef", mixing), heard("abcdef", dropped))  # type: ignore[arg-type]
+    got = delivered(plan("abcdef", mixing), received("abcdef", dropped))  # type: ignore[arg-type]
     expected = {
         site: [c for c in "abcdef" if c in takes - dropped] for site, takes in mixing.items()
     }
@@ -89,7 +89,7 @@ def test_one_site_streams() -> None:
     """The next client is not heard before the merge asks for it."""
     made: list[str] = []
     ((_, uploads),) = [
-        next(iter(deliver(plan("abc", {"x": "abc"}), heard("abc", on_make=_noting(made)))))
+        next(iter(deliver(plan("abc", {"x": "abc"}), received("abc", on_make=_noting(made)))))
     ]
     assert made == ["a"]
     for expected in ("a", "ab", "abc"):
@@ -105,7 +105,7 @@ def _noting(made: list[str]) -> Callable[[str, Tracked], None]:
 def test_a_site_merges_as_soon_as_its_clients_are_heard(dropped: str) -> None:
     """x waits for a and b, y for c, z for b and d; those dropped are not waited for either."""
     made: list[str] = []
-    stream = heard("abcd", dropped, _noting(made))
+    stream = received("abcd", dropped, _noting(made))
     done = {}
     for site, uploads in deliver(plan("abcd", {"z": "bd", "y": "c", "x": "ab"}), stream):
         list(uploads)
@@ -139,7 +139,7 @@ def test_no_upload_outlives_its_last_site(mixing: dict[str, str], most: int) -> 
         weakref.finalize(tree, alive.discard, id(tree))
         peak.append(len(alive))
 
-    for _, uploads in deliver(plan("abcdefgh", mixing), heard("abcdefgh", on_make=watch)):
+    for _, uploads in deliver(plan("abcdefgh", mixing), received("abcdefgh", on_make=watch)):
         while next(uploads, None) is not None:  # as a merge that keeps nothing but its sum
             pass
     assert max(peak) == most
@@ -150,7 +150,7 @@ def test_a_merge_that_stops_early_leaves_nobody_unheard_and_holds_nobody_up() ->
     made: list[str] = []
     got = {}
     for site, uploads in deliver(
-        plan("abcd", {"x": "abcd", "y": "bd"}), heard("abcd", on_make=_noting(made))
+        plan("abcd", {"x": "abcd", "y": "bd"}), received("abcd", on_make=_noting(made))
     ):
         got[site] = next(uploads).client
     assert got == {"x": "a", "y": "b"}
@@ -158,4 +158,4 @@ def test_a_merge_that_stops_early_leaves_nobody_unheard_and_holds_nobody_up() ->
 
 
 def test_clients_that_never_answer_hold_nobody_up() -> None:
-    assert [u.client for u in delivered(plan("abc", {"x": "abc"}), heard("a"))["x"]] == ["a"]
+    assert [u.client for u in delivered(plan("abc", {"x": "abc"}), received("a"))["x"]] == ["a"]

@@ -76,7 +76,7 @@ def test_where_clusters_are_averaged_apart_shares_are_not_known() -> None:
     plan = Plan(dict.fromkeys("abc", "server"), {"server": dict.fromkeys("abc")})
     counts = ImageCounts(lambda: dict.fromkeys("abc", 5))
     assert (
-        UploadWeights(plan, "uniform", max_share=1.0, counts=counts, one_mean=False).share("a")
+        UploadWeights(plan, "uniform", max_share=1.0, counts=counts, averages_all=False).share("a")
         == 1.0
     )
 

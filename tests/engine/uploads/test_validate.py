@@ -146,7 +146,7 @@ def test_row_by_row(rows: list[tuple[float, float]]) -> None:
 # -- in the guard --
 
 
-def heard(tree: Tree) -> tuple[Tree | None, Guard]:
+def received(tree: Tree) -> tuple[Tree | None, Guard]:
     guard = Guard(WIRE, 0, "a", {"a": {"model": MODEL}})
     (one,) = guard([Reply("a", 3, tree, None)])
     return one.upload, guard
@@ -154,7 +154,7 @@ def heard(tree: Tree) -> tuple[Tree | None, Guard]:
 
 def test_the_model_counts_and_the_report_says_what_does_not() -> None:
     before = upload([GOOD, [math.nan, 0]])
-    tree, guard = heard(before)
+    tree, guard = received(before)
     assert tree is not None
     assert tree["model"] is MODEL
     assert tensor(tree, "index").tolist() == [10]
@@ -165,13 +165,13 @@ def test_the_model_counts_and_the_report_says_what_does_not() -> None:
 
 
 def test_without_bad_rows_there_is_nothing_to_say() -> None:
-    assert heard(upload([GOOD]))[1].reports[0].rows_left_out is None
+    assert received(upload([GOOD]))[1].reports[0].rows_left_out is None
 
 
 def test_a_model_that_is_not_finite_is_refused_whatever_its_features_are() -> None:
     broken = State(LAYOUT, torch.tensor([1.0, math.nan]), MODEL.counts)
     for rows in ([GOOD], [[math.nan, 0]]):
-        tree, guard = heard({**upload(rows), "model": broken})
+        tree, guard = received({**upload(rows), "model": broken})
         assert tree is None
         assert (guard.reports[0].dropped, guard.reports[0].rows_left_out) == (
             "model: is not finite",

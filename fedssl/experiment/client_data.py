@@ -9,35 +9,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Say
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.seeds import generator
 from fedssl.data import Dataset, HeldOut, from_python
 from fedssl.experiment.experiment import Experiment, check_uploads
-from fedssl.probes import balanced, how_many
+from fedssl.probes import balanced, label_count
 from fedssl.topologies.topology import MEAN, SERVER
 
-HOME = "home"  # the client id with which an algorithm makes its first state
+INITIAL_CLIENT = "home"  # the client with which an algorithm makes its first state
 
 
-def read_data(experiment: Experiment, root: Path, given: Any, say: Say) -> Dataset:
-    """Return the experiment's images; `given` are images passed from Python."""
-    if given is not None:
-        data = given if isinstance(given, Dataset) else from_python(given)
-        return experiment.data.set_aside(data)
-    return experiment.data.load(root, say)
+def read_data(experiment: Experiment, root: Path, dataset: Any, notify: Notify) -> Dataset:
+    """Return the experiment's images; `dataset` are images passed from Python."""
+    if dataset is not None:
+        data = dataset if isinstance(dataset, Dataset) else from_python(dataset)
+        return experiment.data.apply_holdout(data)
+    return experiment.data.load(root, notify)
 
 
-def read_public(experiment: Experiment, data: Dataset, root: Path, say: Say) -> Tensor | None:
+def read_public(experiment: Experiment, data: Dataset, root: Path, notify: Notify) -> Tensor | None:
     """Return the public images (n, C, H, W), shaped like the training images; None if not needed."""
     if experiment.algorithm.needs_public:
-        return experiment.public.take(data.train, root, generator(experiment.seed, "public"), say)
+        return experiment.public.take(
+            data.train, root, generator(experiment.seed, "public"), notify
+        )
     if experiment.public != HeldOut():
-        say("[public] is not used: the algorithm as set needs no public images")
+        notify("[public] is not used: the algorithm as set needs no public images")
     return None
 
 
-def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict[str, Tensor]]:
+def partition_data(
+    experiment: Experiment, data: Dataset, notify: Notify
+) -> tuple[Dataset, dict[str, Tensor]]:
     """Return the images as clients see them, and the indices that each client holds.
 
     The result is for training; models are measured on `data`. Public images and images that are left
@@ -54,14 +58,14 @@ def deal(experiment: Experiment, data: Dataset, say: Say) -> tuple[Dataset, dict
     if len(empty) == len(owners):
         raise DataError("no client has any images")
     if empty:
-        say(f"clients without images do not take part: {', '.join(empty)}")
+        notify(f"clients without images do not take part: {', '.join(empty)}")
     check_plan(experiment, [client for client in owners if client not in empty])
     return experiment.partition.shift(data, parts), owners
 
 
 def _check_names(experiment: Experiment, owners: Mapping[str, Tensor]) -> None:
     """Raise ConfigError if a client has a name that is used for something else."""
-    reserved = {SERVER, HOME}
+    reserved = {SERVER, INITIAL_CLIENT}
     if experiment.topology.consensus:
         reserved.add(MEAN)
     taken = reserved & owners.keys()
@@ -72,7 +76,7 @@ def _check_names(experiment: Experiment, owners: Mapping[str, Tensor]) -> None:
 def check_plan(experiment: Experiment, clients: list[str]) -> None:
     """Reject clients that the topology cannot connect, or too few of them for a server to merge."""
     plan = experiment.topology.plan(clients, 0, experiment.seed)
-    check_uploads(len(plan.home), len(clients), experiment.min_uploads)
+    check_uploads(len(plan.site_of), len(clients), experiment.min_uploads)
 
 
 def public_rows(experiment: Experiment, data: Dataset) -> Tensor:
@@ -99,6 +103,6 @@ def left_out(experiment: Experiment, data: Dataset) -> Tensor:
         )
     rows = torch.arange(len(train))
     rows = rows[~torch.isin(rows, public_rows(experiment, data))]
-    count = how_many(share, len(train))
+    count = label_count(share, len(train))
     stream = generator(experiment.seed, "left out")
     return rows[balanced(train.labels[rows], count, stream)]

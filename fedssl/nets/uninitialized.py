@@ -33,7 +33,7 @@ class _SkipInitialisers(TorchFunctionMode):
 
 
 @contextmanager
-def unfilled() -> Iterator[None]:
+def uninitialized() -> Iterator[None]:
     """Build modules on the meta device: with shapes but without values."""
     with _SkipInitialisers(), torch.device("meta"):
         yield

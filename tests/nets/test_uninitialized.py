@@ -23,7 +23,7 @@ print("torch._dynamo" in sys.modules)
 
 @pytest.mark.parametrize("name", nets.BACKBONES.names())
 def test_a_backbone_has_shapes_and_no_numbers(name: str) -> None:
-    with nets.unfilled():
+    with nets.uninitialized():
         backbone = nets.build(name, 3)
     assert {p.device.type for p in backbone.parameters()} == {"meta"}
     full = {key: value.shape for key, value in nets.build(name, 3).state_dict().items()}
