@@ -30,6 +30,8 @@ DEFAULT_NAMES = {
     "topology": "star",
     "public": "held-out",
 }
+# Tables for which the name of a preset may stand.
+PRESET_TABLES = ("method.augment",)
 # Settings that may change when a run is resumed. They do not change how a round is computed, except
 # that more rounds stretch the learning rate's schedule, which the log and the results then state;
 # `guard.min_uploads` changes which rounds count.
@@ -59,9 +61,15 @@ def dump(settings: Settings) -> dict[str, Any]:
 
 
 def full_key(key: str, value: Any) -> str:
-    """Return the key that is set: `method=byol` is short for `method.name=byol`."""
+    """Return the key that is set.
+
+    `method=byol` is short for `method.name=byol`, `method.augment=xray` for
+    `method.augment.preset=xray`.
+    """
     if key in CHOICES and isinstance(value, str):
         return f"{key}.name"
+    if key in PRESET_TABLES and isinstance(value, str):
+        return f"{key}.preset"
     return key
 
 
@@ -72,12 +80,28 @@ def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     that the new choice has too.
     """
     check_depth(changes, "a change")
-    merged: dict[str, Any] = copy.deepcopy(dict(values))
+    merged: dict[str, Any] = _with_preset_tables(copy.deepcopy(dict(values)))
     assignments = {full_key(key, value): value for key, value in flatten(changes).items()}
-    # Names first: they decide which keys are known.
-    for key in sorted(assignments, key=lambda key: not key.endswith(".name")):
+    for key in sorted(assignments, key=_order):
         _assign(merged, key, assignments[key])
     return merged
+
+
+def _with_preset_tables(values: dict[str, Any]) -> dict[str, Any]:
+    """Write the name of a preset as a table, so that further keys can be set in it."""
+    for key in PRESET_TABLES:
+        table, leaf = key.split(".")
+        settings = values.get(table)
+        if isinstance(settings, dict) and isinstance(settings.get(leaf), str):
+            settings[leaf] = {"preset": settings[leaf]}
+    return values
+
+
+def _order(key: str) -> int:
+    """Return 0 for names, which decide which keys are known, 1 for presets, 2 for other keys."""
+    if key.endswith(".name"):
+        return 0
+    return 1 if key.endswith(".preset") else 2
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
@@ -94,6 +118,8 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f'"{key}": "{part}" is not a table')
     if leaf == "name" and len(path) == 1 and path[0] in CHOICES:
         _drop_other_keys(path[0], table, value)
+    if leaf == "preset":
+        table.clear()  # it stands for the other keys of its table
     table[leaf] = value
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.settings import Settings
+from fedssl.views.presets import preset_settings
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0)]
@@ -19,6 +21,8 @@ class Augment(Settings):
     """One family of views; the defaults are SimCLR's for small images, without blur.
 
     Operations come in torchvision's order: crop and resize, flip, colour jitter, grayscale, blur.
+    A preset's name, alone or as `preset` with other settings, stands for the settings of that
+    preset. It is replaced by them, so an experiment always shows the values themselves.
     """
 
     crop: Range = (0.08, 1.0)  # share of the image's area
@@ -35,6 +39,16 @@ class Augment(Settings):
     blur: Probability = 0.0
     blur_kernel: Annotated[int, Field(ge=1)] | None = None  # None: about a tenth of the side
     blur_sigma: Range = (0.1, 2.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            return dict(preset_settings(values))
+        if not isinstance(values, Mapping) or "preset" not in values:
+            return values
+        own = {key: value for key, value in values.items() if key != "preset"}
+        return {**preset_settings(values["preset"]), **own}
 
     @field_validator("crop", "ratio", "blur_sigma")
     @classmethod
