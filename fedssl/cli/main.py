@@ -18,6 +18,7 @@ from fedssl.cli.commands.doctor import doctor
 from fedssl.cli.commands.evaluate import evaluate
 from fedssl.cli.commands.finetune import finetune
 from fedssl.cli.commands.flower import flower
+from fedssl.cli.commands.new import new
 from fedssl.cli.commands.partition import partition
 from fedssl.cli.commands.recipes import recipes
 from fedssl.cli.commands.run import run
@@ -58,6 +59,7 @@ def options(
     """Options of the program itself."""
 
 
+app.command()(new)
 app.command()(run)
 app.command()(recipes)
 app.command()(evaluate)

@@ -25,6 +25,10 @@ Device = Annotated[
         help="cpu, cuda (all CUDA devices), cuda:N (one of them), or auto (cuda if available)."
     ),
 ]
+Views = Annotated[
+    str | None,
+    typer.Option(metavar="PRESET", help="View preset: photo, microscopy, xray or texture."),
+]
 Quiet = Annotated[bool, typer.Option(help="Print only the result, no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

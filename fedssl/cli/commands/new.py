@@ -1,0 +1,42 @@
+"""`fedssl new`: write an experiment for a folder of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.options import Views, check_output_file
+from fedssl.core.errors import ConfigError
+
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="TOML file to write; FOLDER.toml if not set.")
+]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        help="What the folders are: clients, classes, clients-classes or flat; detected if not set."
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+
+
+def new(
+    folder: Annotated[Path, typer.Argument(help="Folder of images.")],
+    out: Out = None,
+    views: Views = None,
+    layout: Layout = None,
+    force: Force = False,
+) -> None:
+    """Inspect a folder of images and write an experiment for it, with comments."""
+    file = out or Path(f"{folder.resolve().name}.toml")
+    check_output_file(file, ".toml")
+    if file.exists() and not force:
+        raise ConfigError(
+            f"{file} exists: choose another file with -o, or overwrite it with --force"
+        )
+
+    from fedssl.cli.new_experiment import write_experiment
+
+    write_experiment(folder, file, views=views, layout=layout)

@@ -1,0 +1,98 @@
+"""A drafted experiment is valid for every layout, and its values follow from the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedssl.data.inspect_folder import FolderSummary
+from fedssl.experiment.draft import Choices, choose_rounds, choose_size, draft, guess_preset
+from fedssl.experiment.experiment import Experiment
+from fedssl.views import Augment
+
+SUMMARY = FolderSummary(
+    layout="clients",
+    reason="each folder has its own images",
+    train=Path("photos"),
+    test=None,
+    groups={"north": 300, "south": 500},
+    classes=[],
+    images=800,
+    side=70,
+    smallest_side=50,
+    grey=False,
+    deep=False,
+)
+
+
+def _drafted(
+    summary: FolderSummary = SUMMARY, folder: str = "photos", **choices: object
+) -> Experiment:
+    text = draft(Path(folder), summary, Choices(**choices))  # type: ignore[arg-type]
+    experiment = Experiment.from_toml(text)
+    experiment.check()
+    return experiment
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("layout", ["clients", "classes", "clients-classes", "flat"])
+def test_every_layout_gives_a_valid_experiment(layout: str, gpu: bool) -> None:
+    experiment = _drafted(SUMMARY._replace(layout=layout), gpu=gpu)
+    assert experiment.data.layout == layout
+    assert experiment.partition.brings_clients == layout.startswith("clients")
+
+
+def test_a_folder_of_clients() -> None:
+    """64 is the largest size below the median side of 70; half of 500 images fill a batch of 64."""
+    experiment = _drafted()
+    assert (experiment.data.path, experiment.data.size) == ("photos", 64)
+    assert experiment.train.batch == 64
+    assert experiment.method.augment == Augment()
+
+
+@pytest.mark.parametrize(
+    ("side", "gpu", "size"), [(70, False, 64), (70, True, 64), (300, True, 224), (20, False, 20)]
+)
+def test_the_size_is_at_most_that_of_the_images(side: int, gpu: bool, size: int) -> None:
+    assert choose_size(side, gpu) == size
+
+
+@pytest.mark.parametrize(("images", "rounds"), [(800, 40), (12_800, 20), (1_000_000, 10)])
+def test_rounds_bound_the_steps_on_a_cpu(images: int, rounds: int) -> None:
+    """4,000 steps of 64 images: 12,800 images are 200 steps a round, so 20 rounds."""
+    assert choose_rounds(images, 64) == rounds
+
+
+def test_labelled_images_are_held_out() -> None:
+    """A fifth of 800 images."""
+    assert _drafted(SUMMARY._replace(layout="clients-classes")).data.holdout == 160
+
+
+def test_test_images_need_no_holdout() -> None:
+    summary = SUMMARY._replace(layout="clients-classes", test=Path("photos/test"))
+    assert _drafted(summary).data.holdout == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "grey", "preset"),
+    [
+        ("photos", False, "photo"),
+        ("blood_cells", False, "microscopy"),
+        ("Chest-XRays", True, "xray"),
+        ("steel_defects", True, "texture"),
+        ("scans", True, "xray"),
+    ],
+)
+def test_the_views_follow_from_the_name_and_the_colour(
+    folder: str, grey: bool, preset: str
+) -> None:
+    assert guess_preset(Path(folder), SUMMARY._replace(grey=grey))[0] == preset
+
+
+def test_views_may_be_given() -> None:
+    assert _drafted(views="texture").method.augment == Augment.model_validate("texture")
+
+
+def test_a_path_with_quotes_and_backslashes() -> None:
+    assert _drafted(folder='my "best"\\photos').data.path == 'my "best"\\photos'
