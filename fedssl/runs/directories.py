@@ -1,0 +1,122 @@
+"""Choose the run directory: by what is trained, with a name that people recognise.
+
+The same training is found again under any name, also in directories that an earlier version named
+by a hash. Another training gets a directory named after the settings that differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedssl.core.errors import ConfigError
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.overrides import CHANGEABLE
+from fedssl.experiment.plain_values import differences, flatten
+from fedssl.runs.resume_checks import EXPERIMENT, started
+
+RUNS = Path("runs")
+MAX_NAMED = 3  # differences in the name of a directory
+MAX_VALUE = 20  # characters of a value in the name
+MAX_NAME = 100  # characters
+# These may change when a run is resumed, but another number of rounds is another training.
+NOT_TRAINED = tuple(key for key in CHANGEABLE if key != "rounds")
+
+
+def run_directory(title: str, wanted: Experiment, original: Experiment | None = None) -> Path:
+    """Return the directory for an experiment: the one of the same training if there is one.
+
+    `original` is the experiment before it was changed on the command line.
+    """
+    values = training_values(wanted)
+    for folder in _candidates(title):
+        recorded = _recorded(folder)
+        if recorded is not None and training_values(recorded) == values:
+            return folder
+    name = title
+    if original is not None:
+        name += suffix(training_values(original), values)
+    return _free(name, values)
+
+
+def training_values(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that decide what is trained, by dotted key."""
+    flat = flatten(experiment.to_dict())
+    return {key: value for key, value in flat.items() if not _not_trained(key)}
+
+
+def _not_trained(key: str) -> bool:
+    return any(key == ignored or key.startswith(f"{ignored}.") for ignored in NOT_TRAINED)
+
+
+def suffix(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the differences of two trainings for a name: "-byol-rounds16"; "" if there are none."""
+    changed = {key: value for key, (_, value) in differences(old, new).items()}
+    tables = {key.removesuffix("name") for key in changed if key.endswith(".name")}
+    words = [_word(key, changed[key]) for key in changed if key.endswith(".name")]
+    for key, value in changed.items():
+        # Another method or algorithm brings other settings: its name says enough.
+        if not key.startswith(tuple(tables)):
+            words.append(_word(key, value))
+    named = words[:MAX_NAMED]
+    if len(words) > MAX_NAMED:
+        named.append(f"and-{len(words) - MAX_NAMED}-more")
+    return "".join(f"-{word}" for word in named)
+
+
+def _word(key: str, value: Any) -> str:
+    """Return one difference as a part of a file name."""
+    leaf = key.rpartition(".")[2]
+    if leaf == "name":
+        return _safe(value)
+    if value is None:
+        return f"no-{leaf}"
+    if isinstance(value, bool):
+        return leaf if value else f"no-{leaf}"
+    if isinstance(value, list):
+        return leaf + "-".join(map(_safe, value))
+    if isinstance(value, str):
+        return f"{leaf}-{_safe(value)}"
+    return f"{leaf}{_safe(value)}"
+
+
+def _safe(value: Any) -> str:
+    """Return a value in characters that are safe in file names."""
+    return re.sub(r"[^\w.]+", "-", str(value)).strip("-.")[:MAX_VALUE]
+
+
+def _candidates(title: str) -> list[Path]:
+    """Return existing directories whose names begin with the title, the plain one first."""
+    named = [RUNS / title]
+    if RUNS.is_dir():
+        named += sorted(path for path in RUNS.iterdir() if path.name.startswith(f"{title}-"))
+    return [path for path in named if (path / EXPERIMENT).is_file()]
+
+
+def _recorded(folder: Path) -> Experiment | None:
+    """Return the experiment that was started in a directory; None if it cannot be read."""
+    if not started(folder):
+        return None
+    try:
+        return Experiment.from_file(folder / EXPERIMENT)
+    except ConfigError:  # damaged, or of a plugin that is not installed
+        return None
+
+
+def _free(name: str, values: Mapping[str, Any]) -> Path:
+    """Return a directory in which no other training was started."""
+    folder = RUNS / name
+    number = 1
+    while started(folder):
+        recorded = _recorded(folder)
+        difference = "" if recorded is None else suffix(training_values(recorded), values)
+        number += 1
+        if not difference or len(name) + len(difference) > MAX_NAME:
+            difference = f"-{number}"
+            folder = RUNS / f"{name}{difference}"
+            continue
+        name += difference
+        folder = RUNS / name
+    return folder
