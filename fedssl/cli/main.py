@@ -22,6 +22,7 @@ from fedssl.cli.commands.new import new
 from fedssl.cli.commands.partition import partition
 from fedssl.cli.commands.recipes import recipes
 from fedssl.cli.commands.run import run
+from fedssl.cli.commands.runs import runs
 from fedssl.cli.commands.tables import reproduce, sweep
 from fedssl.cli.commands.views import views
 from fedssl.core.errors import DataError, FedsslError, is_out_of_memory, out_of_memory
@@ -61,6 +62,7 @@ def options(
 
 app.command()(new)
 app.command()(run)
+app.command()(runs)
 app.command()(recipes)
 app.command()(evaluate)
 app.command()(reproduce)

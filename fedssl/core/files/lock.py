@@ -98,3 +98,15 @@ def _has_path(file: IO[str], path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
+
+
+def is_locked(folder: Path) -> bool:
+    """True if a process holds the lock of a directory; changes nothing."""
+    try:
+        with (folder / NAME).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the directory was never locked, or may not be read
+        return False
+    return False

@@ -1,0 +1,112 @@
+"""Summarise run directories: state, accuracy, time and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedssl.core.console import ignore_message
+from fedssl.core.errors import FedsslError
+from fedssl.core.files import integrity
+from fedssl.core.files.lock import is_locked
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.plain_values import differences
+from fedssl.runs.directories import training_values
+from fedssl.runs.resume_checks import EXPERIMENT, read_experiment
+from fedssl.runs.rounds_log import read_rounds
+
+MAX_DIFFERENCES = 4  # of a run that are listed
+
+
+class RunSummary(NamedTuple):
+    """What one line of `fedssl runs` shows about a run directory."""
+
+    folder: Path
+    experiment: Experiment
+    rounds: int  # that are finished
+    seconds: float  # of training
+    results: Mapping[str, Any]  # results.json; empty if the run is not measured
+    running: bool
+    changed: datetime  # when the log was last written
+
+    @property
+    def state(self) -> str:
+        """Return "finished", "running, 3 of 40" or "stopped, 3 of 40"."""
+        progress = f"{self.rounds} of {self.experiment.rounds}"
+        if self.running:
+            return f"running, {progress}"
+        if self.rounds < self.experiment.rounds:
+            return f"stopped, {progress}"
+        return "finished" if self.results else "not measured"
+
+    def accuracy(self, probe: str) -> float | None:
+        """Return the accuracy of the run in percent; None if it was not measured."""
+        row = self.results.get("table", {}).get("this run", {})
+        accuracy: float | None = row.get(probe, {}).get("mean")
+        return accuracy
+
+
+def find_runs(root: Path) -> list[Path]:
+    """Return the run directories directly in a folder, and the folder itself if it is one."""
+    if (root / EXPERIMENT).is_file():
+        return [root]
+    return sorted(path.parent for path in root.glob(f"*/{EXPERIMENT}"))
+
+
+def summarise(folder: Path) -> RunSummary:
+    """Return the summary of a run directory; raise FedsslError if it cannot be read."""
+    experiment = read_experiment(folder, ignore_message)
+    log = folder / "rounds.jsonl"
+    rounds = 0
+    seconds = 0.0
+    for line in read_rounds(log, ignore_message):
+        rounds = line["round"]
+        seconds += line["seconds"]
+    newest = log if log.is_file() else folder / EXPERIMENT
+    return RunSummary(
+        folder,
+        experiment,
+        rounds,
+        seconds,
+        results=_results(folder, experiment),
+        running=is_locked(folder),
+        changed=datetime.fromtimestamp(newest.stat().st_mtime),
+    )
+
+
+def _results(folder: Path, experiment: Experiment) -> Mapping[str, Any]:
+    try:
+        results = integrity.read_json(folder, "results.json") or {}
+    except (ValueError, FedsslError):
+        return {}
+    return results if results.get("rounds") == experiment.rounds else {}
+
+
+def nearest_differences(runs: Sequence[RunSummary]) -> list[str]:
+    """Return for each run how it differs from the most similar run before it.
+
+    The first run of its kind has no difference.
+    """
+    texts = []
+    for position, run in enumerate(runs):
+        options = [_difference(other, run) for other in runs[:position]]
+        fewest: Mapping[str, Any] = min(options, key=len, default={})
+        texts.append(_listed(fewest))
+    return texts
+
+
+def _difference(old: RunSummary, new: RunSummary) -> dict[str, Any]:
+    """Return the trained settings that differ, with the values of the new run."""
+    changed = differences(training_values(old.experiment), training_values(new.experiment))
+    return {key: after for key, (_, after) in changed.items()}
+
+
+def _listed(changed: Mapping[str, Any]) -> str:
+    if len(changed) > 3 * MAX_DIFFERENCES:
+        return ""  # another experiment, not a variation
+    words = [f"{key}={value}" for key, value in list(changed.items())[:MAX_DIFFERENCES]]
+    if len(changed) > MAX_DIFFERENCES:
+        words.append(f"and {len(changed) - MAX_DIFFERENCES} more")
+    return ", ".join(words)

@@ -1,0 +1,84 @@
+"""Summaries of run directories: state, accuracy, time and differences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedssl.core.errors import ConfigError
+from fedssl.core.files.checked_lines import append
+from fedssl.core.files.lock import locked_directory
+from fedssl.experiment.experiment import load
+from fedssl.runs.summary import find_runs, nearest_differences, summarise
+
+
+def _run(folder: Path, rounds: int, *changes: str, linear: float | None = None) -> Path:
+    """Write a run directory with finished rounds of two seconds each."""
+    experiment = load("demo", ["rounds=3", *changes])
+    folder.mkdir(parents=True)
+    (folder / "experiment.toml").write_text(experiment.to_toml())
+    for number in range(rounds):
+        line = json.dumps({"round": number + 1, "seconds": 2.0}).encode() + b"\n"
+        append(folder / "rounds.jsonl", number, line)
+    if linear is not None:
+        table = {"this run": {"linear": {"mean": linear}}}
+        (folder / "results.json").write_text(json.dumps({"rounds": 3, "table": table}))
+    return folder
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    summary = summarise(_run(tmp_path / "a", 3, linear=71.5))
+    assert (summary.state, summary.seconds) == ("finished", 6.0)
+    assert (summary.accuracy("linear"), summary.accuracy("knn")) == (71.5, None)
+
+
+def test_runs_that_are_not_finished(tmp_path: Path) -> None:
+    assert summarise(_run(tmp_path / "a", 2)).state == "stopped, 2 of 3"
+    assert summarise(_run(tmp_path / "b", 3)).state == "not measured"
+    with locked_directory(tmp_path / "a"):
+        assert summarise(tmp_path / "a").state == "running, 2 of 3"
+
+
+def test_each_run_is_compared_with_the_most_similar_one_before_it(tmp_path: Path) -> None:
+    folders = [
+        _run(tmp_path / "a", 3),
+        _run(tmp_path / "b", 3, "train.lr=0.01"),
+        _run(tmp_path / "c", 3, "train.lr=0.01", "seed=1"),
+    ]
+    assert nearest_differences([summarise(folder) for folder in folders]) == [
+        "",
+        "train.lr=0.01",
+        "seed=1",
+    ]
+
+
+def test_runs_are_found_in_a_folder(tmp_path: Path) -> None:
+    run = _run(tmp_path / "a", 1)
+    (tmp_path / "empty").mkdir()
+    assert find_runs(tmp_path) == find_runs(run) == [run]
+
+
+def test_the_command_lists_runs(tmp_path: Path, cli: Any) -> None:
+    _run(tmp_path / "first", 3, linear=71.5)
+    _run(tmp_path / "second", 1, "train.lr=0.01")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/experiment.toml").write_text("x")
+    code, out, err = cli("runs", str(tmp_path))
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if line.strip()][-2:]
+    assert rows[0][:4] == ["first", "finished", "71.5", "6"]
+    assert rows[1][0] == "second"
+    assert rows[1][-1] == "train.lr=0.01"
+    assert "broken" in err
+    code, out, _ = cli("runs", str(tmp_path), "--json")
+    assert [run["state"] for run in json.loads(out)] == ["finished", "stopped, 1 of 3"]
+
+
+def test_a_folder_without_runs(tmp_path: Path, cli: Any) -> None:
+    code, _, err = cli("runs", str(tmp_path))
+    assert (code, "there is no run directory in" in err) == (ConfigError.exit_code, True)
+    code, _, err = cli("runs", str(tmp_path / "missing"))
+    assert (code, "`fedssl run` creates it" in err) == (ConfigError.exit_code, True)
