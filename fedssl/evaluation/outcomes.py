@@ -1,0 +1,43 @@
+"""outcomes.safetensors: for each row and probe of a run, which test images were classified correctly.
+
+Runs that were measured on the same images can be compared image by image. A value is the share of
+the row's models that classify the image correctly; it says nothing about the image itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fedssl.core.files.atomic import write_atomic
+from fedssl.evaluation.score import Score
+
+OUTCOMES = "outcomes.safetensors"
+
+Outcomes = dict[tuple[str, str], Tensor]  # (row, probe) -> shares (n,)
+
+
+def write_outcomes(folder: Path, scores: Mapping[str, Mapping[str, Score]]) -> None:
+    """Write the outcomes of every row and probe."""
+    tensors = {}
+    for row, probes in scores.items():
+        for probe, score in probes.items():
+            tensors[f"{row}/{probe}"] = score.correct.half()
+    write_atomic(folder / OUTCOMES, safetensors.torch.save(tensors))
+
+
+def read_outcomes(folder: Path) -> Outcomes:
+    """Return the outcomes of a run; empty if it has none, or if the file is damaged."""
+    try:
+        tensors = safetensors.torch.load((folder / OUTCOMES).read_bytes())
+    except (OSError, ValueError, safetensors.SafetensorError):
+        return {}
+    outcomes = {}
+    for key, shares in tensors.items():
+        row, _, probe = key.rpartition("/")
+        outcomes[row, probe] = shares.float()
+    return outcomes
