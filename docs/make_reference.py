@@ -232,7 +232,7 @@ def sections(meanings: Meanings) -> Iterator[str]:
         "Images that everybody may see, for algorithms that need some; others have no use for the table, and say so. "
         '`name = "held-out"`, if the table is left out, takes training images out of pre-training, drawn by the run\'s '
         "seed. Any other name is that of a data set, whose own keys are those under `[data]`; `mean`, `std`, "
-        "`holdout` and `leave_out` have their place there. [More](../how-to/own-images.md#public-images)."
+        "`holdout` and `leave_out` have their place there. [More](../how-to/own-images.md#add-public-images)."
     )
     yield rows(Public, ["images"], ["public."], meanings)
     yield "## `[train]`"
