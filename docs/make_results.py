@@ -73,10 +73,12 @@ class Run(NamedTuple):
     def settings(self) -> dict[str, str]:
         """Describe the settings of the run, by kind."""
         chosen = self.experiment
+        rounds = count(chosen["rounds"], "round")
+        epochs = count(chosen["train"]["epochs"], "epoch")
         return {
             "clients": self.split,
             "backbone": chosen["method"]["backbone"],
-            "length": f"{count(chosen['rounds'], 'round')} × {count(chosen['train']['epochs'], 'epoch')}",
+            "length": f"{rounds} × {epochs}",
             "device": self.results["environment"]["device"].split(": ")[-1],
         }
 
@@ -85,7 +87,7 @@ class Run(NamedTuple):
         """Describe how the images are partitioned."""
         chosen, partition = self.experiment, self.experiment["partition"]
         if chosen["topology"]["name"] == "centralized":
-            return "all in one place"
+            return "centralized"
         how = (
             f"{partition['per_client']} classes each"
             if "per_client" in partition
@@ -217,7 +219,7 @@ def learning() -> Iterator[str]:
             "federated",
             "random backbone",
             "each client alone",
-            "all in one place",
+            "centralized",
             "over random",
         ),
         (

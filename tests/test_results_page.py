@@ -94,10 +94,7 @@ def test_what_differs_has_a_column(script: dict[str, Any], tmp_path: Path) -> No
         "| a | byol × fedavg, seed 0 | 5 clients, 2 classes each | 2 rounds × 1 epoch | 50.0 |  |"
         in text
     )
-    assert (
-        "| b | byol × fedavg, seed 0 | all in one place | 1,200 rounds × 5 epochs | 50.0 |  |"
-        in text
-    )
+    assert "| b | byol × fedavg, seed 0 | centralized | 1,200 rounds × 5 epochs | 50.0 |  |" in text
 
 
 def test_scores_of_all_runs_whatever_folder_they_are_in(
