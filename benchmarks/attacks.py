@@ -1,10 +1,12 @@
-"""One malicious client of five: what it costs the demo's federation, with the default guard.
+"""Measure the effect of one malicious client of five on the demo, with the default guard.
 
-    python -m benchmarks.attacks [--seeds 3] [--rounds 12] [--only NAME …] [--out results/demo/attacks.json]
+    python -m benchmarks.attacks [--seeds 3] [--rounds 12] [--only NAME …]
+                                 [--out results/demo/attacks.json]
 
-Each attack changes what client 0 sends in every round; all other clients are honest. Reported are the kNN accuracy
-after the last round and how often each client was dropped. Two rows per claim of 10⁷ images: clients whose counts the
-server cannot verify, as on Flower, with the default limit of one client's share (0.5) and without it.
+Each attack changes the uploads of client 0 in every round; all other clients are honest. The
+output contains the kNN accuracy after the last round and how often each client was dropped. Two
+rows per claim of 10⁷ images are for clients whose counts the server cannot verify, as on Flower:
+with the default limit of one client's share (0.5) and without it.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ from fedssl.runs import local
 BAD = "0"
 Change = Callable[
     [State, State], State
-]  # what was sent, what honest training made of it -> the upload
+]  # the model that was sent, the honestly trained model -> the upload
 
 
 class Attack(NamedTuple):
-    """What the malicious client does."""
+    """The behaviour of the malicious client."""
 
     change: Change | None = None
-    claims: int | None = None  # images, in its reply
-    declares: int | None = None  # images, before the first round
+    claims: int | None = None  # image count in its reply
+    declares: int | None = None  # image count declared before the first round
     settings: Mapping[str, Any] = {}
 
 
@@ -59,7 +61,7 @@ def statistic(name: str, value: float) -> Change:
 
 
 def shift_means(deviations: float) -> Change:
-    """Move every running mean by so many standard deviations."""
+    """Move every running mean by this many standard deviations."""
 
     def change(sent: State, trained: State) -> State:
         bad = trained.clone()
@@ -76,7 +78,7 @@ def shift_means(deviations: float) -> Change:
 
 
 def scale_update(factor: float) -> Change:
-    """Return sent + factor · (trained − sent), running statistics included; variances stay positive."""
+    """Return sent + factor · (trained − sent), with running statistics and positive variances."""
 
     def change(sent: State, trained: State) -> State:
         bad = State(
@@ -111,7 +113,7 @@ ATTACKS: dict[str, Attack] = {
 
 @contextlib.contextmanager
 def malicious(attack: Attack) -> Iterator[None]:
-    """Let client 0 of every local run attack."""
+    """Replace client 0 of every local run by an attacker."""
     exchange = LocalRuntime.exchange
 
     def attacked(
@@ -182,7 +184,8 @@ def main() -> None:
         asked = args.rounds * args.seeds
         each = ", ".join(f"{one:.1f}" for one in knn)
         print(
-            f"{name:38} kNN {statistics.fmean(knn):5.1f} ({each}); dropped {dropped} of {asked}, honest {honest}"
+            f"{name:38} kNN {statistics.fmean(knn):5.1f} ({each}); "
+            f"dropped {dropped} of {asked}, honest {honest}"
         )
     found = {
         "rounds": args.rounds,

@@ -1,20 +1,23 @@
-"""What the features are worth that CCL's clients share: mixed or not, with signs flipped or not.
+"""Measure the quality of the features that CCL's clients share: mixed or not, flipped or not.
 
     python -m benchmarks.ccl_features [--seeds 3] [--out results/ccl/features.json]
 
-Measured on a CPU, means of three seeds: features of mixtures tell the class of clean images as well as those of clean
-images do (65.5 and 63.0% kNN). With signs flipped they do not at all (5.1%, 10 is chance), lie close together (spread
-0.28 instead of 0.78) and have an effective rank of 33 instead of 51. Ten rounds of training on so few images do not
-tell any of CCL's variants from plain averaging (78.6 to 78.9%).
+Measured on a CPU, means of three seeds: features of mixtures predict the class of clean images as
+well as those of clean images do (65.5 and 63.0% kNN). With flipped signs, they do not (5.1%; chance
+is 10%), are close together (spread 0.28 instead of 0.78) and have an effective rank of 33 instead
+of 51. After ten rounds of training on so few images, CCL's variants cannot be distinguished from
+plain averaging (78.6 to 78.9%).
 
-The demo's images and clients with MoCo v2 instead of SimCLR. `features`: after ten rounds of averaging both models,
-without anything shared, every client trains once more and makes features of its images in each way. Of all clients'
-features together:
-    knn             accuracy in percent of their 20 nearest for clean test images, seen by the averaged momentum model;
-                    a mixture counts as what its heaviest image is. Labels are used for this only
+The experiment uses the demo's images and clients with MoCo v2 instead of SimCLR. `features`: after
+ten rounds of averaging both models, without sharing features, every client trains once more and
+computes features of its images in each way. Measures over all clients' features:
+    knn             accuracy in percent of the 20 nearest features for clean test images, under the
+                    averaged momentum model; a mixture has the class of its heaviest image. Labels
+                    are used only for this
     effective_rank  exp of the entropy of the singular values, of 128
-    spread          √128 · mean standard deviation of unit features: near 1 when spread out, 0 when collapsed
-`training`: kNN accuracy of the backbone after ten rounds with CCL, as the demo measures it.
+    spread          √128 · mean standard deviation of unit features: near 1 if spread out, 0 if
+                    collapsed
+`training`: kNN accuracy of the backbone after ten rounds with CCL, as measured in the demo.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ def trained(seed: int, changes: dict[str, Any], folder: Path) -> fedssl.Run:
 
 
 def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
-    """Measurements of each way to make features."""
+    """Return the measurements of each way to compute features."""
     experiment, data = run.experiment, run.data()
     snapshot = Store(run.dir).load(print)
     assert snapshot is not None
@@ -92,7 +95,7 @@ def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
     algorithm, labels = CCL(fusion=False, lam=0.0), data.train.labels
 
     def clients() -> Iterator[tuple[Client, Tensor]]:
-        """Each after its training, with its labels."""
+        """Yield each client after its training, with its labels."""
         for name, index in partition_data(experiment, data, print)[1].items():
             pixels = data.train.held.select(index)
             rate = experiment.train.rate(snapshot.rounds - 1, experiment.rounds)
@@ -127,7 +130,7 @@ def measured(shared: Labelled, test: Labelled) -> dict[str, float]:
 
 
 def summary(each: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """Seeds beside each other: all, their mean."""
+    """Return the values of all seeds and their mean."""
     columns = {key: [round(one[key], 3) for one in each] for key in each[0]}
     return {
         key: {"each": found, "mean": round(statistics.fmean(found), 3)}

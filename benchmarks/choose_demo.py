@@ -1,9 +1,10 @@
-"""How the demo's settings compare with their neighbours, on 1,000 training images held out; no test image is seen.
+"""Compare the demo's settings with neighbouring ones on 1,000 held-out training images.
 
     python -m benchmarks.choose_demo [--seeds 1] [--out results/demo/choice.json]
 
-Each line: the recipe with one thing changed; kNN and linear accuracy (100 labels) of the federated backbone, and its
-lead over a random backbone and over clients on their own. One seed's differences under a point are noise.
+No test image is used. Each line is the recipe with one change: kNN and linear accuracy (100 labels)
+of the federated backbone, and its lead over a random backbone and over clients that train alone.
+With one seed, differences of less than a point are noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the benchmarks take time: the device is idle before and after, and a figure is a median with its extremes."""
+"""Timing for the benchmarks: synchronise the device around each call; report the median."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """What one call returns, and its wall time; whatever it left running on the device is waited for."""
+    """Return the result of one call and its wall time, including work left on the device."""
     synchronize(device)
     start = time.perf_counter()
     done = work()
@@ -31,12 +31,12 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def digits(value: float, keep: int = 4) -> float:
-    """As many significant digits as a clock is worth."""
+    """Round to the number of significant digits that a timing supports."""
     return float(f"{value:.{keep}g}")
 
 
 def spread(values: list[float]) -> dict[str, Any]:
-    """Median, extremes, and every repeat in the order it was measured."""
+    """Return the median, the extremes, and all repeats in order."""
     return {
         "median": digits(statistics.median(values)),
         "least": digits(min(values)),

@@ -1,9 +1,10 @@
-"""What `fedssl run demo` is worth over seeds, beside a random backbone and clients on their own.
+"""Measure `fedssl run demo` over seeds, compared with a random backbone and isolated clients.
 
     python -m benchmarks.demo [--seeds 3] [--out results/demo/seeds.json]
 
-For every probe: all figures, and the paired differences (same seed, same labelled images) of the federated backbone
-to the random one and to the mean of the clients that trained alone.
+The output contains, for every probe, all figures, and the paired differences (same seed, same
+labelled images) between the federated backbone and the random one, and between it and the mean of
+the clients that trained alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def measure(seed: int, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(seeds: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Federated minus other, in points, seed by seed."""
+    """Return federated minus other, in points, for each seed."""
     found: dict[str, dict[str, Any]] = {}
     for other in OTHERS:
         for probe in PROBES:

@@ -1,11 +1,12 @@
-"""What Flower costs: seconds per round and the most memory of each of its processes, two clients on loopback with TLS.
+"""Measure Flower's overhead: seconds per round and peak memory of each process.
 
     python -m benchmarks.flower [--mb 1 250] [--rounds 3] [--out results/speed/flower.json]
 
-FedAvg with SimCLR on 24 images of 12x12 pixels for each of two clients, three steps a round, so that hardly anything
-but carrying messages is measured. The projection head is made as wide as it takes for an upload of so many MB. All on
-one machine, with a SuperLink in memory, a ServerApp, two SuperNodes, and a process for each message. Memory is what the
-kernel says each process has had resident at most (VmHWM), looked at twice a second; Linux only.
+Two clients on loopback with TLS run FedAvg with SimCLR on 24 images of 12x12 pixels each, three
+steps per round, so that almost only communication is measured. The width of the projection head is
+chosen for an upload of the given MB. Everything runs on one machine: a SuperLink with messages in
+memory, a ServerApp, two SuperNodes, and a process for each message. Memory is the peak resident
+size of each process (VmHWM), read twice per second; Linux only.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ import fedssl
 from benchmarks.machine import machine
 from fedssl.runs.rounds_log import read_rounds
 
-WORDS = {  # in a process's command line, and what it is
+WORDS = {  # part of a process's command line -> kind of process
     "flower-superlink": "SuperLink",
     "flwr-serverapp": "ServerApp",
     "flower-supernode": "SuperNode",
     "flwr-clientapp": "ClientApp",
 }
-DIM, FEATURES = 1024, 512  # of the head, and of the backbone for images of this size
+DIM = 1024  # width of the head's output
+FEATURES = 512  # width of the backbone's features for images of this size
 
 
 def experiment(mb: float, rounds: int) -> fedssl.Experiment:
-    """Whose uploads have about so many megabytes: the head's two layers have hidden × (features + dim) weights."""
+    """Return an experiment whose uploads have about this many megabytes.
+
+    The head's two layers have hidden × (features + dim) weights.
+    """
     hidden = max(16, round(mb * 1e6 / 4 / (DIM + FEATURES)))
     return fedssl.Experiment.from_dict(
         {
@@ -52,7 +57,7 @@ def experiment(mb: float, rounds: int) -> fedssl.Experiment:
 
 
 def peaks(home: Path, found: dict[str, int]) -> None:
-    """The most MiB that each kind of process of a federation has had so far."""
+    """Return the peak memory in MiB of each kind of process of a federation so far."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"FLWR_HOME={home}".encode() not in (process / "environ").read_bytes():

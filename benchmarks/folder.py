@@ -1,15 +1,19 @@
-"""A folder of JPEGs: how fast it is decoded into the cache, what a kill costs, and whether training feels the cache.
+"""Measure a folder of JPEGs: decoding into the cache, recovery after a kill, and training speed.
 
-    python -m benchmarks.folder [--count 20000] [--size 64] [--device cuda] [--out results/speed/folder.json]
+    python -m benchmarks.folder [--count 20000] [--size 64] [--device cuda]
+                                [--out results/speed/folder.json]
 
-The photos are 500 x 375, a few hundred drawn and the others made of these by changed quantisation tables, so that no
-two are equal. They and the cache lie in a temporary folder (`--folder` keeps the photos). Writes one JSON object:
+The photos are 500 x 375. A few hundred are drawn; the others are copies with changed quantisation
+tables, so that all files differ. Photos and cache are in a temporary folder (`--folder` keeps the
+photos). Writes one JSON object:
 
-- decode: images/s by threads into memory and by worker processes into the cache
-- again: seconds to start with everything decoded, and after some files were touched, and how many were decoded
-- kill: the builder is killed with SIGKILL half-way; how many images the next start found, and did not
+- decode: images/s of threads into memory and of worker processes into the cache
+- again: seconds to start with everything decoded, and after some files were touched, and the
+  number of images decoded
+- kill: the builder is killed with SIGKILL half-way; how many images the next start found, and how
+  many it did not
 - read: images/s gathered in batches of random rows, from the mapped cache and from memory
-- train: images/s of local training from the cache, beside the same images as a tensor in memory
+- train: images/s of local training from the cache, and from the same images in memory
 """
 
 from __future__ import annotations
@@ -42,11 +46,14 @@ from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.training.trainer import Task, Trainer, TrainSettings
 
 DRAWN, TOUCHED, SAMPLE = 400, 100, 4000
-BUILD = "import sys; from pathlib import Path; from fedssl.data import Folder\nFolder(**{}).load(Path('.'), print)"
+BUILD = (
+    "import sys; from pathlib import Path; from fedssl.data import Folder\n"
+    "Folder(**{}).load(Path('.'), print)"
+)
 
 
 def make_photos(folder: Path, count: int) -> None:
-    """Smooth colours under grain, which JPEG packs like a photo: about 85 KB each."""
+    """Draw smooth colours with grain, which JPEG compresses like a photo: about 85 KB each."""
     folder.mkdir(parents=True, exist_ok=True)
     if sum(1 for _ in folder.iterdir()) == count:
         return
@@ -62,7 +69,7 @@ def make_photos(folder: Path, count: int) -> None:
         data = bytearray(drawn[k % len(drawn)])
         table = (
             data.index(b"\xff\xdb") + 5
-        )  # marker, length, number; then 64 steps, of which one is widened
+        )  # marker, length, number; then 64 steps, of which one is increased
         data[table + k // len(drawn) % 64] += 1 + k // len(drawn) // 64
         (folder / f"{k:06}.jpg").write_bytes(data)
 
@@ -74,7 +81,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure_decoding(photos: Path, source: Folder) -> dict[str, Any]:
-    """The same sample by threads, then everything by processes into an empty cache."""
+    """Decode a sample with threads, then everything with processes into an empty cache."""
     names = sorted(path.name for path in photos.iterdir())
     sample, figures, usual = names[:SAMPLE], {}, decode_parallel._MAX_THREADS
     for threads in sorted({min(usual, decode_parallel.cores()), decode_parallel.cores()}):
@@ -95,14 +102,14 @@ def measure_decoding(photos: Path, source: Folder) -> dict[str, Any]:
 
 
 def measure_starting_again(photos: Path, source: Folder) -> dict[str, Any]:
-    said: list[str] = []
-    unchanged = seconds(lambda: source.load(Path("."), said.append))
-    assert not any("decoding" in line for line in said)
+    messages: list[str] = []
+    unchanged = seconds(lambda: source.load(Path("."), messages.append))
+    assert not any("decoding" in line for line in messages)
     touched = sorted(photos.iterdir())[::97][:TOUCHED]
     for path in touched:
         path.touch()
-    again = seconds(lambda: source.load(Path("."), said.append))
-    line = next(line for line in said if line.startswith("decoding"))
+    again = seconds(lambda: source.load(Path("."), messages.append))
+    line = next(line for line in messages if line.startswith("decoding"))
     return {
         "unchanged_s": round(unchanged, 2),
         "touched": len(touched),
@@ -112,7 +119,7 @@ def measure_starting_again(photos: Path, source: Folder) -> dict[str, Any]:
 
 
 def measure_a_kill(source: Folder, count: int) -> dict[str, Any]:
-    """SIGKILL once the ledger speaks of half the images."""
+    """Send SIGKILL once the ledger contains half of the images."""
     options = source.model_dump(mode="json", exclude_none=True)
     builder = subprocess.Popen(
         [sys.executable, "-c", BUILD.format(options)], stdout=subprocess.DEVNULL
@@ -121,11 +128,11 @@ def measure_a_kill(source: Folder, count: int) -> dict[str, Any]:
         time.sleep(0.01)
     builder.send_signal(signal.SIGKILL)
     builder.wait()
-    said: list[str] = []
+    messages: list[str] = []
     kept = _decoded(Path(source.cache))
-    rest = seconds(lambda: source.load(Path("."), said.append))
+    rest = seconds(lambda: source.load(Path("."), messages.append))
     line = next(
-        (line for line in said if line.startswith("decoding")), "it had ended before the kill"
+        (line for line in messages if line.startswith("decoding")), "it had ended before the kill"
     )
     return {"kept": kept, "of": count, "rest_s": round(rest, 1), "said": line}
 
@@ -144,7 +151,7 @@ def measure_reading(held: Rows, memory: Rows, batch: int = 256) -> dict[str, Any
 
 
 def measure_training(held: Rows, memory: Rows, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians of epochs of SimCLR, one from each place in turn, after one each to warm up."""
+    """Return median times of SimCLR epochs, alternating between sources, after one warm-up each."""
     device = torch.device(arguments.device)
     some = torch.randperm(len(held), generator=torch.Generator().manual_seed(1))[
         : arguments.train or None
@@ -169,7 +176,7 @@ def measure_training(held: Rows, memory: Rows, arguments: argparse.Namespace) ->
 
     def relative(
         rate: list[float],
-    ) -> float:  # epoch by epoch: other work on the machine comes and goes
+    ) -> float:  # epoch by epoch, because the load of the machine varies
         return round(statistics.median(a / b for a, b in zip(rate[1:], first[1:], strict=True)), 3)
 
     return {
@@ -229,9 +236,9 @@ def main() -> None:
     parser.add_argument("--backbone", default="cnn")
     parser.add_argument("--stem", default="cifar")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--train", type=int, default=0, help="images of an epoch; 0: all")
+    parser.add_argument("--train", type=int, default=0, help="images per epoch; 0: all")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="keep the photos there")
+    parser.add_argument("--folder", type=Path, help="folder to keep the photos in")
     parser.add_argument("--out", type=Path, default=Path("results/speed/folder.json"))
     arguments, load = parser.parse_args(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:

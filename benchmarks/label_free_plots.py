@@ -1,4 +1,4 @@
-"""The figure of benchmarks.label_free_scores: a point for each run."""
+"""The figure of benchmarks.label_free_scores: one point per run."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@
 
     python -m benchmarks.label_free_scores RUN_DIR … --out NAME [--last 10] [--device auto]
 
-Writes NAME.json and NAME.png and prints a table. The correlations over the runs kept in results/
+Writes NAME.json and NAME.png and prints a table. The correlations over the runs stored in results/
 are on the page docs/results.md, under "Scores without labels".
 
-The rounds log has, for each client's last batch in a round, the effective rank of features
-(RankMe), the spread of projections, alignment and uniformity. The score of a run is the mean over
-clients and its last rounds. Runs are compared with others on the same images with the same backbone
-and batch size, because both bound a rank; and, where there are enough, with those of the same
-method.
+The rounds log contains, for each client's last batch in a round, the effective rank of features
+(RankMe), the standard deviation of projections, alignment and uniformity. The score of a run is the
+mean over clients and its last rounds. Runs are compared only with runs on the same images with the
+same backbone and batch size, because both bound a rank; if there are enough runs of one method,
+these are also compared separately.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fedssl.core.settings import validate
 from fedssl.plots.style import need_matplotlib
 from fedssl.runs.run import Run
 
-SCORES = {  # with how to read each
+SCORES = {  # with their interpretation
     "effective_rank": "effective_rank (more is better)",
     "embedding_std": "embedding_std (more is better)",
     "alignment": "alignment (least where all collapses)",
@@ -50,7 +50,7 @@ SCORES = {  # with how to read each
 ACCURACY_NAMES = {"linear": "linear", "knn": "kNN"}
 # Settings under [data], besides the name, the path and `holdout`, that change the images.
 IMAGE_SETTINGS = ("layout", "size", "channels", "test", "part")
-LAST_ROUNDS = 10  # the score of a run is the mean over these
+LAST_ROUNDS = 10  # number of last rounds that the score of a run is averaged over
 COLUMNS = ("runs of", "score", "accuracy", "n", "ρ", "by chance")
 LIMITS = (
     "ρ is Spearman's rank correlation over n runs; the last column is the share of random orders "
@@ -94,7 +94,7 @@ def _image_names(data: Mapping[str, Any]) -> str:
 
 
 def _mean_scores(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return means over clients and rounds; a score that no client has is left out."""
+    """Return means over clients and rounds; a score that no client has is omitted."""
     clients = [client for line in rounds for client in line["clients"]]
     means = {}
     for key in SCORES:
@@ -123,7 +123,7 @@ def _short_hash(hashes: tuple[str, ...] | None) -> str:
 def correlations(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the correlation of every score with every accuracy, by setting and by method.
 
-    A method with at least MIN_VALUES runs in a setting also has correlations of its own runs.
+    A method with at least MIN_VALUES runs in a setting is also correlated separately.
     """
     for setting in dict.fromkeys(row["setting"] for row in rows):
         same_setting = [row for row in rows if row["setting"] == setting]
@@ -204,7 +204,7 @@ def _report_excluded(
     common: Mapping[str, ProbeValues],
     notify: Notify,
 ) -> None:
-    """Report which accuracies of a run are left out, and why."""
+    """Report which accuracies of a run are excluded, and why."""
     for key, values in common.items():
         if measured[key] and key not in accuracies:
             notify(

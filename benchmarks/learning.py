@@ -1,15 +1,16 @@
-"""What every method and algorithm learns from the images that come with the package, beside a random backbone.
+"""Measure what every method and algorithm learns on the embedded images, over a random backbone.
 
-    python -m benchmarks.learning [--seeds 3] [--runs runs/learning] [--only NAME …] [--out results/learning.json]
-                                  [--processes 1]
+    python -m benchmarks.learning [--seeds 3] [--runs runs/learning] [--only NAME …]
+                                  [--out results/learning.json] [--processes 1]
 
-Five clients, two classes each, settings of a `-mini` recipe (small CNN, ten rounds of one epoch): each method with
-FedAvg, each client alone and all images in one place; each algorithm with the method it was published with. kNN
-accuracy on the 1,000 test images, in percent; where clients end with models of their own, the mean over them. Nothing
-was chosen by these figures: all have the same rounds, optimizer and learning rate, which suits some better than others.
-Methods that these keep below a random backbone come again with a training that suits them (`SUITED`), and with a
-linear probe: MAE's features are not made to be compared by their angles. Runs are kept in `--runs`, and those that are
-finished are not run again.
+Five clients with two classes each, settings of a `-mini` recipe (small CNN, ten rounds of one
+epoch): each method with FedAvg, with isolated clients and centralized; each algorithm with the
+method it was published with. The figures are kNN accuracies on the 1,000 test images, in percent;
+for personal models, the mean over clients. Nothing was chosen by these figures: all have the same
+rounds, optimizer and learning rate, which suit some better than others. Methods that stay below a
+random backbone are repeated with more suitable training settings (`SUITED`), and with a linear
+probe, because MAE's features are not meant to be compared by their angles. Runs are stored in
+`--runs`; finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.variants import mini
 from fedssl.method import METHODS
 
-# The method that an algorithm was published with, or that its authors' tables have it with; all others: SimCLR.
+# The method that an algorithm was published with, or that its authors' tables use. Default: SimCLR.
 PUBLISHED = {"fedu": "byol", "fedema": "byol", "ccl": "mocov2"}
 
 
@@ -85,7 +86,7 @@ def experiment(case: Case, seed: int) -> Experiment:
 
 
 def measured(case: Case, seed: int, folder: Path) -> Measured:
-    """By probe and row of the run's table: this run's, and a random backbone's."""
+    """Return accuracies by probe and row of the run's table: this run, and a random backbone."""
     run = fedssl.run(
         experiment(case, seed), folder / f"{case.name}-{seed}", device="cpu", quiet=True
     )
@@ -97,7 +98,7 @@ def measured(case: Case, seed: int, folder: Path) -> Measured:
 
 
 def summary(found: Found, case: Case, probe: str = "knn") -> dict[str, Any]:
-    """Each seed's accuracy, and how far it leads a random backbone, seed by seed."""
+    """Return each seed's accuracy, and its lead over a random backbone."""
     row: dict[str, Any] = {
         "federated": [one[probe]["this run"] for one in found[case]],
         "random": [one[probe]["random"] for one in found[case]],
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--only", nargs="*", help="names of methods or algorithms")
     parser.add_argument("--out", type=Path, default=Path("results/learning.json"))
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
+    parser.add_argument("--processes", type=int, default=1, help="number of concurrent runs")
     args = parser.parse_args()
     wanted = [
         case for case in cases() if not args.only or {case.method, case.algorithm} & set(args.only)
@@ -138,7 +139,7 @@ def main() -> None:
 
 
 def rows_of(found: Found) -> dict[str, dict[str, Any]]:
-    """A row for each method × algorithm, named so; with its own training, that is said too."""
+    """Return a row for each method × algorithm; the name includes changed training settings."""
     stars = [(case, probe) for case in found if case.topology == "star" for probe in found[case][0]]
     return {_name(case, probe): summary(found, case, probe) for case, probe in stars}
 
@@ -157,7 +158,7 @@ def write(found: Found, out: Path) -> None:
 
 def markdown(rows: dict[str, dict[str, Any]]) -> str:
     lines = [
-        "| | federated | random | alone | in one place | over random |",
+        "| | federated | random | alone | centralized | over random |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():

@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""Describe the machine that a measurement was made on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import fedssl
 
 
 def machine() -> dict[str, Any]:
-    """Plain values: processor, versions, threads and, where there is one, the CUDA device that is in use."""
+    """Return processor, versions, threads and, if one is used, the CUDA device, as plain values."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": _processor(),
@@ -50,15 +50,15 @@ def _cuda() -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """The first device's, as nvidia-smi tells it: all devices of a machine share one driver."""
+    """Return the driver of the first device by nvidia-smi; all devices share one driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
     command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(
+        lines = subprocess.run(
             command, capture_output=True, text=True, timeout=30, check=True
         ).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return None
-    return told[0] if told else None
+    return lines[0] if lines else None

@@ -1,16 +1,18 @@
-"""Published settings on real images, side by side.
+"""Run published settings on real images.
 
-    python -m benchmarks.papers GROUP [--data-dir data] [--only NAME …] [--seed 0] [--out results/GROUP]
+    python -m benchmarks.papers GROUP [--data-dir data] [--only NAME …] [--seed 0]
+                                [--out results/GROUP]
 
-`cifar10-short`: CIFAR-10, five clients of two classes each, ResNet-18, 100 rounds of one local epoch, a fifth of the
-papers' budget, all else as FedEMA's recipes have it: each algorithm beside FedAvg with the same method.
-`cifar10`: FedEMA, FedBYOL and FedU on the same images with the whole budget, five local epochs.
-`fashion-mnist`: CCL beside FedSimCLR, images dealt at random or two classes each, and beside MoCo in one place, as
-CCL's recipes train but for 30 rounds of one epoch.
+`cifar10-short`: CIFAR-10, five clients with two classes each, ResNet-18, 100 rounds of one local
+epoch, which is a fifth of the papers' budget, otherwise as FedEMA's recipes: each algorithm, and
+FedAvg with the same method.
+`cifar10`: FedEMA, FedBYOL and FedU on the same images with the full budget, five local epochs.
+`fashion-mnist`: CCL and FedSimCLR, IID or two classes per client, and centralized MoCo, as CCL's
+recipes but with 30 rounds of one epoch.
 
-kNN every five rounds, a linear probe at the end; divergence, and what else an algorithm notes, is in rounds.jsonl. Of
-each run its experiment.toml, rounds.jsonl and results.json are kept, with probes.json where further probes measured it;
-those finished are not run again.
+kNN is measured every five rounds, a linear probe at the end; rounds.jsonl contains the divergence
+and the algorithm's notes. The experiment.toml, rounds.jsonl and results.json of each run are
+stored, and probes.json if other probes measured it. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from typing import Any, NamedTuple
 
 import fedssl
 
-Probe = tuple[str, Mapping[str, Any]]  # its name, and its settings
+Probe = tuple[str, Mapping[str, Any]]  # name and settings of a probe
 
 
 class Case(NamedTuple):
-    """A recipe, what is changed in it, and with which other probes the run is measured in the end."""
+    """A recipe, the changes to it, and the additional probes that measure the run at the end."""
 
     recipe: str
     changes: Mapping[str, Any] = {}
@@ -37,7 +39,7 @@ class Case(NamedTuple):
 
 
 BRIEFLY = {"rounds": 30}
-# As FedU's own table measures; fine-tuned with few labels, as papers write and as public code does.
+# FedU's own protocol; fine-tuning with few labels as in the papers and as in public code.
 FEW: list[Probe] = [
     ("semi", {"labels": labels, "frozen": frozen})
     for labels in (0.01, 0.1)
@@ -54,7 +56,7 @@ GROUPS: dict[str, dict[str, Case]] = {
         ),
         "fedsimclr": Case("fedsimclr-cifar10-noniid-short"),
         "fedca": Case("fedsimclr-cifar10-noniid-short", {"algorithm.name": "fedca"}),
-        "fedca-t007": Case(  # with the temperature of its plain twin
+        "fedca-t007": Case(  # with the temperature of FedSimCLR
             "fedsimclr-cifar10-noniid-short",
             {"algorithm.name": "fedca", "algorithm.temperature": 0.07},
         ),
@@ -69,7 +71,7 @@ GROUPS: dict[str, dict[str, Case]] = {
         "fedbyol": Case("fedbyol-cifar10-noniid", also=ALSO),
         "fedu": Case(
             "fedu-cifar10-noniid", {"probe.protocol": "fedema"}, ALSO
-        ),  # as FedEMA's Table 3 measures it
+        ),  # the protocol of FedEMA's Table 3
     },
     "fashion-mnist": {
         "ccl-iid": Case("ccl-fmnist-iid-short", BRIEFLY),
@@ -91,8 +93,8 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--only", nargs="*", metavar="NAME")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="results/GROUP if not given")
-    parser.add_argument("--rounds", type=int, help="to try it out")
+    parser.add_argument("--out", type=Path, help="default: results/GROUP")
+    parser.add_argument("--rounds", type=int, help="number of rounds, for a trial")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
     group = GROUPS[args.group]

@@ -1,22 +1,24 @@
-"""Images per second of one local epoch at five clients: fedssl, and the same work as public code does it.
+"""Measure images per second of a round with five clients: fedssl, and public code's approach.
 
     python -m benchmarks.peer [--device cuda] [--images N] [--out results/speed/peer.json]
 
-BYOL, batches of 128, two views, SGD, as FedEMA trains it. On CUDA ResNet-18 with heads of 4096 and 2048; on a CPU, to
-finish in a minute, a small network with small heads, so that its ratio tells nothing of CUDA's.
-`peer`: benchmarks/peer_training.py, with views made one PIL image at a time by a DataLoader without workers
-(`--peer-workers` gives it some, which then stay from round to round).
-`fedssl`: rounds of its engine as `fedssl.run` has them (LocalRuntime, federate, FedAvg) with default train settings;
-checkpoints, logs and probes are not part of it.
-Both start from the same weights, train on the same random images in this process and take turns; a repeat is a whole
-round, with the exchange of models, between two synchronisations. cuDNN may try its kernels for both, and the peer's
-float32 is torch's by default: convolutions in TF32 where the device has it. Left out for both are imports, building and
-the first round. What building and the first round cost fedssl beyond a usual round, the start of CUDA included, is
-`startup_s`.
-`fedema_default_run_minutes`: how long FedEMA's default run would train at this rate (100 rounds of five clients with
-10,000 images each, five epochs a round).
-The peer may meet fewer images of each client (`--peer-images`). Its rate is then that of a round as long as fedssl's:
-the exchange once, as measured, and the epoch in proportion.
+BYOL, batches of 128, two views, SGD, as FedEMA trains it. On CUDA, ResNet-18 with heads of 4096 and
+2048; on a CPU, to finish in a minute, a small network with small heads, so that the ratio is not
+comparable with CUDA's.
+`peer`: benchmarks/peer_training.py, with views made one PIL image at a time by a DataLoader without
+workers (`--peer-workers` adds some, which then persist between rounds).
+`fedssl`: rounds of its engine as in `fedssl.run` (LocalRuntime, federate, FedAvg) with default
+training settings, without checkpoints, logs and probes.
+Both start from the same weights, train on the same random images in this process, and alternate. A
+repeat is a whole round, including the exchange of models, between two synchronisations. cuDNN may
+benchmark its kernels for both, and the peer's float32 uses torch's defaults: convolutions in TF32
+if the device supports it. Imports, building and the first round are excluded for both. `startup_s`
+is the additional time of fedssl's building and first round over a usual round, including the start
+of CUDA.
+`fedema_default_run_minutes`: training time of FedEMA's default run at this rate (100 rounds of five
+clients with 10,000 images each, five epochs per round).
+The peer may process fewer images of each client (`--peer-images`). Its rate is then scaled to a
+round as long as fedssl's: the exchange once, as measured, and the epoch in proportion.
 """
 
 from __future__ import annotations
@@ -50,20 +52,20 @@ from fedssl.views import Augment
 
 FEDEMA_IMAGES = (
     100 * 5 * 5 * (10_000 // 128) * 128
-)  # of its default run: rounds, clients, epochs, images of each
+)  # default run: rounds, clients, epochs, images per client
 
 
 @dataclass(frozen=True)
 class Case:
-    """What both sides train. `images` and `peer_images` are those of one client."""
+    """The training of both sides. `images` and `peer_images` are per client."""
 
     backbone: str
     hidden: int
     dim: int
     images: int
     peer_images: int
-    peer_workers: int = 0  # processes that make views for the peer's training process
-    epochs: int = 1  # of fedssl's rounds; the peer trains for one, its others would be the same
+    peer_workers: int = 0  # processes that make views for the peer
+    epochs: int = 1  # of fedssl's rounds; the peer trains for one, its others would be equal
     batch: int = 128
     clients: int = 5
     size: int = 32
@@ -72,11 +74,11 @@ class Case:
     precision: str = "auto"
 
     def trained(self, images: int, epochs: int = 1) -> int:
-        """Images a round trains on: of each client, whole batches."""
+        """Return the number of images in a round: whole batches of each client."""
         return epochs * self.clients * (images // self.batch) * self.batch
 
     def pixels(self) -> list[Tensor]:
-        """Each client's images (n, 3, size, size), uint8 noise on the host."""
+        """Return each client's images (n, 3, size, size), uint8 noise on the host."""
         shape, stream = (self.images, 3, self.size, self.size), torch.Generator().manual_seed(0)
         return [
             torch.randint(256, shape, dtype=torch.uint8, generator=stream)
@@ -168,7 +170,7 @@ class Peer:
         return statistics.fmean(client.loss for client in self.clients)
 
     def full_round(self, took: float) -> float:
-        """Seconds of a round with all images, where one with the peer's took `took`."""
+        """Return the seconds of a round with all images, given `took` seconds of the peer's."""
         training = sum(client.seconds for client in self.clients)
         case = self.case
         return took + training * (
@@ -210,7 +212,8 @@ def compare(case: Case, device: torch.device, repeats: int, view: View) -> dict[
             "loss": digits(ours.loss),
         },
         "peer": {
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),  # torch's default unless somebody set it
+            # torch's default unless it was changed
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
             "images_per_s": digits(statistics.median(peer_rates)),
             "images_per_s_spread": spread(peer_rates),
             "round_s": spread(peer_took),
@@ -231,22 +234,25 @@ def main() -> None:
         "--backbone", choices=list(NETS), help="default: resnet18 on CUDA, cnn on a CPU"
     )
     parser.add_argument(
-        "--images", type=int, help="of each client; default: 10000 on CUDA, 512 on a CPU"
+        "--images", type=int, help="images per client; default: 10000 on CUDA, 512 on a CPU"
     )
     parser.add_argument(
-        "--peer-images", type=int, help="of each client that the peer meets; default: at most 1280"
+        "--peer-images", type=int, help="images per client of the peer; default: at most 1280"
     )
-    parser.add_argument("--epochs", type=int, default=1, help="of fedssl's rounds")
-    parser.add_argument("--peer-workers", type=int, default=0, help="its DataLoader's num_workers")
+    parser.add_argument("--epochs", type=int, default=1, help="epochs of fedssl's rounds")
+    parser.add_argument("--peer-workers", type=int, default=0, help="num_workers of the peer")
     parser.add_argument("--mode", default="auto", help="fedssl's train.mode")
     parser.add_argument(
         "--precision", default="auto", help="fedssl's train.precision; the peer's is float32"
     )
     parser.add_argument(
-        "--views", default="auto", choices=["auto", "torchvision", "pillow"], help="the peer's"
+        "--views",
+        default="auto",
+        choices=["auto", "torchvision", "pillow"],
+        help="views of the peer",
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="also write the JSON there")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     args = parser.parse_args()
     device, cuda = torch.device(args.device), args.device == "cuda"
     images = args.images or (10_000 if cuda else 512)

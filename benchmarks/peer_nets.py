@@ -1,7 +1,7 @@
-"""The peer's networks: fedssl's ResNet-18 with the CIFAR stem and its `cnn`, written with torch's layers alone.
+"""The peer's networks: fedssl's ResNet-18 with the CIFAR stem and its `cnn`, with torch's layers.
 
-Keys of the state_dicts are fedssl's, whose weights load as they are; tests/test_benchmarks.py shows that the networks
-are the same.
+The keys of the state_dicts equal fedssl's, so its weights can be loaded. tests/test_benchmarks.py
+checks that the networks are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut: (n, inputs, h, w) to (n, width, h/stride, w/stride)."""
+    """Two 3x3 convolutions and a shortcut: (n, inputs, h, w) to (n, width, h/stride, w/stride)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class ResNet18(nn.Module):
 
 
 class CNN(nn.Module):
-    """(n, 3, h, w) of 16 pixels a side or more, a multiple of 16, to (n, 512)."""
+    """(n, 3, h, w) to (n, 512); h and w are multiples of 16."""
 
     dim = 512
 

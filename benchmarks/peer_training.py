@@ -1,10 +1,11 @@
-"""A federated round of BYOL written the way public research code writes it; `benchmarks.peer` measures it.
+"""A federated round of BYOL in the style of public research code, measured by `benchmarks.peer`.
 
-Eager float32. A deep copy of the model for each client and another for its upload; states averaged key by key in a
-Python loop; each view passes the network alone; the target follows the online network parameter by parameter.
-Where such code differs in what it costs, this takes the cheaper way: everything stays on the device, and losses are
-read once an epoch. Nothing here uses fedssl, but the network, the loss and the order of updates are its own, so that
-both do the same work: tests/test_benchmarks.py gives both the same weights and views and compares what comes out.
+Eager float32. One deep copy of the model for each client and another for its upload; states
+averaged key by key in a Python loop; one forward pass per view; the target updated parameter by
+parameter. Where such code varies in cost, this is the cheaper variant: everything stays on the
+device, and losses are read once per epoch. Nothing here uses fedssl, but the network, the loss and
+the order of updates are equal, so that both do the same work: tests/test_benchmarks.py gives both
+the same weights and views and compares the results.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]  # two views (B, C, h, w) of the same 
 
 
 class PeerBYOL(nn.Module):
-    """Children and keys are named as in fedssl's BYOL: a state_dict of one loads into the other."""
+    """BYOL with fedssl's names of children and keys: a state_dict of one loads into the other."""
 
     def __init__(self, backbone: str, hidden: int, dim: int) -> None:
         super().__init__()
@@ -64,23 +65,23 @@ def head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def distance(prediction: Tensor, target: Tensor) -> Tensor:
-    """2 − 2 cos, row by row: (B, k), (B, k) to (B,)."""
+    """Return 2 − 2 cos row by row: (B, k), (B, k) to (B,)."""
     prediction, target = F.normalize(prediction, dim=-1), F.normalize(target, dim=-1)
     return 2 - 2 * (prediction * target).sum(-1)
 
 
 class PeerClient:
-    """One client: `count` images, met as the batches of views of one epoch."""
+    """One client: `count` images, and the batches of views of one epoch."""
 
     def __init__(
         self, batches: Batches, count: int, device: torch.device, lr: float = 0.032
     ) -> None:
         self.batches, self.count, self.device, self.lr = batches, count, device, lr
         self.model: PeerBYOL | None = None
-        self.loss = self.seconds = 0.0  # of the last epoch
+        self.loss = self.seconds = 0.0  # mean loss of the last epoch
 
     def download(self, model: PeerBYOL) -> None:
-        """The global online network; the target is the client's own after its first round."""
+        """Load the global online network; after the first round, the target is the client's own."""
         found, self.model = self.model, copy.deepcopy(model)
         if found is None:
             for part in ("backbone", "projector"):
@@ -113,7 +114,7 @@ class PeerClient:
 
 
 def peer_round(model: PeerBYOL, clients: Sequence[PeerClient]) -> PeerBYOL:
-    """The next global model."""
+    """Return the next global model."""
     uploads = []
     for client in clients:
         client.download(model)
@@ -129,7 +130,7 @@ def peer_round(model: PeerBYOL, clients: Sequence[PeerClient]) -> PeerBYOL:
 
 @torch.no_grad()
 def average(models: Sequence[PeerBYOL], shares: Sequence[float]) -> dict[str, Tensor]:
-    """The weighted mean of the online networks, key by key; counters keep the largest."""
+    """Return the weighted mean of the online networks, key by key; counters take the maximum."""
     states = [model.state_dict() for model in models]
     mean = {}
     for key, first in states[0].items():

@@ -1,7 +1,8 @@
-"""Views as public federated self-supervised code makes them: one PIL image after another, in the training process.
+"""Views in the style of public code: one PIL image at a time, in the training process.
 
-torchvision's transforms where they import. Elsewhere the same operations written with Pillow alone, on which
-torchvision's own PIL path rests: the same crops, filters, blends and hue, drawn from Python's generator.
+Uses torchvision's transforms if they can be imported. Otherwise, the same operations are
+implemented with Pillow, on which torchvision's PIL path is based: the same crops, filters, blends
+and hue, with random numbers from Python's generator.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ TRIES = 10
 
 
 def make_view(augment: Augment, size: int, which: str = "auto") -> tuple[View, str]:
-    """A PIL image to one random view (C, size, size) in 0…1, and what makes it; `which`: auto, torchvision, pillow."""
+    """Return a function from a PIL image to one random view (C, size, size) in 0…1, and its name.
+
+    `which` is auto, torchvision or pillow.
+    """
     if augment.blur:
         raise ValueError("the comparison is of views without blur")
     view = None if which == "pillow" else torchvision_view(augment, size)
@@ -38,7 +42,7 @@ def make_view(augment: Augment, size: int, which: str = "auto") -> tuple[View, s
 
 
 def torchvision_view(augment: Augment, size: int) -> View | None:
-    """None where torchvision does not import."""
+    """Return torchvision's transforms, or None if torchvision cannot be imported."""
     try:
         import torchvision.transforms as t
     except (ImportError, RuntimeError):
@@ -55,7 +59,7 @@ def torchvision_view(augment: Augment, size: int) -> View | None:
 
 
 class PillowView:
-    """RandomResizedCrop, flip, ColorJitter, grayscale, ToTensor."""
+    """Apply RandomResizedCrop, flip, ColorJitter, grayscale and ToTensor."""
 
     def __init__(self, augment: Augment, size: int) -> None:
         self.augment, self.size = augment, size
@@ -90,7 +94,7 @@ def _factor(strength: float) -> float:
 
 
 def draw_crop(augment: Augment, height: int, width: int) -> tuple[int, int, int, int]:
-    """Top, left, height, width: the first of ten tries that fits, else the largest square in the centre."""
+    """Return top, left, height, width: the first of ten tries that fits, or the central square."""
     low, high = (math.log(bound) for bound in augment.ratio)
     for _ in range(TRIES):
         area = height * width * random.uniform(*augment.crop)
@@ -109,7 +113,7 @@ def resized_crop(image: Image.Image, crop: tuple[int, int, int, int], size: int)
 
 
 def turn_hue(image: Image.Image, turns: float) -> Image.Image:
-    """The hue of an RGB image moved by a share of the wheel, from -0.5 to 0.5, in steps of 1/256."""
+    """Shift the hue of an RGB image by a fraction of the wheel, -0.5 to 0.5, in steps of 1/256."""
     shift = int(turns * 255)
     hue, saturation, value = image.convert("HSV").split()
     hue = hue.point([(level + shift) % 256 for level in range(256)])
@@ -117,17 +121,20 @@ def turn_hue(image: Image.Image, turns: float) -> Image.Image:
 
 
 def gray(image: Image.Image) -> Image.Image:
-    """Grey in all three channels."""
+    """Return a grey image with three channels."""
     return image.convert("L").convert("RGB")
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """(C, H, W) in 0…1."""
+    """Return an image as a tensor (C, H, W) in 0…1."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
 
 
 class Pairs(Dataset[tuple[Tensor, Tensor]]):
-    """Two views of each image; pixels (n, C, H, W) uint8 on the host, kept as (n, H, W, C) as Pillow has them."""
+    """Two views of each image.
+
+    The pixels, (n, C, H, W) uint8 on the host, are stored as (n, H, W, C) for Pillow.
+    """
 
     def __init__(self, pixels: Tensor, view: View) -> None:
         self.pixels, self.view = pixels.permute(0, 2, 3, 1).contiguous().numpy(), view

@@ -1,9 +1,9 @@
-"""Seconds that the probes take once features are there, for as many images as CIFAR-10 has.
+"""Measure the seconds that probes take on computed features, with the size of CIFAR-10.
 
     python -m benchmarks.probes [--device cuda] [--repeats 3] [--out results/speed/probes-cpu.json]
 
-50,000 features of 512 numbers to learn from and 10,000 to be measured on, of ten classes that overlap: kNN, and the
-linear probe as each paper trains it.
+50,000 features of 512 numbers for training and 10,000 for testing, of ten overlapping classes: kNN,
+and the linear probe with each paper's protocol.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ TRAIN, TEST, WIDTH, CLASSES = 50_000, 10_000, 512, 10
 
 
 def features(count: int, seed: int, device: torch.device) -> Labelled:
-    """Around a centre for each class, nearer to each other than they are wide."""
+    """Return features around one centre per class; classes overlap."""
     stream = torch.Generator().manual_seed(seed)
     centres = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(count) % CLASSES
     found = 0.1 * centres[labels] + torch.randn(count, WIDTH, generator=stream)
-    return Labelled(
-        found.relu().to(device), labels.to(device)
-    )  # as features are that end in a ReLU
+    return Labelled(found.relu().to(device), labels.to(device))  # like features after a ReLU
 
 
 def measure(device: torch.device, repeats: int) -> dict[str, Any]:

@@ -1,17 +1,21 @@
-"""What the engine costs per client and round, beside the least that any federation must do (results/speed/round.json).
+"""Measure the engine's cost per client and round, relative to the minimum of any federation.
 
-    python -m benchmarks.round [--clients 10] [--repeats 12] [--processes 7] [--out results/speed/round.json]
+    python -m benchmarks.round [--clients 10] [--repeats 12] [--processes 7]
+                               [--out results/speed/round.json]
 
-A whole round goes through `federate`, the local runtime, the guard, FedAvg and the exact mean; of a client's work only
-the training is left out. One worker, one thread, one core. The reference: copy a float32 row of as many numbers as
-travel, and multiply-add another to a float32 sum. Beside it the plain loop: deep-copy the model, add its tensors up in
-float32, look at nothing. All three take turns, so that a busy machine slows all; times are the processor's, so that
-waiting for a neighbour does not count, and a second core could not help. Where a process's memory happens to lie makes
-a tenth of a ratio, so all is measured in several processes; figures are medians of theirs.
+A whole round runs through `federate`, the local runtime, the guard, FedAvg and the exact mean; only
+the training of clients is omitted. One worker, one thread, one core. The reference copies a float32
+row of as many numbers as are sent, and multiply-adds another to a float32 sum. A plain loop is
+measured too: deep-copy the model and add its tensors in float32, without checks. All three
+alternate, so that a busy machine slows all of them. Times are CPU times, so that waiting for other
+processes does not count and a second core cannot help. The location of a process's memory changes a
+ratio by a tenth, so the measurement is repeated in several processes, and figures are medians over
+them.
 
-    stateless   SimCLR: the whole model travels, a client keeps nothing
-    stateful    BYOL: the online network travels; the client keeps its target network, nearly as large again, which is
-                loaded before training and stored after it. The reference counts only what travels
+    stateless   SimCLR: the whole model is sent, a client keeps nothing
+    stateful    BYOL: the online network is sent; the client keeps its target network, which is
+                almost as large, loaded before training and stored after it. The reference counts
+                only what is sent
 """
 
 from __future__ import annotations
@@ -59,18 +63,18 @@ class Size(NamedTuple):
 SIZES = {"11M": Size("resnet18", 64, 32), "0.5M": Size("cnn", 640, 128)}
 METHOD = {"stateless": "simclr", "stateful": "byol"}
 ENDLESS = 1_000_000  # rounds
-WARM = 3  # of them not counted
+WARM = 3  # of these, warm-up rounds that are not counted
 
 
 class Idle(Trainer):
-    """Trains nobody: what is left is the engine."""
+    """A client that does not train, so that only the engine is measured."""
 
     def fit(self, task: Task, objective: Objective, constants: Constants) -> Metrics:
         return Metrics(0.0, 1, 1, 1.0, 1.0, 1.0)
 
 
 class Federation:
-    """Clients of one image each, and everything between them and the next global model."""
+    """Clients of one image each, and the engine between them and the next global model."""
 
     def __init__(self, size: Size, method: str, clients: int) -> None:
         settings = METHODS[method].Settings(**size._asdict())
@@ -87,7 +91,7 @@ class Federation:
         site = algorithm.init(Client("home", image, None, {}, trainer, 0, 0))
         self.travels = model(site, "model").layout
         schema = algorithm.upload_schema(trainer.method)
-        typical = Typical(1.0, 1, 1.0)  # as in any round but the first
+        typical = Typical(1.0, 1, 1.0)  # as in every round after the first
         self.rounds = federate(
             algorithm,
             Star(),
@@ -103,13 +107,13 @@ class Federation:
         assert not any(report.dropped for report in next(self.rounds).reports)
 
     def kept(self) -> int:
-        """Numbers one client remembers."""
+        """Return the number of values in one client's memory."""
         memory = self.memory.latest(self.first)
         return model(memory, "kept").layout.floats if memory else 0
 
 
 def reference(n: int) -> Callable[[], None]:
-    """One copy in and one multiply-add of rows (n,) of float32."""
+    """Copy one row (n,) of float32 and multiply-add another."""
     sent, upload, resident, total = (torch.ones(n) for _ in range(4))
 
     def once() -> None:
@@ -120,7 +124,7 @@ def reference(n: int) -> Callable[[], None]:
 
 
 def plain_loop(size: Size) -> Callable[[], None]:
-    """What a client's round costs without an engine; the model is the stateless one."""
+    """Run a client's round without an engine; the model is the stateless one."""
     backbone = nets.build(size.backbone)
     net = nn.Sequential(backbone, nets.mlp(backbone.dim, size.hidden, size.dim))
     total = {name: tensor * 0.1 for name, tensor in net.state_dict().items()}
@@ -150,7 +154,7 @@ def measure(size: Size, method: str, clients: int, repeats: int) -> dict[str, An
     for _ in range(repeats):
         once = reference(
             n
-        )  # in new memory each time: where its pages lie makes a fifth of its time
+        )  # in new memory each time: the location of its pages changes its time by a fifth
         once()
         least.append(microseconds(once, clients))
         engine.append(microseconds(federation.round) / clients)
@@ -183,7 +187,7 @@ def in_this_process(clients: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     if hasattr(
         os, "sched_setaffinity"
-    ):  # or merging would go on beside the next client, on another core
+    ):  # otherwise merging would run concurrently with the next client, on another core
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     return {
         f"{name} {kind}": measure(size, method, clients, repeats)
@@ -226,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument("--processes", type=int, default=7, help="0: print what this one finds")
+    parser.add_argument("--processes", type=int, default=7, help="0: measure in this process")
     parser.add_argument("--out", type=Path, default=Path("results/speed/round.json"))
     arguments = parser.parse_args()
     if not arguments.processes:
@@ -235,7 +239,8 @@ def main() -> None:
     cases = in_processes(arguments.processes, arguments.clients, arguments.repeats)
     for name, case in cases.items():
         print(
-            f"{name:15} {case['microseconds']:>7,.0f} µs per client and round, {case['ratio']:5.2f} × the reference"
+            f"{name:15} {case['microseconds']:>7,.0f} µs per client and round, "
+            f"{case['ratio']:5.2f} × the reference"
             f" ({case['ratio each'][0]} to {case['ratio each'][-1]}; a deepcopy loop: "
             f"{case['ratio of a deepcopy loop']:.2f} ×)"
         )

@@ -11,7 +11,7 @@ from fedssl.core.files import integrity
 from fedssl.probes import PROBES
 from fedssl.runs.run import Run
 
-# With the settings under [probe] that each is measured with: only equal ones are compared.
+# With the settings under [probe] of each measurement: only equal ones are compared.
 ACCURACIES = {probe: PROBES[probe].uses for probe in ("linear", "knn")}
 
 ProbeValues = tuple[Any, ...]  # the values of an accuracy's settings, in their order

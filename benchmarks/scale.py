@@ -1,13 +1,14 @@
-"""Ten thousand clients take 1.2 times the memory of a hundred, and each of them about as long (AMD EPYC, one run).
+"""Measure memory and time per client: 10,000 clients take 1.2 times the memory of 100.
 
     python -m benchmarks.scale [--clients 10 100 1000 10000] [--out results/speed/scale.json]
 
-The whole of `fedssl.run`, quiet: FedAvg with BYOL, whose clients keep their target between rounds, on disk
-(`train.memory = "disk"`). Every client takes part in every round with four images of 8x8 pixels and takes one step; the
-model has 44,392 parameters, target included. One worker and one thread. For each number of clients, in a process of
-its own: the median of all rounds but the first, divided by the clients; processor time of the whole run for each
-client and round, which others on the machine disturb less; and the most memory the process ever had resident. All as
-a multiple of what they are with a hundred clients, too.
+The time per client is about the same (AMD EPYC, one run). Runs `fedssl.run` quietly: FedAvg with
+BYOL, whose clients keep their target between rounds, on disk (`train.memory = "disk"`). Every
+client takes part in every round with four images of 8x8 pixels and makes one step; the model has
+44,392 parameters including the target. One worker and one thread. For each number of clients, in a
+separate process: the median time of all rounds except the first, divided by the clients; the CPU
+time of the whole run per client and round, which is less affected by other processes; and the peak
+resident memory. All are also given relative to a hundred clients.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from fedssl.runs.rounds_log import read_rounds
 
 IMAGES, SIDE, REFERENCE = 4, 8, 100
 RATIOS = ("ms_per_client", "cpu_ms_per_client", "peak_mib")
-CLIENT_ROUNDS, LEAST_ROUNDS = 3000, 4  # with few clients a round is too short to be timed well
+CLIENT_ROUNDS = 3000  # with few clients, a round is too short to be timed accurately
+LEAST_ROUNDS = 4
 
 
 @BACKBONES.register("tiny")
@@ -56,7 +58,7 @@ def experiment(clients: int, rounds: int) -> fedssl.Experiment:
 
 
 def measure(clients: int) -> dict[str, Any]:
-    """In this process, whose memory is then that of one run."""
+    """Run in this process, so that its peak memory is that of one run."""
     asked = experiment(clients, max(LEAST_ROUNDS, CLIENT_ROUNDS // clients))
     stream = torch.Generator().manual_seed(0)
     images = torch.randint(
@@ -79,7 +81,7 @@ def measure(clients: int) -> dict[str, Any]:
 
 
 def peak_memory() -> int:
-    """Bytes this process ever had resident. Not ru_maxrss: that remembers the parent's across a fork."""
+    """Return the peak resident bytes of this process; ru_maxrss would include the parent's."""
     found = re.search(
         r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"), re.MULTILINE
     )
@@ -94,7 +96,7 @@ def apart(clients: int) -> dict[str, Any]:
 
 
 def compared(sizes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With the ratios to a hundred clients, where these were measured too."""
+    """Add the ratios to a hundred clients, if these were measured."""
     by_clients = {size["clients"]: size for size in sizes}
     if REFERENCE not in by_clients:
         return sizes

@@ -1,14 +1,17 @@
-"""With uploads of 45 MB a Flower server has at most 860 MiB resident at 2 sites, 895 at 20 and 896 at 100.
+"""Measure a Flower server's peak memory: 860 MiB at 2 sites, 895 at 20, 896 at 100 (45 MB each).
 
-Movement once on two cores of a busy AMD EPYC, torch 2.13 for CPUs (`results/speed/server-memory.json`).
+    python -m benchmarks.server_memory [--sites 2 20 100] [--mb 45]
+                                       [--out results/speed/server-memory.json]
 
-    python -m benchmarks.server_memory [--sites 2 20 100] [--mb 45] [--out results/speed/server-memory.json]
+Measured once on two cores of a busy AMD EPYC, CPU build of torch 2.13
+(`results/speed/server-memory.json`).
 
-Two rounds of FedAvg with a quorum of 1.0 (every site must answer) through `fedssl.flower.server_run` on an
-in-process grid: no socket and no training. A site returns the model it was sent plus a constant, serialized and
-deserialized as Flower does, when the server pulls its reply, so that nothing but the server holds uploads. For each
-number of sites, in a process of its own: the most memory the process has had resident (VmHWM), before the first round
-and in all; Linux only. The first round compares its first five uploads with each other, so five are held there.
+Two rounds of FedAvg with a quorum of 1.0 (every site must reply) run through
+`fedssl.flower.server_run` on an in-process grid: no socket and no training. When the server pulls a
+reply, the site returns the model it received plus a constant, serialized and deserialized as in
+Flower, so that only the server holds uploads. For each number of sites, in a separate process: the
+peak resident memory (VmHWM), before the first round and in total; Linux only. The first round
+compares its first five uploads with each other, so it holds five.
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ from fedssl.runs.rounds_log import read_rounds
 from fedssl.training.trainer import Metrics
 
 IMAGE = (3, 12, 12)
-IMAGES = 24  # that each site states
+IMAGES = 24  # image count that each site reports
 ROUNDS = 2
 
 
 class Sites:
-    """A grid whose sites answer when the server pulls their reply."""
+    """A grid whose sites reply when the server pulls their reply."""
 
     def __init__(self, asked: fedssl.Experiment, count: int) -> None:
         self._layout = build_method(asked, IMAGE, resolve_device("cpu")).state.layout
@@ -85,7 +88,7 @@ class Sites:
         task = unpack_task(message.content)
         shift = 1e-4 * (
             1 + message.metadata.dst_node_id / 1000
-        )  # uploads differ, their norms hardly
+        )  # uploads differ, but their norms hardly do
         upload = {
             key: State(value.layout, value.floats + shift, value.counts)
             for key, value in decode(message.content).items()
@@ -112,7 +115,7 @@ def peak_mib() -> float:
 
 
 def measure(sites: int, mb: float) -> dict[str, Any]:
-    """In this process, whose memory is then that of one server."""
+    """Run in this process, so that its peak memory is that of one server."""
     for name in ("run_id", "node_id", "task_id"):
         setattr(TaskIdentity, f"_{name}", 1)
     asked = experiment(mb, ROUNDS).with_changes({"clients": sites})

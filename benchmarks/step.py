@@ -1,21 +1,22 @@
-"""Images and TFLOP per second of a training step, by method and mode, beside the rate of a large matrix product.
+"""Measure images and TFLOP per second of a training step, by method and mode.
 
-    python -m benchmarks.step [--device cuda] [--methods byol,simclr,simsiam,mocov2] [--modes eager,captured]
-                              [--steps 100] [--out results/speed/step.json]
+    python -m benchmarks.step [--device cuda] [--methods byol,simclr,simsiam,mocov2]
+                              [--modes eager,captured] [--steps 100] [--out results/speed/step.json]
 
-`Trainer.fit` over one epoch of random images (n, 3, 32, 32) on the device: views, forward, backward, optimizer and
-target, and what `fit` does before and after its steps. On CUDA ResNet-18 with each method's default heads; on a CPU, to
-finish in a minute, a small network with small heads. Modes take turns; a figure is the median of the repeats, between
-synchronisations.
-TFLOP are those of convolutions and matrix products in one eager step, a multiplication and an addition being two. The
-product they are compared with is of square matrices of random numbers, 8192 in bf16 on CUDA and 1024 in fp32 on a CPU,
-timed between the repeats in the same process. A mode that the settings refuse is skipped; captured-deterministic is
-captured with `train.deterministic`.
-Steps are counted first, so that CUDA has started and cuDNN has chosen its kernels (`warm_up_s`) before any mode is
-built. `first_step_s` is a mode's first call of `fit`, with one batch; `startup_s` what building and the first few steps
-take beyond the usual. Each mode starts with nothing compiled in this process; what compilers find in their caches on
-disk they use, unless TORCHINDUCTOR_FORCE_DISABLE_CACHES=1. Memory, on CUDA only, is what that start adds to the images:
-the peak of what is allocated, and what stays reserved.
+Runs `Trainer.fit` for one epoch of random images (n, 3, 32, 32) on the device: views, forward,
+backward, optimizer and target, and the work of `fit` before and after its steps. On CUDA, ResNet-18
+with each method's default heads; on a CPU, to finish in a minute, a small network with small heads.
+Modes alternate; a figure is the median of the repeats, between synchronisations.
+TFLOP are those of convolutions and matrix products in one eager step; a multiplication and an
+addition count as two. They are compared with the product of square matrices of random numbers, 8192
+in bf16 on CUDA and 1024 in fp32 on a CPU, timed between the repeats in the same process. A mode
+that the settings reject is skipped; captured-deterministic is captured with `train.deterministic`.
+FLOP are counted first, so that CUDA is initialised and cuDNN has chosen its kernels (`warm_up_s`)
+before any mode is built. `first_step_s` is the time of a mode's first call of `fit`, with one
+batch; `startup_s` is the additional time of building and the first few steps. Each mode starts with
+nothing compiled in this process; compilers use their caches on disk, unless
+TORCHINDUCTOR_FORCE_DISABLE_CACHES=1. Memory, on CUDA only, is the increase over the images during
+startup: the peak of allocated memory, and the memory that stays reserved.
 """
 
 from __future__ import annotations
@@ -43,19 +44,17 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS
 from fedssl.training.trainer import Task, Trainer
 
-WARM = (
-    3  # steps after the first: a captured step is recorded at the second, and replayed from then on
-)
+WARM = 3  # steps after the first: a step is captured at the second and replayed after that
 SMALL = {"hidden": 512, "dim": 128}
 STRICT = "-deterministic"  # a mode with train.deterministic
 
 
 @dataclass(frozen=True)
 class Case:
-    """What every mode trains."""
+    """The training of every mode."""
 
     backbone: str
-    small: bool  # heads
+    small: bool  # sizes of the heads
     steps: int
     batch: int = 128
     size: int = 32
@@ -91,16 +90,16 @@ class Case:
 
 
 class Fit:
-    """`Trainer.fit` as a client calls it, again and again from where it stands."""
+    """Call `Trainer.fit` repeatedly, as a client does."""
 
-    objective = FedAvg().objective  # one for all: a recorded step belongs to an objective
+    objective = FedAvg().objective  # one for all: a captured step belongs to an objective
 
     def __init__(self, trainer: Trainer, pixels: Tensor) -> None:
         self.trainer, self.pixels = trainer, pixels
         self._stream, self._stop = torch.Generator(pixels.device).manual_seed(0), threading.Event()
 
     def __call__(self, steps: int) -> float:
-        """The mean loss."""
+        """Train, and return the mean loss."""
         settings = self.trainer.settings
         pixels = self.pixels[: steps * settings.batch]
         task = Task(pixels, None, self._stream, settings.lr, 0.0, self._stop)
@@ -110,7 +109,7 @@ class Fit:
 
 
 def matmul_tflops(device: torch.device) -> float:
-    """TFLOP/s of a product of square matrices."""
+    """Return the TFLOP/s of a product of square matrices."""
     n, dtype, times = (
         (8192, torch.bfloat16, 50) if device.type == "cuda" else (1024, torch.float32, 5)
     )
@@ -126,7 +125,7 @@ def matmul_tflops(device: torch.device) -> float:
 
 
 def count_flops(fit: Fit) -> int:
-    """Of one step: those of two less those of one, so that what `fit` measures at its end does not count."""
+    """Return the FLOP of one step: those of two minus those of one, to exclude other work."""
     counted = []
     for steps in (1, 2):
         with FlopCounterMode(display=False) as counter:
@@ -136,7 +135,7 @@ def count_flops(fit: Fit) -> int:
 
 
 def start(case: Case, method: str, mode: str, pixels: Tensor) -> tuple[Fit, dict[str, Any]]:
-    """A trainer past its first steps, and what it took to get there; `startup_s` still holds those steps."""
+    """Return a trainer past its first steps, and its startup cost, including those steps."""
     device = pixels.device
     torch.compiler.reset()
     held, reserved = _memory(device)
@@ -156,7 +155,7 @@ def start(case: Case, method: str, mode: str, pixels: Tensor) -> tuple[Fit, dict
 
 
 def _memory(device: torch.device) -> tuple[int, int]:
-    """Bytes allocated and reserved now; the peak is counted from here."""
+    """Reset the peak; return the bytes allocated and reserved now."""
     if device.type != "cuda":
         return 0, 0
     gc.collect()
@@ -181,7 +180,7 @@ def measure(
             print(f"{method}, {mode}: skipped: {refusal}", flush=True)
     for mode, fit in fits.items():
         with numerics(device, mode.endswith(STRICT)):
-            fit(WARM)  # what the next one's start has made this one forget is compiled again
+            fit(WARM)  # graphs that the next mode's startup evicted are compiled again
     took: dict[str, list[float]] = {mode: [] for mode in fits}
     products = []
     for _ in range(repeats):
@@ -223,17 +222,17 @@ def main() -> None:
     parser.add_argument("--methods", default="byol,simclr,simsiam,mocov2")
     parser.add_argument("--modes", default="eager,compiled,captured,captured-deterministic")
     parser.add_argument("--backbone", help="default: resnet18 on CUDA, cnn on a CPU")
-    parser.add_argument("--steps", type=int, help="of a repeat; default: 100 on CUDA, 10 on a CPU")
+    parser.add_argument("--steps", type=int, help="per repeat; default: 100 on CUDA, 10 on a CPU")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--precision", default="auto", help="train.precision")
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
-    parser.add_argument("--out", type=Path, help="also write the JSON there")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     args = parser.parse_args()
     device, cuda = torch.device(args.device), args.device == "cuda"
     torch.set_num_threads(args.threads)
     steps = max(
         args.steps or (100 if cuda else 10), WARM
-    )  # as many images as the first steps take are needed
+    )  # there must be as many images as the first steps take
     case = Case(
         args.backbone or ("resnet18" if cuda else "cnn"), not cuda, steps, precision=args.precision
     )
@@ -244,7 +243,7 @@ def main() -> None:
         for mode, f in found["modes"].items():
             share = f"{f['tflops']:g} TFLOP/s, {f['share_of_matmul']:.0%} of a matrix product's"
             print(f"{name}, {mode}: {f['images_per_s']:,.0f} images/s, {share}", flush=True)
-        if args.out is not None:  # after each method: a measurement cut short is still one
+        if args.out is not None:  # after each method, so that an interrupted measurement is usable
             report = {
                 "machine": machine(),
                 "device": args.device,

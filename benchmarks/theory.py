@@ -3,22 +3,23 @@
     python -m benchmarks.theory [--out results/theory] [--d 100 200 500 1000 2000] [--sources 3]
                                 [--seeds 3] [--no-nuisance] [--slack 10]
 
-Measured on a CPU, three draws of the data for each d: the part of the other sources' directions
-that the span of local SSL features lacks falls as d^−0.78, the correlation of local supervised
-features with them as d^−0.44 (results/theory.json). Without the nuisance term local SSL features
-hold no more of these directions than random ones (results/theory-without-nuisance.json). What
-agrees with the paper and what does not: docs/explanation/linear-theory.md.
+Measured on a CPU, three samples of the data for each d: the part of the other sources' directions
+that is missing from the span of local SSL features decreases as d^−0.78, the correlation of local
+supervised features with them as d^−0.44 (results/theory.json). Without the nuisance term, local SSL
+features contain no more of these directions than random ones
+(results/theory-without-nuisance.json). docs/explanation/linear-theory.md compares the results with
+the paper.
 
-Wang et al., Theorem 3.2 and Proposition 4.1, for dimensions d of data that can be drawn. Both of
-the paper's measures are taken of both learners: `span` (Definition 3.1), which does not depend on
-the size of features, and `correlation` (the sum of Proposition 4.1), which does. The paper takes
-the first of SSL and the second of SL, which are not comparable.
+Wang et al., Theorem 3.2 and Proposition 4.1, for dimensions d that can be sampled. Both of the
+paper's measures are computed for both learners: `span` (Definition 3.1), which does not depend on
+the size of features, and `correlation` (the sum of Proposition 4.1), which does. The paper uses the
+first for SSL and the second for SL, which are not comparable.
 
-Choices made here, where the paper gives orders of magnitude only: K = 3 sources, since its
-Θ(d^(1/20)) is 1.5 at d = 2,000; m = 2K features, the fewest it allows; d images of each frequent
-class, the fewest that its bound on the share of rare ones allows; d^(3/20) images of each rare
-class, rounded, as in its Lemma E.2. The global supervised problem, which the paper does not treat,
-has no solution on such data; it is solved with slack instead, so its numbers depend on the slack.
+Our choices, where the paper gives only orders of magnitude: K = 3 sources, because its Θ(d^(1/20))
+is 1.5 at d = 2,000; m = 2K features, the fewest it allows; d images of each frequent class, the
+fewest that its bound on the fraction of rare ones allows; d^(3/20) images of each rare class,
+rounded, as in its Lemma E.2. The global supervised problem, which the paper does not treat, has no
+solution on such data; it is solved with slack instead, so its numbers depend on the slack.
 """
 
 from __future__ import annotations

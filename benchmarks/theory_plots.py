@@ -52,7 +52,7 @@ def _draw_over_d(axes: Any, by_d: Sequence[Any], learner: str, measure: str) -> 
 
 
 def _draw_directions(axes: Any, draws: Sequence[Any], learner: str, measure: str) -> None:
-    """Draw the paper's Figure 3 in numbers: how well each learned space holds each direction."""
+    """Draw the paper's Figure 3 in numbers: how well each learned space contains each direction."""
     tables = np.array(
         [[*draw[learner][measure]["local"], draw[learner][measure]["global"]] for draw in draws]
     )

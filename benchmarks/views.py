@@ -1,8 +1,8 @@
-"""Milliseconds to make two views of 128 images, and how many times longer torchvision takes image by image.
+"""Measure the milliseconds to make two views of 128 images, and the ratio to torchvision's loop.
 
     python -m benchmarks.views [--device cuda] [--threads 1]
 
-Prints one JSON object. Medians of 50 runs after 10 to warm up.
+Prints one JSON object. Medians of 50 runs after 10 warm-up runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def milliseconds(make: Callable[[], object], device: str, runs: int = 50, warm: 
 
 
 def torchvision_loop(augment: Augment, size: int) -> Callable[[Tensor], Tensor] | None:
-    """The same family of views of one float image, or None where torchvision does not import."""
+    """Return the same views of one float image, or None if torchvision cannot be imported."""
     try:
         import torchvision.transforms as t
     except (ImportError, RuntimeError):
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    # As training does, free a large block first: until then malloc returns its pages after every call.
+    # Free a large block first, as training does: before that, malloc returns pages after each call.
     torch.ones(7_000_000)
     cases = {name: measure(*case, arguments.device) for name, case in CASES.items()}
     print(json.dumps(vars(arguments) | {"torch": torch.__version__, "cases": cases}, indent=2))

@@ -1,10 +1,11 @@
-"""Write docs/reference/experiment.md: every key of an experiment, from the settings classes themselves.
+"""Generate docs/reference/experiment.md, every key of an experiment, from the settings classes.
 
     python docs/make_reference.py          write the page
     python docs/make_reference.py --print  print it
 
 A key's meaning is the comment on its statement in the source or on the lines above it, or, where
-there is none, an entry of MEANINGS in reference_words.py. A key without a meaning, or a meaning without a key, is an error.
+there is none, an entry of MEANINGS in reference_words.py. A key without a meaning, or a meaning
+without a key, is an error.
 """
 
 from __future__ import annotations
@@ -67,18 +68,19 @@ def comments(cls: type[BaseModel]) -> dict[str, str]:
 
 
 def inherited(cls: type[BaseModel]) -> list[str]:
-    """Places of the algorithms that an algorithm is made of."""
+    """Return the prefixes in MEANINGS of the algorithms that an algorithm inherits from."""
     known = {ALGORITHMS[name]: name for name in ALGORITHMS.names()}
     return [f"algorithm.{known[parent]}." for parent in cls.__mro__[1:] if parent in known]
 
 
 class Meanings:
-    """Looks meanings up, and knows which of MEANINGS were never asked for."""
+    """Look up meanings, and record in `unused` which entries of MEANINGS were never looked up."""
 
     def __init__(self) -> None:
         self.unused = set(MEANINGS)
 
     def find(self, cls: type[BaseModel], key: str, places: list[str]) -> str:
+        """Return the meaning of a key; exit with an error if it has none."""
         for place in [*places, *inherited(cls)]:
             if f"{place}{key}" in MEANINGS:
                 self.unused.discard(f"{place}{key}")
@@ -94,7 +96,7 @@ class Meanings:
 
 
 def type_words(annotation: Any, metadata: Any = ()) -> str:
-    """A type as a user writes its values."""
+    """Describe a type by the values that a user may write."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return type_words(arguments[0], (*arguments[1:], *metadata))
@@ -158,7 +160,7 @@ def rows(cls: type[BaseModel], keys: list[str], places: list[str], meanings: Mea
 
 
 def first_words(cls: type[Any]) -> str:
-    """A class's own docstring as one paragraph, or the first of its module's."""
+    """Return a class's own docstring as one paragraph, or the first paragraph of its module's."""
     if text := vars(cls).get("__doc__"):
         return " ".join(inspect.cleandoc(text).split())
     return " ".join((sys.modules[cls.__module__].__doc__ or "").partition("\n\n")[0].split())
@@ -167,7 +169,7 @@ def first_words(cls: type[Any]) -> str:
 def choices(
     table: str, registry: Any, base: type[BaseModel], common: str, meanings: Meanings
 ) -> Iterator[str]:
-    """A table with a `name`: the keys all choices share, then each choice with its own."""
+    """Describe a table with a `name`: the keys that all choices share, then each choice's own."""
     shared = list(base.model_fields)
     if shared:
         yield f"{common}\n\n{rows(base, shared, [f'{table}.'], meanings)}"
@@ -184,7 +186,7 @@ def choices(
         yield f"### `name = {json.dumps(name)}`"
         yield WORDS.get(f"{table}.{name}") or first_words(cls)
         places = [f"{table}.{name}.", *([f"{table}.moco."] if name.startswith("moco") else [])]
-        yield rows(settings, changed, places, meanings) if changed else "No keys of its own."
+        yield rows(settings, changed, places, meanings) if changed else "No further keys."
 
 
 def differs(field: FieldInfo, base: FieldInfo) -> bool:
@@ -192,7 +194,7 @@ def differs(field: FieldInfo, base: FieldInfo) -> bool:
 
 
 def backbones() -> str:
-    lines = ["| backbone | features | is |", "|---|---|---|"]
+    lines = ["| backbone | features | description |", "|---|---|---|"]
     for name in BACKBONES.names():
         cls = BACKBONES[name]
         if cls.__module__.startswith("fedssl."):
@@ -203,13 +205,13 @@ def backbones() -> str:
 
 def sections(meanings: Meanings) -> Iterator[str]:
     yield INTRO
-    yield "## At the top"
+    yield "## Top level"
     yield rows(Experiment, ["seed", "rounds", "clients"], [""], meanings)
     yield "## `[data]`"
-    yield "Required. Where images come from."
+    yield "Required. The data set."
     yield from choices("data", SOURCES, Source, "Every data set has these keys.", meanings)
     yield "## `[partition]`"
-    yield 'How training images are dealt to clients; `name = "iid"` if the table is left out.'
+    yield 'How training images are assigned to clients. Default: `name = "iid"`.'
     yield from choices("partition", PARTITIONS, Partition, "", meanings)
     yield "## `[method]`"
     yield "Required. The method, its backbone and its views."
@@ -220,19 +222,20 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield "### Backbones"
     yield backbones()
     yield "## `[algorithm]`"
-    yield 'How models are merged; `name = "fedavg"` if the table is left out.'
+    yield 'The federated algorithm. Default: `name = "fedavg"`.'
     yield from choices(
         "algorithm", ALGORITHMS, Algorithm, "Every algorithm has these keys.", meanings
     )
     yield "## `[topology]`"
-    yield 'Who merges what; `name = "star"` if the table is left out.'
+    yield 'Which sites merge which uploads. Default: `name = "star"`.'
     yield from choices("topology", TOPOLOGIES, Topology, "", meanings)
     yield "## `[public]`"
     yield (
-        "Images that everybody may see, for algorithms that need some; others have no use for the table, and say so. "
-        '`name = "held-out"`, if the table is left out, takes training images out of pre-training, drawn by the run\'s '
-        "seed. Any other name is that of a data set, whose own keys are those under `[data]`; `mean`, `std`, "
-        "`holdout` and `leave_out` have their place there. [More](../how-to/own-images.md#public-images)."
+        "Images that every client may see, for algorithms that need them; others ignore the table "
+        'with a message. The default, `name = "held-out"`, excludes training images from '
+        "pre-training, drawn with the run's seed. Any other name is a data set with its keys under "
+        "`[data]`, except `mean`, `std`, `holdout` and `leave_out`, which are set there. "
+        "See [public images](../how-to/own-images.md#add-public-images)."
     )
     yield rows(Public, ["images"], ["public."], meanings)
     yield "## `[train]`"
@@ -240,16 +243,17 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield rows(TrainSettings, list(TrainSettings.model_fields), ["train."], meanings)
     yield "## `[guard]`"
     yield (
-        "What an upload must satisfy beside being what the algorithm expects and finite. "
-        "[More](../explanation/guarantees.md#uploads)."
+        "Checks on uploads, in addition to the algorithm's schema and finite values. "
+        "See [guarantees](../explanation/guarantees.md#uploads)."
     )
     yield rows(GuardSettings, list(GuardSettings.model_fields), ["guard."], meanings)
     yield "## `[probe]`"
-    yield "How the backbone is measured; what is set here never changes what is trained."
+    yield "How the backbone is measured. These settings never affect training."
     yield rows(ProbeSettings, list(ProbeSettings.model_fields), ["probe."], meanings)
 
 
 def page() -> str:
+    """Return the whole page."""
     meanings = Meanings()
     text = "\n\n".join(sections(meanings)) + "\n"
     if meanings.unused:

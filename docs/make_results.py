@@ -1,7 +1,7 @@
-"""Write docs/results.md and its pictures from results/: `python docs/make_results.py`. No figure is typed by hand.
+"""Generate docs/results.md and its pictures from results/: `python docs/make_results.py`.
 
-A folder with experiment.toml, rounds.jsonl and results.json is a run, and runs in one folder are shown together, in a
-table and a picture of their kNN accuracy. Benchmarks' JSON files are tables by themselves.
+A folder with experiment.toml, rounds.jsonl and results.json is a run. Runs in one folder share a
+table and a picture of their kNN accuracy. Each JSON file of a benchmark is a separate table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from published import beside, named
+from published import compare, named
 
 sys.path.append(str(Path(__file__).parents[1]))  # the benchmarks are not installed with fedssl
 from benchmarks import label_free_scores
@@ -22,29 +22,32 @@ DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
 PAGE, PICTURES = DOCS / "results.md", DOCS / "results"
 
-INTRODUCTION = """# What was really run
+INTRODUCTION = """# Results
 
-This page is made from the files in `results/` by `python docs/make_results.py`. `results/README.md` tells how each of
-them came about, and what it does and does not show.
+`python docs/make_results.py` generates this page from the files in `results/`. `results/README.md`
+describes how each of them was produced, and what it does and does not show.
 """
 GROUPS = {
-    "cifar10": "FedEMA's setting on CIFAR-10 with the whole budget: `python -m benchmarks.papers cifar10`.",
-    "cifar10-short": "Algorithms side by side on CIFAR-10, a fifth of the papers' budget: `python -m benchmarks.papers "
-    "cifar10-short`.",
-    "fashion-mnist": "CCL beside FedSimCLR, and MoCo v2 on all images in one place, on Fashion-MNIST: `python -m "
-    "benchmarks.papers fashion-mnist`.",
-    "fedbyol-cifar10-short": "FedBYOL in CIFAR-10's short setting, by an earlier version: two seeds, and first weights "
-    "as torchvision draws them.",
+    "cifar10": "FedEMA's setting on CIFAR-10 with the full budget: "
+    "`python -m benchmarks.papers cifar10`.",
+    "cifar10-short": "Comparison of algorithms on CIFAR-10 with a fifth of the papers' budget: "
+    "`python -m benchmarks.papers cifar10-short`.",
+    "fashion-mnist": "CCL, FedSimCLR, and centralized MoCo v2 on Fashion-MNIST: "
+    "`python -m benchmarks.papers fashion-mnist`.",
+    "fedbyol-cifar10-short": "FedBYOL in CIFAR-10's short setting, with an earlier version: two "
+    "seeds, and torchvision's initialisation.",
 }
-EARLIER = ("fedbyol-cifar10-short",)  # other code: not shown beside published figures
+EARLIER = ("fedbyol-cifar10-short",)  # earlier code: not compared with published figures
 
 
 class Run(NamedTuple):
+    """A finished run in results/."""
+
     name: str
     experiment: Mapping[str, Any]
     rounds: Sequence[Mapping[str, Any]]
     results: Mapping[str, Any]
-    probes: Sequence[Mapping[str, Any]]  # what further ones measured
+    probes: Sequence[Mapping[str, Any]]  # measurements with other probes
 
     @classmethod
     def read(cls, folder: Path) -> Run:
@@ -68,21 +71,23 @@ class Run(NamedTuple):
 
     @property
     def settings(self) -> dict[str, str]:
-        """What is said of a run beside its name, in words."""
+        """Describe the settings of the run, by kind."""
         chosen = self.experiment
+        rounds = count(chosen["rounds"], "round")
+        epochs = count(chosen["train"]["epochs"], "epoch")
         return {
             "clients": self.split,
             "backbone": chosen["method"]["backbone"],
-            "length": f"{count(chosen['rounds'], 'round')} × {count(chosen['train']['epochs'], 'epoch')}",
+            "length": f"{rounds} × {epochs}",
             "device": self.results["environment"]["device"].split(": ")[-1],
         }
 
     @property
     def split(self) -> str:
-        """Who has which images, in words."""
+        """Describe how the images are partitioned."""
         chosen, partition = self.experiment, self.experiment["partition"]
         if chosen["topology"]["name"] == "centralized":
-            return "all in one place"
+            return "centralized"
         how = (
             f"{partition['per_client']} classes each"
             if "per_client" in partition
@@ -96,7 +101,7 @@ class Run(NamedTuple):
 
     @property
     def _scores(self) -> Mapping[str, Any]:
-        """By probe; none without labelled test images."""
+        """Return the scores by probe; empty without labelled test images."""
         return dict(self.results["table"].get("this run", {}))
 
     def measured(self, probe: str) -> str:
@@ -107,7 +112,7 @@ class Run(NamedTuple):
 
 
 def groups() -> Iterator[tuple[str, list[Run]]]:
-    """Folders of finished runs, those described first and in that order."""
+    """Yield folders of finished runs: those in GROUPS first, in that order."""
     found = {path.parent.parent for path in RESULTS.glob("*/*/results.json")}
     order = {name: i for i, name in enumerate(GROUPS)}
     for folder in sorted(
@@ -117,7 +122,7 @@ def groups() -> Iterator[tuple[str, list[Run]]]:
 
 
 def group(name: str, runs: list[Run]) -> Iterator[str]:
-    """What all runs have in common is said once; what differs has a column."""
+    """Describe runs: settings that all share in a sentence, settings that differ in columns."""
     kinds = {kind: [run.settings[kind] for run in runs] for kind in runs[0].settings}
     common = ", ".join(values[0] for values in kinds.values() if len({*values}) == 1)
     differing = [kind for kind, values in kinds.items() if len({*values}) > 1]
@@ -161,18 +166,20 @@ def draw(name: str, runs: list[Run]) -> None:
 
 
 def published() -> Iterator[str]:
-    """Runs that are a cell of a published table, beside it."""
-    yield "## Beside what was published\n"
+    """Compare runs that are a cell of a published table with it."""
+    yield "## Comparison with published figures\n"
     yield (
-        "The runs above that are cells of `fedssl reproduce`'s tables, linear accuracy. Where a run is shorter than "
-        "the paper's, the published figure says where longer training leads, and no difference is given.\n"
+        "Linear accuracy of the runs above that are cells of `fedssl reproduce`'s tables. "
+        "If a run is shorter than the paper's, its accuracy is not comparable with the published "
+        "figure, and no difference is given.\n"
     )
     head = ("", "", "", "length", "seeds", "published", "measured", "difference")
-    yield table(head, beside(run for name, some in groups() if name not in EARLIER for run in some))
+    current = (run for name, runs in groups() if name not in EARLIER for run in runs)
+    yield table(head, compare(current))
 
 
 def label_free() -> Iterator[str]:
-    """Of all runs there are: whether what needs no labels tells which is better."""
+    """Correlate label-free scores with accuracy over all runs."""
     runs = {f"{name}/{run.name}": run for name, some in groups() for run in some}
     rows = [
         label_free_scores.describe_run(name, named(run.experiment), run.rounds, run.accuracies)
@@ -183,9 +190,10 @@ def label_free() -> Iterator[str]:
     }
     yield "## Scores without labels\n"
     yield (
-        f"Do they tell which run is better? Over the runs above, {count(len(rows), 'run')} in all, of each client's "
-        f"last batch in the last {count(label_free_scores.LAST_ROUNDS, 'round')}; "
-        "`python -m benchmarks.label_free_scores RUN_DIR … --out NAME` does it for any runs. "
+        "Correlation of label-free scores with accuracy over the runs above, "
+        f"{count(len(rows), 'run')} in all. Scores are means over each client's "
+        f"last batch in the last {count(label_free_scores.LAST_ROUNDS, 'round')}. "
+        "`python -m benchmarks.label_free_scores RUN_DIR … --out NAME` computes this for any runs. "
         f"{label_free_scores.LIMITS}. Rounds logs of older runs lack some scores: "
         f"{', '.join(f'{score} is in {number}' for score, number in known.items())}.\n"
     )
@@ -199,8 +207,11 @@ def label_free() -> Iterator[str]:
 
 def learning() -> Iterator[str]:
     found = _json(RESULTS / "learning.json")
-    yield "## Learning at all\n"
-    yield "`python -m benchmarks.learning`, on the images that come with the package: kNN, %, for seeds 0, 1, 2.\n"
+    yield "## Improvement over a random backbone\n"
+    yield (
+        "`python -m benchmarks.learning`, on the images that come with the package: "
+        "kNN accuracy in % for seeds 0, 1, 2.\n"
+    )
     kinds = ("federated", "random", "isolated", "centralized")
     yield table(
         (
@@ -208,7 +219,7 @@ def learning() -> Iterator[str]:
             "federated",
             "random backbone",
             "each client alone",
-            "all in one place",
+            "centralized",
             "over random",
         ),
         (
@@ -225,7 +236,10 @@ def learning() -> Iterator[str]:
 def demo() -> Iterator[str]:
     seeds = _json(RESULTS / "demo" / "seeds.json")["seeds"]
     yield "## The demo\n"
-    yield "`python -m benchmarks.demo`: `make demo` over seeds, kNN and a linear probe with 100 labels.\n"
+    yield (
+        "`python -m benchmarks.demo`: `make demo` over seeds, "
+        "kNN and a linear probe with 100 labels.\n"
+    )
     rows = seeds[0]["accuracy"]
     yield table(
         ("", "kNN", "linear"),
@@ -242,7 +256,8 @@ def demo() -> Iterator[str]:
 def speed() -> Iterator[str]:
     peer, workers = (_json(RESULTS / "speed" / f"{name}.json") for name in ("peer", "peer-workers"))
     yield "## Speed\n"
-    yield f"`python -m benchmarks.peer`, whole rounds of five clients on one {peer['machine']['cuda']['device']}:\n"
+    device = peer["machine"]["cuda"]["device"]
+    yield f"`python -m benchmarks.peer`, whole rounds of five clients on one {device}:\n"
     yield table(
         ("", "fedssl, images/s", "peer, images/s", "ratio"),
         (
@@ -258,7 +273,8 @@ def speed() -> Iterator[str]:
             )
         ),
     )
-    yield f"FedEMA's default run by that rate: {peer['fedssl']['fedema_default_run_minutes']} minutes.\n"
+    minutes = peer["fedssl"]["fedema_default_run_minutes"]
+    yield f"FedEMA's default run at that rate: {minutes} minutes.\n"
     yield "`python -m benchmarks.step`, one client, images/s:\n"
     methods: dict[str, Any] = {}
     for path in sorted((RESULTS / "speed").glob("step*.json")):
@@ -271,7 +287,7 @@ def speed() -> Iterator[str]:
             for name, method in methods.items()
         ),
     )
-    yield "`python -m benchmarks.round`, the engine's own cost per client and round on one core:\n"
+    yield "`python -m benchmarks.round`, the engine's overhead per client and round on one core:\n"
     yield table(
         ("", "µs", "× copy and add a row", "a deepcopy loop, ×"),
         (
@@ -279,7 +295,7 @@ def speed() -> Iterator[str]:
             for name, case in _json(RESULTS / "speed" / "round.json")["cases"].items()
         ),
     )
-    yield "`python -m benchmarks.scale`, many clients with memories of their own:\n"
+    yield "`python -m benchmarks.scale`, many clients with memory:\n"
     sizes = _json(RESULTS / "speed" / "scale.json")["sizes"]
     keys = {"clients": ",d", "ms_per_client": ".1f", "peak_mib": ",.0f", "rows_on_disk_mib": ",.0f"}
     head = ("clients", "ms for a client's round", "peak memory, MiB", "on disk, MiB")
@@ -300,9 +316,9 @@ def _each(values: Iterable[float]) -> str:
 
 
 def _probe(found: Mapping[str, Any]) -> list[str]:
-    """One measurement in words: probe, settings, labelled images, accuracy, note."""
-    said = ("probe", "labelled", "accuracy", "note")
-    settings = ", ".join(f"{key} = {value}" for key, value in found.items() if key not in said)
+    """Return one measurement as a row: probe, settings, labelled images, accuracy, note."""
+    columns = ("probe", "labelled", "accuracy", "note")
+    settings = ", ".join(f"{key} = {value}" for key, value in found.items() if key not in columns)
     return [
         found["probe"],
         settings,
@@ -321,6 +337,7 @@ def _json(path: Path) -> Any:
 
 
 def page() -> str:
+    """Return the whole page."""
     sections = [
         *(group(name, runs) for name, runs in groups()),
         published(),

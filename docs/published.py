@@ -1,4 +1,4 @@
-"""Which cells of published tables some runs are, and how they compare."""
+"""Find the cells of published tables that runs reproduce, and compare the figures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from fedssl.tables.published import Cell, tables
 
 
 class Run(Protocol):
+    """The properties of a run that a comparison needs."""
+
     @property
     def experiment(self) -> Mapping[str, Any]: ...
     @property
@@ -25,12 +27,15 @@ class Run(Protocol):
     def accuracies(self) -> Mapping[str, float]: ...
 
 
-def beside(runs: Iterable[Run]) -> Iterator[list[str]]:
-    """A row for each figure of a paper that some runs have measured, with its budget or with one local epoch a round.
-    A figure that several tables of a paper have is shown once."""
-    alike: dict[str, list[Run]] = {}
+def compare(runs: Iterable[Run]) -> Iterator[list[str]]:
+    """Yield a row for each figure of a paper that runs reproduce.
+
+    Runs have the paper's budget or one local epoch per round. A figure that occurs in several
+    tables of a paper has one row.
+    """
+    equal: dict[str, list[Run]] = {}
     for run in runs:
-        alike.setdefault(identity(Experiment.from_dict(dict(run.experiment))), []).append(run)
+        equal.setdefault(identity(Experiment.from_dict(dict(run.experiment))), []).append(run)
     cells: dict[tuple[str, str, float, str], list[Cell]] = {}
     for table in tables().values():
         for cell in table.cells:
@@ -38,25 +43,28 @@ def beside(runs: Iterable[Run]) -> Iterator[list[str]]:
                 ("", "-short") if cell.probe == "linear" and cell.value is not None else ()
             ):
                 key = identity(_of(cell, suffix))
-                if key in alike:
+                if key in equal:
                     cells.setdefault((key, table.paper, cell.value or 0.0, suffix), []).append(cell)
     return (
-        _row(paper, same, alike[key], bool(suffix))
+        _row(paper, same, equal[key], bool(suffix))
         for (key, paper, _, suffix), same in cells.items()
     )
 
 
 def identity(experiment: Experiment) -> str:
-    """The same for runs that differ by their seed, by what a device decides, by what is measured on the way, or by
-    whether a data set's file is named or the data set."""
-    said = named(experiment.to_dict())
-    said |= {"seed": None, "probe": {key: said["probe"][key] for key in PROBE_DEFAULTS}}
-    said["train"] |= {"precision": None, "checkpoint_every": None}
-    return json.dumps(said, sort_keys=True)
+    """Return a key that is equal for runs of one cell.
+
+    Such runs may differ in the seed, in settings that depend on the device, in measurements during
+    training, and in whether they refer to a data set by name or by file.
+    """
+    values = named(experiment.to_dict())
+    values |= {"seed": None, "probe": {key: values["probe"][key] for key in PROBE_DEFAULTS}}
+    values["train"] |= {"precision": None, "checkpoint_every": None}
+    return json.dumps(values, sort_keys=True)
 
 
 def named(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """With the data set's name in place of its file's: in results/ cifar10.npz has the images of cifar10."""
+    """Replace the file of a data set by its name: cifar10.npz in results/ is cifar10."""
     data = dict(experiment["data"])
     data["name"] = Path(data.pop("path", data["name"])).stem
     return {**experiment, "data": data}
@@ -73,20 +81,20 @@ def _of(cell: Cell, suffix: str) -> Experiment:
 
 def _row(paper: str, cells: Sequence[Cell], runs: Sequence[Run], shorter: bool) -> list[str]:
     figures = [run.accuracies["linear"] for run in runs]
-    mean, spread = (
-        statistics.mean(figures),
-        f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else "",
-    )
-    said = max(
-        cells, key=lambda cell: len(cell.published or "")
-    )  # one of them may have its deviation
+    mean = statistics.mean(figures)
+    spread = f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
+    # Only some of the cells may give the standard deviation: use the longest text.
+    cell = max(cells, key=lambda cell: len(cell.published or ""))
+    length = runs[0].settings["length"]
+    if shorter:
+        length += f" (paper: {_of(cell, '').train.epochs})"
     return [
         f"{paper}, {', '.join(dict.fromkeys(cell.place for cell in cells))}",
-        said.row,
-        said.column,
-        runs[0].settings["length"] + (f" (there {_of(said, '').train.epochs})" if shorter else ""),
+        cell.row,
+        cell.column,
+        length,
         str(len(runs)),
-        said.published or "",
+        cell.published or "",
         f"{mean:.2f}{spread}",
-        "" if shorter else f"{mean - (said.value or 0):+.2f}",
+        "" if shorter else f"{mean - (cell.value or 0):+.2f}",
     ]

@@ -1,7 +1,8 @@
-"""Bring the code that pages quote up to date: `python docs/quotes.py`.
+"""Update the code that pages quote: `python docs/quotes.py`.
 
-A block whose title is a file and a name in it, such as "fedssl/algorithms/fedu.py: FedU.begin", holds that definition
-as it stands there; one with lines, such as "fedssl/engine/federate.py:60-61", is left as it is.
+A block whose title is a file and a name, such as "fedssl/algorithms/fedu.py: FedU.client", is
+replaced by the current definition. A block with line numbers, such as
+"fedssl/engine/federate.py:60-61", is not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ QUOTE = re.compile(r'^```python title="([^":]+): ([\w.]+)"\n.*?^```$', re.MULTIL
 
 
 def quoted(path: str, name: str) -> str:
-    """A definition in a file, decorators included."""
+    """Return the source of a definition in a file, including decorators."""
     text = (DOCS.parent / path).read_text("utf-8")
     node: Any = ast.parse(text)
     for word in name.split("."):
@@ -29,6 +30,7 @@ def quoted(path: str, name: str) -> str:
 
 
 def refreshed(page: str) -> str:
+    """Return a page with current quotes."""
     return QUOTE.sub(
         lambda found: f'```python title="{found[1]}: {found[2]}"\n{quoted(found[1], found[2])}```',
         page,

@@ -2,10 +2,10 @@
 
     python examples/one_round.py
 
-The demo's five clients hold two kinds of clothing each. A client starts from the server's model, trains for one epoch
-with SimCLR's loss, and sends its weights; the server averages them by number of images. Networks, views, images and
-seeds come from fedssl, the round itself is below. `tests/test_examples.py` shows that `fedssl.run` ends with the same
-weights.
+The demo's five clients have two kinds of clothing each. A client starts from the server's model,
+trains for one epoch with SimCLR's loss, and sends its weights; the server averages them, weighted
+by the number of images. Networks, views, images and seeds come from fedssl; the round itself is
+below. `tests/test_examples.py` checks that `fedssl.run` ends with the same weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedssl.experiment.experiment import Experiment, load
 
 
 def contrastive_loss(z: Tensor, temperature: float) -> Tensor:
-    """NT-Xent (Chen et al. 2020): find the other view of an image among all views; z is (2, B, d)."""
+    """Return the NT-Xent loss (Chen et al. 2020) of two views z (2, B, d) of each image."""
     z = F.normalize(z, dim=-1)
     positive = (z[0] * z[1]).sum(-1) / temperature
     everything = z.flatten(0, 1)
@@ -37,7 +37,7 @@ def contrastive_loss(z: Tensor, temperature: float) -> Tensor:
 def train(
     model: nn.Module, images: Tensor, experiment: Experiment, stream: torch.Generator
 ) -> None:
-    """One client's epoch: batches in random order, two random views of each image."""
+    """Train one client for an epoch: batches in random order, two random views of each image."""
     settings = experiment.train
     group = views.ViewGroup(2, images.shape[-1], experiment.method.augment)
     rate = settings.rate(0, experiment.rounds)
@@ -54,11 +54,11 @@ def train(
 
 
 def average(models: list[dict[str, Tensor]], counts: list[int]) -> dict[str, Tensor]:
-    """FedAvg (McMahan et al. 2017): the mean of the clients' models, weighted by their images."""
+    """Return the clients' mean model, weighted by image counts: FedAvg (McMahan et al. 2017)."""
     shares = torch.tensor(counts) / sum(counts)
     mean = {}
     for name, first in models[0].items():
-        if first.is_floating_point():  # the rest are counters of batches
+        if first.is_floating_point():  # the others count batches
             tensors = torch.stack([model[name] for model in models])
             mean[name] = torch.tensordot(shares, tensors, dims=1)
     return mean

@@ -1,9 +1,9 @@
-"""Check limits on how the code reads. The limits in style_limits.json only decrease.
+"""Check limits on the style of the code. The limits in style_limits.json only decrease.
 
     python scripts/check_style.py           exit with an error if a limit is exceeded
-    python scripts/check_style.py --update  lower the limits to the present counts
+    python scripts/check_style.py --update  lower the limits to the current counts
 
-Counts are totals over the package, except that phrases are counted in the tests, benchmarks and documentation too.
+Counts are totals over the package; phrases are also counted in tests, benchmarks and documentation.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ MAX_POSITIONAL = 6
 
 # Phrases of an earlier style: code stores, returns and raises; it does not say or know.
 PHRASES = re.compile(
-    r"\b(says|said|told|tells|lies|goes on|gone on|going on|of its own|nobody|somebody|whoever|is none|"
-    r"cannot be had|to be had|what is to be|as it were|by itself|beside|the more|the less|stands)\b"
+    r"\b(says|said|told|tells|lies|goes on|gone on|going on|of its own|nobody|somebody|whoever|"
+    r"is none|cannot be had|to be had|what is to be|as it were|by itself|beside|the more|the less|"
+    r"stands)\b"
 )
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def count_file(path: Path) -> Counter[str]:
-    """Count what the limits are about in one file of the package."""
+    """Count violations in one file of the package."""
     source = path.read_text("utf-8")
     counts: Counter[str] = Counter()
     counts["files over 300 lines"] += len(source.splitlines()) > MAX_FILE_LINES
@@ -52,7 +53,7 @@ def count_file(path: Path) -> Counter[str]:
 
 
 def count_function(node: ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> Counter[str]:
-    """Count what is too long about one function."""
+    """Count violations of one function."""
     counts: Counter[str] = Counter()
     length = (node.end_lineno or node.lineno) - node.lineno + 1
     counts["functions over 40 lines"] += length > MAX_FUNCTION_LINES
@@ -76,7 +77,7 @@ def missing_docstrings(path: Path) -> int:
 
 
 def phrases_in(path: Path) -> int:
-    """Count phrases of the earlier style in comments, docstrings and strings, or in a whole page."""
+    """Count phrases of the earlier style in comments, docstrings, strings, or a whole page."""
     text = path.read_text("utf-8")
     if path.suffix == ".py":
         words = []

@@ -1,4 +1,4 @@
-"""Print which packages of fedssl import which, and every cycle among its modules; deferred imports count.
+"""Print the imports between packages of fedssl, and all cycles of modules, with deferred imports.
 
 python scripts/import_graph.py [--modules]
 """

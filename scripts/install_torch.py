@@ -1,10 +1,11 @@
-"""Install torch into the environment of the Python that runs this: a CPU build where there is no NVIDIA GPU.
+"""Install torch into the environment of this Python: a CPU build if there is no NVIDIA GPU.
 
     python scripts/install_torch.py torch==2.13.0 [options of pip install]
 
-On Linux the default build of torch brings CUDA, several gigabytes. Without an NVIDIA GPU, and unless pip's own
-settings offer a CPU build already, PyTorch's CPU index is tried once; if it does not answer, pip installs what its
-settings offer. The last line printed reports which build is installed.
+On Linux, the default build of torch includes CUDA, several gigabytes. Without an NVIDIA GPU, and
+unless pip's configuration already offers a CPU build, PyTorch's CPU index is tried once; if it does
+not answer, pip installs the build that its configuration offers. The last line reports which build
+is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-SECONDS = 5  # for the index to answer
+SECONDS = 5  # timeout of the index
 PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 DRIVER = Path("/proc/driver/nvidia")
 CUDA_PACKAGES = ("nvidia-", "cuda-")
@@ -44,7 +45,7 @@ def has_nvidia_gpu() -> bool:
 
 
 def would_install_cuda(requirement: str, options: list[str]) -> bool:
-    """True if pip, as it is configured, would install CUDA's packages with torch, or cannot tell."""
+    """True if pip, as configured, would install CUDA's packages with torch, or if unknown."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [*PIP, *options, "--dry-run", "--report", str(report), requirement]
@@ -57,7 +58,10 @@ def would_install_cuda(requirement: str, options: list[str]) -> bool:
 
 
 def answers(index: str) -> bool:
-    """True if an index lists torch within SECONDS. In a thread, since looking up a host's name has no timeout."""
+    """True if an index lists torch within SECONDS.
+
+    Runs in a thread, because looking up a host name has no timeout.
+    """
     answered = threading.Event()
 
     def ask() -> None:
@@ -74,7 +78,7 @@ def answers(index: str) -> bool:
 
 
 def install_from(index: str, requirement: str, options: list[str]) -> bool:
-    """Install torch alone from an index, without retries; what it depends on is left to pip's own settings."""
+    """Install torch from an index, without retries and dependencies, which pip installs later."""
     limits = ["--timeout", str(SECONDS), "--retries", "0"]
     command = [*PIP, *options, "--no-deps", "--index-url", index, *limits, requirement]
     return subprocess.run(command).returncode == 0
@@ -97,7 +101,7 @@ def main() -> int:
             note = f" (from {given.cpu_index})"
         else:
             note = f" ({given.cpu_index} has no build that fits)"
-    # Everything that torch depends on, and torch itself unless it is installed by now.
+    # All dependencies of torch, and torch itself if it is not installed yet.
     done = subprocess.run([*PIP, *options, given.requirement])
     if done.returncode != 0:
         return done.returncode

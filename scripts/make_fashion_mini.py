@@ -1,9 +1,10 @@
-"""Make the embedded data set: the first 500 training and 100 test images of each class of Fashion-MNIST.
+"""Write the embedded data set: 500 training and 100 test images of each class of Fashion-MNIST.
 
     python scripts/make_fashion_mini.py [ROOT]
 
-ROOT is where fedssl finds Fashion-MNIST (Debian's package dataset-fashion-mnist is found without it). Writes
-two lossless PNG sheets, class after class, into the package; fedssl/data/fashion_mini.py reads them.
+These are the first images of each class. ROOT is the data directory with Fashion-MNIST (Debian's
+package dataset-fashion-mnist is found without it). Writes two lossless PNG sheets, class by class,
+into the package; fedssl/data/fashion_mini.py reads them.
 """
 
 from __future__ import annotations

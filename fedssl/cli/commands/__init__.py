@@ -1,5 +1,5 @@
 """One module per command, or small group of commands, of the program.
 
-These modules are imported for every command and for --help: they import torch, pydantic and modules
-that need them inside of functions only.
+These modules are imported for every command and for --help. They import torch, pydantic and
+modules that need these only inside functions.
 """

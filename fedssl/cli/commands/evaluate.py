@@ -15,7 +15,7 @@ from fedssl.core.errors import ConfigError
 Probe = Annotated[
     str, typer.Option(help="knn, linear, semi, classifier, per-client or collaborative.")
 ]
-On = Annotated[str | None, typer.Option(metavar="NAME", help="Another data set to measure with.")]
+On = Annotated[str | None, typer.Option(metavar="NAME", help="Measure on another data set.")]
 
 
 def evaluate(

@@ -32,12 +32,12 @@ Start = Annotated[
     ),
 ]
 Iterations = Annotated[
-    int, typer.Option(help="Steps; warm-up and both drops of the rate scale with them.")
+    int, typer.Option(help="Training steps; the learning-rate schedule scales with them.")
 ]
 Batch = Annotated[int, typer.Option(help="Images per step.")]
 Rate = Annotated[
     float | None,
-    typer.Option(help="Learning rate; by default 0.02 for 16 images, in proportion to the batch."),
+    typer.Option(help="Learning rate; default: 0.02 for 16 images, scaled with the batch size."),
 ]
 Model = Annotated[str | None, typer.Option(help="Name of the backbone, if the run has several.")]
 OutputDir = Annotated[Path | None, typer.Option(help="Output directory; resumed if it exists.")]

@@ -58,7 +58,7 @@ def up(
     data_dir: DataDir = Path("data"),
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment on a local SuperLink and SuperNodes, with TLS and newly made keys."""
+    """Run an experiment on a local SuperLink and SuperNodes, with TLS and new keys."""
     from fedssl.cli.results import print_results
     from fedssl.experiment.experiment import load
     from fedssl.experiment.plain_values import parse_assignments

@@ -34,7 +34,7 @@ Cells = Annotated[
     ),
 ]
 Scale = Annotated[
-    str, typer.Option(help="paper, short (one local epoch a round) or mini (for a CPU).")
+    str, typer.Option(help="paper, short (one local epoch per round) or mini (for a CPU).")
 ]
 Axes = Annotated[
     list[str],
