@@ -112,7 +112,7 @@ def measure_starting_again(photos: Path, source: Folder) -> dict[str, Any]:
 
 
 def measure_a_kill(source: Folder, count: int) -> dict[str, Any]:
-    """SIGKILL once the ledger speaks of half the images."""
+    """SIGKILL once the index has half of the images."""
     options = source.model_dump(mode="json", exclude_none=True)
     builder = subprocess.Popen(
         [sys.executable, "-c", BUILD.format(options)], stdout=subprocess.DEVNULL
@@ -131,7 +131,7 @@ def measure_a_kill(source: Folder, count: int) -> dict[str, Any]:
 
 
 def _decoded(cache: Path) -> int:
-    return sum(path.read_bytes().count(b".jpg") for path in cache.glob("*/ledger"))
+    return sum(path.read_bytes().count(b".jpg") for path in cache.glob("*/index"))
 
 
 def measure_reading(held: Rows, memory: Rows, batch: int = 256) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Images are decoded once, mapped, and used only if the ledger matches the file."""
+"""Images are decoded once, mapped, and used only if the index matches the file."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.files.lock import locked
-from fedssl.data import Folder, cache, decode_parallel, decode_worker
+from fedssl.data import Folder, decode_parallel, decode_worker
 from fedssl.data.cache import decode_cached, default_cache_dir
 
 
@@ -209,29 +209,39 @@ def test_processes_and_threads_fill_the_same_rows(photos, monkeypatch):
     assert bad == expected[1] == {5: "not an image"}
 
 
-def test_the_ledger_is_saved_during_the_work(photos, monkeypatch):
-    """An end in the middle keeps what was done."""
-    monkeypatch.setattr(decode_parallel, "CHUNK", 1)
-    monkeypatch.setattr(cache, "SAVE_INTERVAL", 0)
+def test_the_index_is_written_during_the_work(photos, monkeypatch):
+    """An interrupt in the fourth file keeps three."""
     real = decode_worker.fill
-    seen = []
+    calls = []
 
     def fill(*arguments):
-        seen.append(arguments)
-        if len(seen) == 4:
+        calls.append(arguments)
+        if len(calls) == 4:
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(decode_worker, "fill", fill)
+    monkeypatch.setattr(decode_parallel, "CHUNK", 1)
     monkeypatch.setattr(decode_parallel, "_MAX_THREADS", 1)
-    with pytest.raises(KeyboardInterrupt):
-        read_cached(photos)
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_worker, "fill", fill)
+        with pytest.raises(KeyboardInterrupt):
+            read_cached(photos)
     messages = []
-    assert read_cached(photos, notify=messages.append)[0].tensor()[:, 0, 0, 0].tolist() == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
+    rows, _ = read_cached(photos, notify=messages.append)
+    assert rows.tensor()[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5]
     assert messages == ["decoding 2 images, 3 are decoded already"]
+
+
+def test_a_cache_of_an_earlier_version_is_removed(photos):
+    read_cached(photos)
+    cached = sorted(path.name for path in home(photos).iterdir())
+    assert cached == ["folder", "index", "pixels", "run.lock"]
+    for name in ("ledger", "pixels-0.u8"):
+        (home(photos) / name).write_bytes(b"old")
+    assert cached_greys(photos) == [1, 2, 3, 4, 5]
+    assert sorted(path.name for path in home(photos).iterdir()) == cached
+
+
+def test_a_cache_names_its_folder(photos):
+    read_cached(photos)
+    assert (home(photos) / "folder").read_text() == str(photos)
