@@ -61,7 +61,7 @@ def test_unlabelled_images_have_no_labels_but_test_images_do(root):
 def test_a_file_cut_short_is_refused(root):
     path = root / "other" / "stl10_binary" / "unlabeled_X.bin"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataError, match="whole number of images"):
+    with pytest.raises(DataError, match="whole number of records"):
         Stl10().load(root / "other")
     path = root / "stl10_binary.tar.gz"
     path.write_bytes(path.read_bytes()[:-100_000])
