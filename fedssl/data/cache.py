@@ -1,8 +1,8 @@
 """Cache decoded images on disk: files are decoded once, and may exceed the memory.
 
 A cache is a directory with three files. `pixels` holds uint8 (rows, C, size, size) and is mapped
-into memory. `index` maps each image file to its row (see cache_index.py). `folder` holds the path of
-the image files, for a user who looks for their cache.
+into memory. `index` maps each image file to its row (see cache_index.py). `folder` holds the path
+of the image files, for a user who looks for their cache.
 
 Every start compares all pixels with the checksums in the index, and decodes damaged images again.
 The row of an entry is never overwritten, so a process that has mapped it is not affected by later
@@ -118,6 +118,7 @@ class _Cache:
                 path.unlink()
 
     def _create(self) -> None:
+        """Write an empty cache."""
         with replaced_file(self._folder_path) as file:
             file.write(os.fsencode(self._source))
         self._replace({}, self._map_rows(0).numpy())

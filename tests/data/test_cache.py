@@ -103,7 +103,7 @@ def test_writing_to_the_pixels_does_not_change_the_cache(photos):
     assert cached_greys(photos) == [1, 2, 3, 4, 5]
 
 
-def test_nothing_is_left_of_deleted_images(photos):
+def test_no_trace_is_left_of_deleted_images(photos):
     put(photos, "secret.png", 77)
     read_cached(photos)
     assert bytes([77] * 4) in cached_bytes(photos)
@@ -132,7 +132,7 @@ def test_bad_files_are_cached_until_pillow_changes(photos, decoded, monkeypatch)
 @pytest.mark.parametrize(
     "failure", [OSError(5, "Input/output error"), PermissionError(13, "Permission denied")]
 )
-def test_a_file_that_could_not_be_read_today_is_tried_again(failure, photos, monkeypatch):
+def test_a_file_that_could_not_be_read_is_tried_again(failure, photos, monkeypatch):
     def refuse(stream, formats):
         if stream.name.endswith("2.png"):
             raise failure
@@ -183,7 +183,7 @@ def test_a_second_process_waits_and_reports_it(photos):
     assert results[0][0].tensor()[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_place_that_cannot_be_used_is_refused(photos):
+def test_a_directory_that_cannot_be_used_is_refused(photos):
     names = ["1.png"]
     with pytest.raises(ConfigError, match="is inside the image folder"):
         decode_cached(photos, names, 2, 1, cache_dir=photos / "cache", notify=print)
@@ -193,7 +193,7 @@ def test_a_place_that_cannot_be_used_is_refused(photos):
     assert len(rows) == 1
 
 
-def test_the_usual_place(monkeypatch, tmp_path):
+def test_the_default_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert str(default_cache_dir()) == "/somewhere/fedssl"
     monkeypatch.setenv("HOME", str(tmp_path))

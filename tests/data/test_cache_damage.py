@@ -116,18 +116,18 @@ def test_files_of_a_killed_replacement_are_removed(photos):
 
 @pytest.fixture
 def limit():
-    """limit(bytes): no file may become longer, as on a full disk."""
+    """Return limit(bytes): no file may become longer, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_no_room_is_an_error_and_harms_nothing(early, photos, limit, monkeypatch):
+def test_a_full_disk_is_an_error_and_damages_nothing(early, photos, limit, monkeypatch):
     read_cached(photos, 64)
     for k in range(6, 9):
         put(photos, f"{k}.png", k)
-    if not early:  # a file system that cannot set room aside: the writing fails, in the middle
+    if not early:  # the file system cannot allocate space in advance: a write fails later
         monkeypatch.setattr(mapped_file, "_allocate", lambda *_: None)
     limit(6 * 64 * 64 + 100)
     with pytest.raises(
@@ -141,7 +141,7 @@ def test_no_room_is_an_error_and_harms_nothing(early, photos, limit, monkeypatch
     assert rows.tensor()[:, 0, 9, 9].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_no_room_for_a_copy_leaves_the_old_one(photos, limit):
+def test_no_room_for_a_copy_keeps_the_old_files(photos, limit):
     read_cached(photos, 64)
     (photos / "1.png").unlink()
     before = {path.name: path.read_bytes() for path in home(photos).iterdir()}

@@ -130,7 +130,7 @@ def test_skew_of_nothing_and_of_everything():
 
 
 def test_skew_mixes_both_parts_in_equal_sizes():
-    """β = 0.2: two main classes hold (1 - β) of a client's images and a fifth of the uniform part."""
+    """β = 0.2: two main classes are 1 - β of a client's images and a fifth of the uniform part."""
     data = balanced(10, 1000)
     table = counts(Skew(beta=0.2), data, 5)
     assert table.sum(1).tolist() == [2000] * 5

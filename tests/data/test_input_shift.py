@@ -1,4 +1,4 @@
-"""Input shift: each client sees its images rotated or in a style of its own."""
+"""Input shift: each client sees its images rotated or in another style."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_test_images_labels_and_owners(tmp_path):
     }
 
 
-def test_labels_are_read_when_asked_for_and_never_unpickled(tmp_path):
+def test_labels_are_read_on_first_use_and_never_unpickled(tmp_path):
     objects = np.array([0, 1, 2, None])  # saved as a pickle
     data = load(tmp_path, x_train=PIXELS, y_train=objects)
     assert data.train.labelled

@@ -80,7 +80,8 @@ def test_experiments_without_public_images_do_not_mention_them() -> None:
         ),
         (
             {"method": {"name": "swav", "small": 2}},
-            'algorithm "fedca" needs a method with two views of each image, of one kind; "swav" as set has others',
+            'algorithm "fedca" needs a method with two views of each image, of one kind; '
+            '"swav" as set has others',
         ),
     ],
 )
@@ -125,7 +126,7 @@ def pixels_of(data: Dataset, owners: Mapping[str, Tensor]) -> set[bytes]:
 
 @pytest.mark.parametrize("partition", PARTITIONS, ids=lambda p: p["name"])
 def test_no_client_holds_a_public_image(partition: dict[str, Any]) -> None:
-    """Held-out and clients' images are different rows of one set; the other rows are dealt as before."""
+    """Public images are taken from the clients; the other images are dealt as before."""
     data = dataset()
     chosen = experiment(
         {"partition": partition, "clients": 4 if partition["name"] == "natural" else 3}
