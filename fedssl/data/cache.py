@@ -103,8 +103,7 @@ class _Cache:
         stamps = {name: _stamp(self._source / name) for name in names}
         with locked(self._home, self._notify) as lock:
             self._remove_other_files()
-            if not all(path.is_file() for path in self._paths):
-                self._create()
+            self._write_folder()
             entries = self._usable_entries(stamps)
             missing = {name: stamp for name, stamp in stamps.items() if name not in entries}
             if missing:
@@ -117,14 +116,17 @@ class _Cache:
             if path not in self._paths and path.name != LOCK_NAME:
                 path.unlink()
 
-    def _create(self) -> None:
-        """Write an empty cache."""
-        with replaced_file(self._folder_path) as file:
-            file.write(os.fsencode(self._source))
-        self._replace({}, self._map_rows(0).numpy())
+    def _write_folder(self) -> None:
+        """Write the path of the image files, unless the cache has it already."""
+        path = os.fsencode(self._source)
+        if not self._folder_path.is_file() or self._folder_path.read_bytes() != path:
+            with replaced_file(self._folder_path) as file:
+                file.write(path)
 
     def _usable_entries(self, stamps: Mapping[str, Stamp]) -> dict[str, Entry]:
         """Return the entries of unchanged files; remove all others, from the disk too."""
+        if not (self._index_path.is_file() and self._pixels_path.is_file()):
+            self._replace({}, self._map_rows(0).numpy())
         entries, damaged = read_index(self._index_path)
         stored_rows = self._pixels_path.stat().st_size // prod(self._image_shape)
         pixels = self._map_rows(stored_rows).numpy()

@@ -252,3 +252,6 @@ def test_a_cache_of_an_earlier_version_is_removed(photos):
 def test_a_cache_names_its_folder(photos):
     read_cached(photos)
     assert (home(photos) / "folder").read_text() == str(photos)
+    (home(photos) / "folder").write_text("damaged")
+    read_cached(photos)
+    assert (home(photos) / "folder").read_text() == str(photos)

@@ -56,11 +56,13 @@ def test_pixels_lost_in_a_power_cut_are_decoded_again(pixels, expected, photos, 
     assert decoded == []
 
 
-@pytest.mark.parametrize("name", ["pixels", "index", "folder"])
-def test_a_cache_without_one_of_its_files_is_built_again(name, photos):
+@pytest.mark.parametrize(("name", "expected"), [("pixels", 5), ("index", 5), ("folder", 0)])
+def test_a_missing_file_of_the_cache_is_written_again(name, expected, photos, decoded):
     read_cached(photos)
     (home(photos) / name).unlink()
+    del decoded[:]
     assert cached_greys(photos) == [1, 2, 3, 4, 5]
+    assert len(decoded) == expected
     assert (home(photos) / name).is_file()
 
 
