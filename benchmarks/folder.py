@@ -1,19 +1,16 @@
-"""Measure a folder of JPEGs: decoding into the cache, recovery after a kill, and training speed.
+"""Measure a folder of JPEGs: decoding into the cache, a kill, and training from the cache.
 
-    python -m benchmarks.folder [--count 20000] [--size 64] [--device cuda]
-                                [--out results/speed/folder.json]
+    python -m benchmarks.folder [--count 20000] [--size 64] [--device cuda] [--out FILE]
 
-The photos are 500 x 375. A few hundred are drawn; the others are copies with changed quantisation
-tables, so that all files differ. Photos and cache are in a temporary folder (`--folder` keeps the
-photos). Writes one JSON object:
+The photos have 500 x 375 pixels. A few hundred are drawn; the others are copies of these with
+changed quantisation tables, so that no two are equal. Photos and cache are in a temporary folder
+(`--folder` keeps the photos). The result is one JSON object:
 
-- decode: images/s of threads into memory and of worker processes into the cache
-- again: seconds to start with everything decoded, and after some files were touched, and the
-  number of images decoded
-- kill: the builder is killed with SIGKILL half-way; how many images the next start found, and how
-  many it did not
+- decode: images/s by threads into memory and by worker processes into the cache
+- again: seconds to start with everything decoded, and with some files touched
+- kill: images kept when the build is killed with SIGKILL half-way
 - read: images/s gathered in batches of random rows, from the mapped cache and from memory
-- train: images/s of local training from the cache, and from the same images in memory
+- train: images/s of local training from the cache, and from a tensor in memory
 """
 
 from __future__ import annotations
@@ -45,45 +42,57 @@ from fedssl.data.image_pool import Pixels, Rows, place
 from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.training.trainer import Task, Trainer, TrainSettings
 
-DRAWN, TOUCHED, SAMPLE = 400, 100, 4000
-BUILD = (
-    "import sys; from pathlib import Path; from fedssl.data import Folder\n"
-    "Folder(**{}).load(Path('.'), print)"
-)
+DRAWN = 400  # photos that are not copies
+TOUCHED = 100  # files whose time of change is set
+SAMPLE = 4000  # photos decoded by threads
+BUILD = """
+from pathlib import Path
+from fedssl.data import Folder
+Folder(**{}).load(Path("."), print)
+"""
 
 
 def make_photos(folder: Path, count: int) -> None:
-    """Draw smooth colours with grain, which JPEG compresses like a photo: about 85 KB each."""
+    """Write photos of about 85 KB each, unless the folder has them already."""
     folder.mkdir(parents=True, exist_ok=True)
-    if sum(1 for _ in folder.iterdir()) == count:
+    if len(list(folder.iterdir())) == count:
         return
-    random, drawn = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    drawn = []
     for k in range(min(count, DRAWN)):
-        coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8))
-        smooth = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC), np.int16)
-        grain = random.normal(0, 12, (375, 500, 1)).astype(np.int16)
         path = folder / f"{k:06}.jpg"
-        Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8)).save(path, quality=90)
+        draw_photo(random).save(path, quality=90)
         drawn.append(path.read_bytes())
     for k in range(len(drawn), count):
-        data = bytearray(drawn[k % len(drawn)])
-        table = (
-            data.index(b"\xff\xdb") + 5
-        )  # marker, length, number; then 64 steps, of which one is increased
-        data[table + k // len(drawn) % 64] += 1 + k // len(drawn) // 64
+        copy_number, original = divmod(k, len(drawn))
+        data = bytearray(drawn[original])
+        # Marker, length and number; then 64 quantisation steps, of which one is widened.
+        table = data.index(b"\xff\xdb") + 5
+        data[table + copy_number % 64] += 1 + copy_number // 64
         (folder / f"{k:06}.jpg").write_bytes(data)
 
 
+def draw_photo(random: np.random.Generator) -> Image.Image:
+    """Draw smooth colours under grain, which JPEG compresses like a photo."""
+    coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8))
+    smooth = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC), np.int16)
+    grain = random.normal(0, 12, (375, 500, 1)).astype(np.int16)
+    return Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8))
+
+
 def seconds(work: Callable[[], object]) -> float:
+    """Return the duration of a call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def measure_decoding(photos: Path, source: Folder) -> dict[str, Any]:
-    """Decode a sample with threads, then everything with processes into an empty cache."""
+    """Decode a sample by threads, then everything by processes into an empty cache."""
     names = sorted(path.name for path in photos.iterdir())
-    sample, figures, usual = names[:SAMPLE], {}, decode_parallel._MAX_THREADS
+    sample = names[:SAMPLE]
+    figures = {}
+    usual = decode_parallel._MAX_THREADS
     for threads in sorted({min(usual, decode_parallel.cores()), decode_parallel.cores()}):
         decode_parallel._MAX_THREADS = threads
         taken = seconds(
@@ -102,67 +111,73 @@ def measure_decoding(photos: Path, source: Folder) -> dict[str, Any]:
 
 
 def measure_starting_again(photos: Path, source: Folder) -> dict[str, Any]:
+    """Load an unchanged folder, then one with some files touched."""
     messages: list[str] = []
     unchanged = seconds(lambda: source.load(Path("."), messages.append))
-    assert not any("decoding" in line for line in messages)
+    assert decoding_message(messages) is None
     touched = sorted(photos.iterdir())[::97][:TOUCHED]
     for path in touched:
         path.touch()
     again = seconds(lambda: source.load(Path("."), messages.append))
-    line = next(line for line in messages if line.startswith("decoding"))
     return {
         "unchanged_s": round(unchanged, 2),
         "touched": len(touched),
         "touched_s": round(again, 2),
-        "said": line,
+        "said": decoding_message(messages),
     }
 
 
+def decoding_message(messages: list[str]) -> str | None:
+    """Return the message about files that are decoded."""
+    for message in messages:
+        if message.startswith("decoding"):
+            return message
+    return None
+
+
 def measure_a_kill(source: Folder, count: int) -> dict[str, Any]:
-    """Send SIGKILL once the ledger contains half of the images."""
+    """Kill a build once the index has half of the images, then resume it."""
     options = source.model_dump(mode="json", exclude_none=True)
     builder = subprocess.Popen(
         [sys.executable, "-c", BUILD.format(options)], stdout=subprocess.DEVNULL
     )
-    while builder.poll() is None and _decoded(Path(source.cache)) < count // 2:
+    while builder.poll() is None and count_cached(Path(source.cache)) < count // 2:
         time.sleep(0.01)
     builder.send_signal(signal.SIGKILL)
     builder.wait()
     messages: list[str] = []
-    kept = _decoded(Path(source.cache))
+    kept = count_cached(Path(source.cache))
     rest = seconds(lambda: source.load(Path("."), messages.append))
-    line = next(
-        (line for line in messages if line.startswith("decoding")), "it had ended before the kill"
-    )
-    return {"kept": kept, "of": count, "rest_s": round(rest, 1), "said": line}
+    message = decoding_message(messages) or "the build had ended before the kill"
+    return {"kept": kept, "of": count, "rest_s": round(rest, 1), "said": message}
 
 
-def _decoded(cache: Path) -> int:
-    return sum(path.read_bytes().count(b".jpg") for path in cache.glob("*/ledger"))
+def count_cached(cache: Path) -> int:
+    """Return the number of images in the index."""
+    return sum(path.read_bytes().count(b".jpg") for path in cache.glob("*/index"))
 
 
 def measure_reading(held: Rows, memory: Rows, batch: int = 256) -> dict[str, Any]:
-    def rate(images: Rows) -> int:
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-        return round(len(images) / seconds(lambda: [None for _ in images.batches(order, batch)]))
+    """Gather all images in batches of random rows; medians of five passes."""
 
-    mapped, plain = (statistics.median(rate(images) for _ in range(5)) for images in (held, memory))
-    return {"cache, images/s": mapped, "memory, images/s": plain}
+    def read_all(images: Rows) -> None:
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+        for _ in images.batches(order, batch):
+            pass
+
+    def rate(images: Rows) -> int:
+        durations = [seconds(lambda: read_all(images)) for _ in range(5)]
+        return round(len(images) / statistics.median(durations))
+
+    return {"cache, images/s": rate(held), "memory, images/s": rate(memory)}
 
 
 def measure_training(held: Rows, memory: Rows, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return median times of SimCLR epochs, alternating between sources, after one warm-up each."""
+    """Train SimCLR for epochs from each place in turn; medians, without the first epoch of each."""
     device = torch.device(arguments.device)
-    some = torch.randperm(len(held), generator=torch.Generator().manual_seed(1))[
-        : arguments.train or None
-    ]
-    rows = {"memory": memory.select(some), "cache": held.select(some)}
-    places: dict[str, Pixels] = dict(rows)
-    if device.type == "cuda":
-        nothing_free = {
-            f"{name}, streamed": place(images, device, lambda _: 0) for name, images in rows.items()
-        }
-        places = {"gpu": place(rows["memory"], device), **nothing_free}
+    order = torch.randperm(len(held), generator=torch.Generator().manual_seed(1))
+    some = order[: arguments.train or None]
+    places = training_places(held.select(some), memory.select(some), device)
     trainer = make_trainer(arguments, device)
     rates: dict[str, list[float]] = {name: [] for name in places}
     for run in range(arguments.runs + 1):
@@ -174,10 +189,10 @@ def measure_training(held: Rows, memory: Rows, arguments: argparse.Namespace) ->
             rates[name].append(metrics.images / metrics.seconds)
     first = next(iter(rates.values()))
 
-    def relative(
-        rate: list[float],
-    ) -> float:  # epoch by epoch, because the load of the machine varies
-        return round(statistics.median(a / b for a, b in zip(rate[1:], first[1:], strict=True)), 3)
+    def relative(rate: list[float]) -> float:
+        # Epoch by epoch, because the load of the machine changes.
+        ratios = [a / b for a, b in zip(rate[1:], first[1:], strict=True)]
+        return round(statistics.median(ratios), 3)
 
     return {
         "backbone": arguments.backbone,
@@ -188,7 +203,23 @@ def measure_training(held: Rows, memory: Rows, arguments: argparse.Namespace) ->
     }
 
 
+def training_places(held: Rows, memory: Rows, device: torch.device) -> dict[str, Pixels]:
+    """Return the same images in all places that training on this device can read from."""
+    if device.type != "cuda":
+        return {"memory": memory, "cache": held}
+
+    def no_free_memory(device: torch.device) -> int:
+        return 0
+
+    return {
+        "gpu": place(memory, device),
+        "memory, streamed": place(memory, device, no_free_memory),
+        "cache, streamed": place(held, device, no_free_memory),
+    }
+
+
 def make_trainer(arguments: argparse.Namespace, device: torch.device) -> Trainer:
+    """Return a trainer of SimCLR."""
     torch.manual_seed(0)
     settings = METHODS["simclr"].Settings(backbone=arguments.backbone, stem=arguments.stem)
     backbone = nets.build(arguments.backbone, 3, arguments.stem)
@@ -198,6 +229,7 @@ def make_trainer(arguments: argparse.Namespace, device: torch.device) -> Trainer
 
 
 def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+    """Return the method's loss."""
     return method.loss(out, constants)
 
 
@@ -205,7 +237,9 @@ def _quiet(line: str) -> None: ...
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    photos, count = (arguments.folder or folder / "photos").resolve(), arguments.count
+    """Make the photos and run all measurements."""
+    photos = (arguments.folder or folder / "photos").resolve()
+    count = arguments.count
     drawing = seconds(lambda: make_photos(photos, count))
     print(f"{count:,} photos in {photos}, made in {drawing:.0f} s", file=sys.stderr)
     source = Folder(
@@ -227,6 +261,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure and write the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -236,22 +271,23 @@ def main() -> None:
     parser.add_argument("--backbone", default="cnn")
     parser.add_argument("--stem", default="cifar")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--train", type=int, default=0, help="images per epoch; 0: all")
+    parser.add_argument("--train", type=int, default=0, help="images of an epoch; 0: all")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="folder to keep the photos in")
+    parser.add_argument("--folder", type=Path, help="keep the photos there")
     parser.add_argument("--out", type=Path, default=Path("results/speed/folder.json"))
-    arguments, load = parser.parse_args(), os.getloadavg()[0]
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         figures = measure(Path(temporary).resolve(), arguments)
-    found = {
+    result = {
         "photos": arguments.count,
         "size": arguments.size,
         **figures,
         "machine": machine() | {"pillow": PIL.__version__, "load before": round(load, 1)},
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from fedssl.core.errors import DataError
 
+_MAX_RECORDS = 1_000_000  # of a binary file; the largest official one has 100,000
 _MAX_FILE_BYTES = 100_000_000  # of a file that is read whole: an image, or a list of names
 
 ReadFile = Callable[[str], bytes]
@@ -36,7 +37,25 @@ def damage_as_data_error(archive: Path) -> Iterator[None]:
         raise DataError(f"{archive} is damaged or cannot be read ({error})") from None
 
 
-def iter_members(where: Path, names: Collection[str]) -> Iterator[Member]:
+def count_records(member: Member, record_bytes: int, archive: Path) -> int:
+    """Return the number of records in a binary file; raise DataError if its size is wrong.
+
+    Call this before memory is allocated for the records.
+    """
+    count, rest = divmod(member.size, record_bytes)
+    if rest:
+        raise DataError(
+            f"{member.name} in {archive} is not a whole number of records of {record_bytes} bytes"
+        )
+    if count > _MAX_RECORDS:
+        raise DataError(
+            f"{member.name} in {archive} has {member.size:,} bytes, "
+            "too many for a file of this data set"
+        )
+    return count
+
+
+def iter_members(where: Path, names: Collection[str]) -> Generator[Member]:
     """Yield the named members of a tar archive, in its order, or the named files of a folder.
 
     Raise DataError if some of them are missing.
@@ -85,7 +104,8 @@ def _list_folder(top: Path) -> tuple[list[str], ReadFile]:
     names: list[str] = []
     for folder, _, file_names in os.walk(top):
         relative = Path(folder).relative_to(top)
-        names.extend((relative / name).as_posix() for name in file_names)
+        for name in file_names:
+            names.append((relative / name).as_posix())
 
     def read(name: str) -> bytes:
         path = top / name

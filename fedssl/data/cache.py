@@ -1,10 +1,14 @@
 """Cache decoded images on disk: files are decoded once, and may exceed the memory.
 
-A cache is a directory with two files. `pixels-N.u8` holds uint8 (rows, C, size, size) and is mapped
-into memory. `ledger` maps each image file to its row (see cache_index.py). Rows in the ledger are
-never overwritten, so a process that has mapped them is not affected by later changes: new files get
-unused rows. Once a file has been changed or deleted, the remaining rows are copied to the next
-`pixels-N.u8`, so that no pixels of deleted images are left on disk.
+A cache is a directory with three files. `pixels` holds uint8 (rows, C, size, size) and is mapped
+into memory. `index` maps each image file to its row (see cache_index.py). `folder` holds the path
+of the image files, for a user who looks for their cache.
+
+Every start compares all pixels with the checksums in the index, and decodes damaged images again.
+The row of an entry is never overwritten, so a process that has mapped it is not affected by later
+changes: new files get unused rows. If an image file was changed or deleted, pixels and index are
+replaced by copies without it, so that no pixels of deleted images are left on disk. The other rows
+keep their numbers: if a kill prevents the second replacement, the old index fits the new pixels.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from itertools import chain, count, islice
@@ -25,17 +28,14 @@ from torch import Tensor
 
 from fedssl.core.console import Notify, meter
 from fedssl.core.errors import ConfigError, DataError
+from fedssl.core.files.lock import NAME as LOCK_NAME
 from fedssl.core.files.lock import locked
-from fedssl.data import cache_index
-from fedssl.data.cache_index import BadFile, DecodedFile, Entry, Stamp
-from fedssl.data.decode import RULES
+from fedssl.data.cache_index import BadFile, DecodedFile, Entry, Stamp, format_line, read_index
+from fedssl.data.decode import RULES, Array
 from fedssl.data.decode_parallel import chunked, decode_into_file
 from fedssl.data.decode_worker import Outcome, encode_path
 from fedssl.data.image_pool import Rows
-from fedssl.data.mapped_file import extended_file, map_images
-
-SAVE_INTERVAL = 1.0  # seconds; the work that a kill may lose
-_COPY_ROWS = 1024  # rows copied at a time
+from fedssl.data.mapped_file import extended_file, map_images, replaced_file
 
 
 def default_cache_dir() -> Path:
@@ -92,111 +92,72 @@ class _Cache:
         self._source = source
         self._home = home
         self._image_shape = image_shape
-        self._say = notify
-        self._ledger_path = home / "ledger"
-        self._pixels_path = home / "none"  # set by `_read_ledger` or `_rewrite`
+        self._notify = notify
+        self._pixels_path = home / "pixels"
+        self._index_path = home / "index"
+        self._folder_path = home / "folder"
+        self._paths = {self._pixels_path, self._index_path, self._folder_path}
 
     def read(self, names: Sequence[str]) -> tuple[Rows, dict[int, str]]:
         """Return the pixels of the readable files, and the reasons for the others by position."""
         stamps = {name: _stamp(self._source / name) for name in names}
-        with locked(self._home, self._say) as lock:
-            entries = self._read_ledger(stamps)
+        with locked(self._home, self._notify) as lock:
+            self._remove_other_files()
+            self._write_folder()
+            entries = self._usable_entries(stamps)
             missing = {name: stamp for name, stamp in stamps.items() if name not in entries}
             if missing:
                 entries |= self._decode_missing(missing, entries, lock)
-            row_list: list[int] = []
-            bad: dict[int, str] = {}
-            for position, name in enumerate(names):
-                entry = entries[name]
-                if isinstance(entry, DecodedFile):
-                    row_list.append(entry.row)
-                else:
-                    bad[position] = entry.reason
-            pool_size = max(row_list, default=-1) + 1
-            pool = self._map_rows(pool_size)
-        if row_list == list(range(pool_size)):
-            return Rows(pool), bad
-        return Rows(pool, torch.tensor(row_list, dtype=torch.int64)), bad
+            return self._select(names, entries)
 
-    def _read_ledger(self, stamps: Mapping[str, Stamp]) -> dict[str, Entry]:
-        """Return the entries of unchanged files; remove all others, from the disk too."""
-        ledger = cache_index.read(self._ledger_path)
-        if ledger is None:
-            if self._ledger_path.is_file():
-                self._say(f"{self._ledger_path} is damaged: all images are decoded again")
-            return self._rewrite({}, self._map_rows(0))
-        self._pixels_path = self._home / ledger.pixels_file
-        stored_rows = self._stored_rows()
-        pool = self._map_rows(stored_rows)
-        current = {
-            name: entry
-            for name, entry in ledger.entries.items()
-            if entry.stamp == stamps.get(name) and _is_usable(entry, stored_rows)
-        }
-        current = self._drop_damaged(current, pool)
-        if ledger.damaged:
-            self._say(
-                f"{self._ledger_path} is damaged or was cut short: "
-                "the images it lacks are decoded again"
-            )
-        if ledger.damaged or _decoded(ledger.entries).keys() - current.keys():
-            return self._rewrite(current, pool)
-        self._remove_other_pixels()
-        if ledger.unconfirmed:
-            cache_index.append(self._ledger_path, {}, complete=True)
-        return current
-
-    def _stored_rows(self) -> int:
-        if not self._pixels_path.is_file():
-            return 0
-        return self._pixels_path.stat().st_size // prod(self._image_shape)
-
-    def _drop_damaged(self, entries: Mapping[str, Entry], pool: Tensor) -> dict[str, Entry]:
-        decoded = _decoded(entries)
-        damaged = _damaged_names(pool, decoded)
-        if damaged:
-            self._say(
-                f"{self._home}: {len(damaged):,} of {len(decoded):,} decoded images are damaged "
-                "and decoded again"
-            )
-        return {name: entry for name, entry in entries.items() if name not in damaged}
-
-    def _rewrite(self, entries: Mapping[str, Entry], pool: Tensor) -> dict[str, Entry]:
-        """Copy the rows of these entries to a new pixels file, and replace the ledger."""
-        numbers = [int(path.stem.partition("-")[2]) for path in self._home.glob("pixels-*.u8")]
-        self._pixels_path = self._home / f"pixels-{1 + max(numbers, default=-1)}.u8"
-        decoded = _decoded(entries)
-        rows = sorted(entry.row for entry in decoded.values())
-        new_rows = {row: position for position, row in enumerate(rows)}
-        new_entries = dict(entries)
-        for name, entry in decoded.items():
-            new_entries[name] = entry._replace(row=new_rows[entry.row])
-        try:
-            with cache_index.create_private(self._pixels_path) as file:
-                kept = Rows(pool, torch.tensor(rows, dtype=torch.int64))
-                for block in kept.chunks(_COPY_ROWS):
-                    file.write(block.numpy().data)
-                file.flush()
-                os.fsync(file.fileno())
-            cache_index.replace(
-                self._ledger_path, self._pixels_path.name, self._source, entries=new_entries
-            )
-        except OSError:
-            self._pixels_path.unlink(missing_ok=True)
-            raise
-        self._remove_other_pixels()
-        return new_entries
-
-    def _remove_other_pixels(self) -> None:
-        """Remove pixels files that the ledger does not name: old ones, or those of a kill."""
-        for path in self._home.glob("pixels-*.u8"):
-            if path != self._pixels_path:
+    def _remove_other_files(self) -> None:
+        """Remove the files of a replacement that was killed, and those of earlier versions."""
+        for path in self._home.glob("[!.]*"):
+            if path not in self._paths and path.name != LOCK_NAME:
                 path.unlink()
+
+    def _write_folder(self) -> None:
+        """Write the path of the image files, unless the cache has it already."""
+        path = os.fsencode(self._source)
+        if not self._folder_path.is_file() or self._folder_path.read_bytes() != path:
+            with replaced_file(self._folder_path) as file:
+                file.write(path)
+
+    def _usable_entries(self, stamps: Mapping[str, Stamp]) -> dict[str, Entry]:
+        """Return the entries of unchanged files; remove all others, from the disk too."""
+        if not (self._index_path.is_file() and self._pixels_path.is_file()):
+            self._replace({}, self._map_rows(0).numpy())
+        entries, damaged = read_index(self._index_path)
+        stored_rows = self._pixels_path.stat().st_size // prod(self._image_shape)
+        pixels = self._map_rows(stored_rows).numpy()
+        usable: dict[str, Entry] = {}
+        for name, entry in entries.items():
+            if entry.stamp != stamps.get(name):
+                continue
+            if _is_usable(entry, pixels):
+                usable[name] = entry
+            elif isinstance(entry, DecodedFile):
+                damaged += 1
+        if damaged:
+            self._notify(f"{self._home}: {damaged:,} cached images are damaged and decoded again")
+        if damaged or _decoded(entries).keys() - usable.keys():
+            self._replace(usable, pixels)
+        return usable
+
+    def _replace(self, entries: Mapping[str, Entry], pixels: Array) -> None:
+        """Replace both files by copies that hold only these entries."""
+        with replaced_file(self._pixels_path) as file:
+            for decoded in _decoded(entries).values():
+                file.seek(decoded.row * prod(self._image_shape))
+                file.write(pixels[decoded.row].data)
+        with replaced_file(self._index_path) as file:
+            for name, entry in entries.items():
+                file.write(format_line(name, entry))
 
     def _decode_missing(
         self, missing: Mapping[str, Stamp], known: Mapping[str, Entry], lock: int
     ) -> dict[str, Entry]:
-        """Decode files into unused rows; save their entries once per SAVE_INTERVAL."""
+        """Decode files into unused rows, and append their entries to the index."""
         rows = _unused_rows(known, len(missing))
         paths = [encode_path(str(self._source / name)) for name in missing]
         jobs = chunked(list(zip(rows, paths, strict=True)))
@@ -204,29 +165,38 @@ class _Cache:
         if known:
             description += f", {len(known):,} are decoded already"
         channels, size, _ = self._image_shape
-        saved: dict[str, Entry] = {}
-        unsaved: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         with (
             extended_file(self._pixels_path, prod(self._image_shape) * (rows[-1] + 1)) as target,
-            meter(description, len(missing), self._say) as advance,
+            self._index_path.open("ab", buffering=0) as index,  # a kill loses no line
+            meter(description, len(missing), self._notify) as advance,
             decode_into_file(target, size, channels, jobs, lock=lock) as chunk_outcomes,
         ):
             outcomes = chain.from_iterable(chunk_outcomes)
-            saved_at = time.monotonic()
             for (name, stamp), row, outcome in zip(missing.items(), rows, outcomes, strict=True):
-                unsaved[name] = _entry(stamp, row, outcome)
+                entry = _entry(stamp, row, outcome)
+                index.write(format_line(name, entry))
+                entries[name] = entry
                 advance(1)
-                if time.monotonic() - saved_at >= SAVE_INTERVAL:
-                    self._save(target, unsaved)
-                    saved |= unsaved
-                    unsaved = {}
-                    saved_at = time.monotonic()
-            self._save(target, unsaved, complete=True)
-        return saved | unsaved
+            os.fsync(target)  # some file systems report a full disk only now
+        return entries
 
-    def _save(self, target: int, entries: Mapping[str, Entry], complete: bool = False) -> None:
-        os.fsync(target)  # the pixels reach the disk before the lines that refer to them
-        cache_index.append(self._ledger_path, entries, complete=complete)
+    def _select(
+        self, names: Sequence[str], entries: Mapping[str, Entry]
+    ) -> tuple[Rows, dict[int, str]]:
+        """Return the rows of the decoded files, and the reasons for the others by position."""
+        rows: list[int] = []
+        bad: dict[int, str] = {}
+        for position, name in enumerate(names):
+            entry = entries[name]
+            if isinstance(entry, DecodedFile):
+                rows.append(entry.row)
+            else:
+                bad[position] = entry.reason
+        pool = self._map_rows(max(rows, default=-1) + 1)
+        if rows == list(range(len(pool))):
+            return Rows(pool), bad
+        return Rows(pool, torch.tensor(rows, dtype=torch.int64)), bad
 
     def _map_rows(self, rows: int) -> Tensor:
         return map_images(self._pixels_path, rows, self._image_shape)
@@ -244,11 +214,15 @@ def _decoded(entries: Mapping[str, Entry]) -> dict[str, DecodedFile]:
     return {name: entry for name, entry in entries.items() if isinstance(entry, DecodedFile)}
 
 
-def _is_usable(entry: Entry, stored_rows: int) -> bool:
-    """True if the pixels exist, or, for an unreadable file, if Pillow is the same version."""
-    if isinstance(entry, DecodedFile):
-        return entry.row < stored_rows
-    return entry.pillow == PIL.__version__
+def _is_usable(entry: Entry, pixels: Array) -> bool:
+    """True if the pixels are intact, or, for an unreadable file, if Pillow is the same version.
+
+    The pixels are read at 1 to 2 GiB/s. The start of a run also computes SHA-256 of them all, at
+    half that speed. CRC-32 detects any change of up to 32 adjacent bits.
+    """
+    if isinstance(entry, BadFile):
+        return entry.pillow == PIL.__version__
+    return entry.row < len(pixels) and zlib.crc32(pixels[entry.row].data) == entry.checksum
 
 
 def _unused_rows(known: Mapping[str, Entry], number: int) -> list[int]:
@@ -256,17 +230,6 @@ def _unused_rows(known: Mapping[str, Entry], number: int) -> list[int]:
     used = {entry.row for entry in _decoded(known).values()}
     unused = (row for row in count() if row not in used)
     return list(islice(unused, number))
-
-
-def _damaged_names(pool: Tensor, decoded: Mapping[str, DecodedFile]) -> set[str]:
-    """Return the names of images whose pixels do not match their checksum.
-
-    Every image is read, at 1 to 2 GiB/s. The start of a run also computes SHA-256 of them all, at
-    half that speed. CRC-32 detects any change of up to 32 adjacent bits.
-    """
-    pixels = pool.numpy()
-    disk_order = sorted(decoded.items(), key=lambda item: item[1].row)
-    return {name for name, entry in disk_order if zlib.crc32(pixels[entry.row]) != entry.checksum}
 
 
 def _entry(stamp: Stamp, row: int, outcome: Outcome) -> Entry:

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedssl.core.console import Notify
-from fedssl.core.errors import DataError
-from fedssl.data.archive import damage_as_data_error, iter_members
-from fedssl.data.download import OfficialFile, download, find
+from fedssl.data.archive import count_records, damage_as_data_error, iter_members
+from fedssl.data.download import OfficialFile, find, find_or_download_archive
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.npz import read_npz
 
 _PIXEL_BYTES = 3 * 32 * 32
-_MAX_RECORDS = 1_000_000  # of one file; the largest official one has 50,000
 _NAMES_10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _NAMES_100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -94,17 +91,20 @@ class Cifar100(Source):
 
 
 def _read(files: _Files, root: Path, notify: Notify) -> Dataset:
-    names = (f"{files.folder}.npz", files.archive.name, files.extracted, files.train[0])
-    where = find(root, files.folder, names)
-    if where is None:
-        where = download(files.archive, root / files.folder / files.archive.name, notify)
-    if where.suffix == ".npz":
-        return read_npz(where, files.classes)
-    if where.name == files.train[0]:
-        where = where.parent
+    npz = find(root, files.folder, [f"{files.folder}.npz"])
+    if npz is not None:
+        return read_npz(npz, files.classes)
+    where = find_or_download_archive(
+        root,
+        files.folder,
+        files.archive,
+        extracted=files.extracted,
+        member=files.train[0],
+        notify=notify,
+    )
     train, test = _read_columns(files, where, slice(files.label_bytes, None))
 
-    # Labels are stored between the pixels: they are skipped above, and read again on demand.
+    # Labels are stored between the pixels: they were skipped above, and are read on demand.
     label_column = slice(files.label_bytes - 1, files.label_bytes)
     labels = cache(lambda: _read_columns(files, where, label_column))
     return Dataset(
@@ -116,22 +116,13 @@ def _read(files: _Files, root: Path, notify: Notify) -> Dataset:
 def _read_columns(files: _Files, where: Path, columns: slice) -> tuple[Tensor, Tensor]:
     """Return some columns of the training and test records (N, label bytes + pixel bytes)."""
     width = files.label_bytes + _PIXEL_BYTES
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    parts: dict[str, Tensor] = {}
     with damage_as_data_error(where):
-        for name, size, stream in iter_members(where, files.train + files.test):
-            if size > _MAX_RECORDS * width:
-                raise DataError(
-                    f"{name} in {where} has {size:,} bytes, too many for a file of this data set"
-                )
-            data = stream.read()
-            if size % width or len(data) != size:
-                raise DataError(
-                    f"{name} in {where} is not a whole number of records of {width} bytes"
-                )
+        for member in iter_members(where, files.train + files.test):
+            count = count_records(member, width, where)
+            records = np.frombuffer(member.stream.read(), np.uint8).reshape(count, width)
             # Copied, so that the file's bytes can be freed.
-            arrays[name] = np.frombuffer(data, np.uint8).reshape(-1, width)[:, columns].copy()
-    return _concatenate(arrays, files.train), _concatenate(arrays, files.test)
-
-
-def _concatenate(arrays: dict[str, npt.NDArray[Any]], names: tuple[str, ...]) -> Tensor:
-    return torch.cat([torch.from_numpy(arrays[name]) for name in names])
+            parts[member.name] = torch.from_numpy(records[:, columns].copy())
+    train = torch.cat([parts[name] for name in files.train])
+    test = torch.cat([parts[name] for name in files.test])
+    return train, test

@@ -60,7 +60,9 @@ class Classes(Partition):
         sets = [iter(group.tensor_split(sets_per_class)) for group in groups]
         parts = []
         for held_classes in order.repeat(sets_per_class).view(clients, held).tolist():
-            pieces = [first_share(next(sets[c]), self.share) for c in held_classes]
+            pieces = []
+            for label in held_classes:
+                pieces.append(first_share(next(sets[label]), self.share))
             parts.append(torch.cat(pieces))
         return by_client_id(parts)
 
@@ -95,23 +97,27 @@ def split_by_dirichlet(
     if balanced:
         proportions = random.dirichlet([alpha] * len(groups), clients)  # (K, C)
         return by_client_id(_fill_clients(groups, proportions, sizes, random))
-    counts = np.array([len(group) for group in groups])
+    counts = np.array(list(map(len, groups)))
     for _ in range(_MAX_DRAWS):
         shares = random.dirichlet([alpha] * clients, len(groups))  # (C, K)
         ends = np.rint(shares.cumsum(1) * counts[:, None]).astype(np.int64)
         ends[:, -1] = counts
         relative_sizes = np.diff(ends, prepend=0).sum(0) / (total / clients)
         if relative_sizes.min() >= 0.5 and relative_sizes.max() <= 1.5:
-            pieces = [
-                group.tensor_split(row[:-1].tolist())
-                for group, row in zip(groups, ends, strict=True)
-            ]
-            return by_client_id([torch.cat(column) for column in zip(*pieces, strict=True)])
+            return by_client_id(_cut_and_join(groups, ends))
     raise ConfigError(
         f"none of {_MAX_DRAWS:,} draws from Dirichlet({alpha:g}) gave each of {clients} clients "
         f"0.5 to 1.5 times its equal share of {total} images: "
         "set balanced = true or choose a larger alpha"
     )
+
+
+def _cut_and_join(groups: Sequence[Tensor], ends: npt.NDArray[np.int64]) -> list[Tensor]:
+    """Cut each group at its row of `ends` (C, K); join the k-th pieces of all groups."""
+    pieces = []
+    for group, row in zip(groups, ends, strict=True):
+        pieces.append(group.tensor_split(row[:-1].tolist()))
+    return list(map(torch.cat, zip(*pieces, strict=True)))
 
 
 def _fill_clients(
@@ -124,7 +130,7 @@ def _fill_clients(
     """
     stacks = [group.tolist() for group in groups]
     held: list[list[int]] = [[] for _ in sizes]
-    remaining = np.array([len(stack) for stack in stacks], dtype=np.float64)
+    remaining = np.array(list(map(len, stacks)), dtype=np.float64)
     proportions = proportions * (remaining > 0)
     cumulative = _cumulative_probabilities(proportions, remaining)
     places = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
@@ -136,7 +142,7 @@ def _fill_clients(
         if not stacks[chosen]:
             proportions[:, chosen] = 0
             cumulative = _cumulative_probabilities(proportions, remaining)
-    return [torch.tensor(index) for index in held]
+    return list(map(torch.tensor, held))
 
 
 def _cumulative_probabilities(proportions: Table, remaining: Table) -> Table:
@@ -165,7 +171,7 @@ class Skew(Partition):
         uniform_parts = uniform.tensor_split(clients)
         block_sizes = [size - len(part) for size, part in zip(sizes, uniform_parts, strict=True)]
         blocks = torch.split(rest, block_sizes)
-        return by_client_id([torch.cat(pair) for pair in zip(uniform_parts, blocks, strict=True)])
+        return by_client_id(list(map(torch.cat, zip(uniform_parts, blocks, strict=True))))
 
 
 def _labels(images: Images) -> Tensor:

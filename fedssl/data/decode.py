@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
@@ -61,13 +62,9 @@ def decode(source: Path | bytes, size: int, channels: int = 3) -> Array:
     """
     with _open_stream(source) as stream:
         image = _open_image(stream)
-        try:
+        with _damage_as_unreadable():
             image = _apply_orientation(_load_pixels(image))
             return fit(image, size, channels)
-        except Unreadable:
-            raise
-        except Exception as error:  # OSError, SyntaxError, struct.error, zlib.error and others
-            raise _unreadable(error, "truncated or damaged") from None
 
 
 def decode_whole(path: Path, size: tuple[int, int], channels: int = 3) -> Array:
@@ -80,7 +77,7 @@ def decode_whole(path: Path, size: tuple[int, int], channels: int = 3) -> Array:
     with _open_stream(path) as stream:
         image = _open_image(stream)
         stored_size = image.size
-        try:
+        with _damage_as_unreadable():
             image = _load_pixels(image)
             if stored_size != size:
                 image = _apply_orientation(image)
@@ -90,10 +87,6 @@ def decode_whole(path: Path, size: tuple[int, int], channels: int = 3) -> Array:
                     f"not {size[0]} × {size[1]} as annotated"
                 )
             return to_array(image, channels)
-        except Unreadable:
-            raise
-        except Exception as error:
-            raise _unreadable(error, "truncated or damaged") from None
 
 
 def fit(image: Image.Image, size: int, channels: int) -> Array:
@@ -141,6 +134,16 @@ def _channels_first(pixels: Array) -> Array:
     if pixels.ndim == 2:
         return pixels[None]
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+@contextmanager
+def _damage_as_unreadable() -> Iterator[None]:
+    try:
+        yield
+    except Unreadable:
+        raise
+    except Exception as error:  # OSError, SyntaxError, struct.error, zlib.error and others
+        raise _unreadable(error, "truncated or damaged") from None
 
 
 def _unreadable(error: Exception, reason: str) -> Unreadable:

@@ -70,6 +70,20 @@ def find_or_download(
     return download(file, root / folder / file.name, notify)
 
 
+def find_or_download_archive(
+    root: Path, folder: str, archive: OfficialFile, *, extracted: str, member: str, notify: Notify
+) -> Path:
+    """Return the path of an archive, or of the folder that its files were extracted to.
+
+    That folder is named `extracted`, or any other that contains the file `member`. If there is
+    neither, download the archive to `root/folder`.
+    """
+    path = find(root, folder, [extracted, archive.name, member])
+    if path is None:
+        return download(archive, root / folder / archive.name, notify)
+    return path.parent if path.name == member else path
+
+
 def download(file: OfficialFile, target: Path, notify: Notify) -> Path:
     """Download to a temporary file next to `target`; sync and rename it if the checksum matches."""
     temporary: Path | None = None

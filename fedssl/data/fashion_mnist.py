@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import struct
-import zlib
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
+from fedssl.data.archive import damage_as_data_error
 from fedssl.data.download import OfficialFile, find, find_or_download
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 
@@ -82,11 +82,9 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 
 
 def _read_bytes(path: Path) -> bytes:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or cannot be read ({error})") from None
+    open_file = gzip.open if path.suffix == ".gz" else open
+    with damage_as_data_error(path), open_file(path, "rb") as stream:
+        data = stream.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise DataError(
             f"{path} has more than {_MAX_BYTES:,} bytes, too many for a file of this data set"

@@ -57,7 +57,7 @@ class Clusters(Partition):
     def features(self, images: Images) -> Tensor:
         """Return the features of all images: (N, d) float32."""
         if self.init is None:
-            return torch.cat([_thumbnails(block) for block in images.held.chunks(_BLOCK)])
+            return torch.cat(list(map(_thumbnails, images.held.chunks(_BLOCK))))
         with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten
             backbone = nets.build(self.backbone, images.image[0], self.stem).eval()
         nets.load_backbone(backbone, self.init)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,7 @@ class Folder(Source):
             _check_distinct({name.split(os.sep)[level - 1] for name in names}, "class", folder)
         pixels, bad = self._decode(folder, names, notify)
         if clients:
-            owners = [_client_of(name) for name in names]
+            owners = list(map(_client_of, names))
         else:
             owners = [str(folder)] * len(names)
         _check_bad_share(names, owners, bad, self.bad_share)
@@ -147,12 +147,12 @@ class _Part(NamedTuple):
     def owners(self) -> dict[str, Tensor] | None:
         if not self.layout.startswith("clients"):
             return None
-        positions: dict[str, list[int]] = {client: [] for client in self.clients}
+        positions: dict[str, list[int]] = defaultdict(list)
         for position, name in enumerate(self.names):
             positions[name.split(os.sep)[0]].append(position)
         owners = {}
-        for client, owned in positions.items():  # a client may own nothing
-            owners[printable(client)] = torch.tensor(owned, dtype=torch.int64)
+        for client in self.clients:  # a client may own nothing
+            owners[printable(client)] = torch.tensor(positions[client], dtype=torch.int64)
         return owners
 
 

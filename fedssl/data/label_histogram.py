@@ -13,9 +13,10 @@ def histogram(parts: Mapping[str, Tensor], labels: Tensor, classes: int) -> Tens
 
     `parts` holds the indices of each client's images, `labels` is int64 (N,).
     """
-    return torch.stack(
-        [torch.bincount(labels[index], minlength=classes) for index in parts.values()]
-    )
+    rows = []
+    for index in parts.values():
+        rows.append(torch.bincount(labels[index], minlength=classes))
+    return torch.stack(rows)
 
 
 def earth_movers_distance(hist: Tensor) -> float:

@@ -181,9 +181,13 @@ def split_by_shares(order: Tensor, shares: Sequence[float]) -> list[Tensor]:
 
     Rounding errors do not accumulate.
     """
-    ends = [round(min(end, 1.0) * len(order)) for end in accumulate(shares)]
-    starts = [0, *ends[:-1]]
-    return [order[start:end] for start, end in zip(starts, ends, strict=True)]
+    pieces = []
+    start = 0
+    for share_end in accumulate(shares):
+        end = round(min(share_end, 1.0) * len(order))
+        pieces.append(order[start:end])
+        start = end
+    return pieces
 
 
 def numpy_generator(generator: Generator) -> np.random.Generator:

@@ -109,16 +109,19 @@ def _column(rows: Any, key: int | str) -> Iterator[Any]:
 
 
 def _first_of(names: Iterable[str], columns: Any) -> str | None:
-    return next((name for name in names if name in columns), None)
+    for name in names:
+        if name in columns:
+            return name
+    return None
 
 
 def _to_labels(labels: Iterable[Any]) -> Tensor:
-    return torch.tensor([int(label) for label in labels], dtype=torch.int64)
+    return torch.tensor(list(map(int, labels)), dtype=torch.int64)
 
 
 def _stack(images: Iterable[Any]) -> Tensor:
     """Return uint8 (N, C, H, W); among colour images, grey ones get three equal channels."""
-    pixels = [_one_image(image) for image in images]
+    pixels = list(map(_one_image, images))
     if any(image.shape[0] == 3 for image in pixels):
         pixels = [image.expand(3, -1, -1) for image in pixels]
     sizes = {tuple(image.shape[1:]) for image in pixels}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
@@ -11,9 +12,8 @@ import torch
 from torch import Tensor
 
 from fedssl.core.console import Advance, Notify, meter
-from fedssl.core.errors import DataError
-from fedssl.data.archive import damage_as_data_error, iter_members
-from fedssl.data.download import OfficialFile, download, find
+from fedssl.data.archive import count_records, damage_as_data_error, iter_members
+from fedssl.data.download import OfficialFile, find_or_download_archive
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 
 _ARCHIVE = OfficialFile(
@@ -24,7 +24,6 @@ _ARCHIVE = OfficialFile(
 _CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 _SHAPE = (3, 96, 96)
 _IMAGE_BYTES = 3 * 96 * 96
-_MAX_IMAGES = 1_000_000  # of one file; the largest official one has 100,000
 _BLOCK = 500  # images transposed at a time
 
 _FILES = {
@@ -41,37 +40,31 @@ class Stl10(Source):
     part: Literal["unlabeled", "train", "both"] = "unlabeled"
 
     def read(self, root: Path, notify: Notify) -> Dataset:
-        where = find(root, "stl10", ["stl10_binary", _ARCHIVE.name, "test_X.bin"])
-        if where is None:
-            where = download(_ARCHIVE, root / "stl10" / _ARCHIVE.name, notify)
-        if where.name == "test_X.bin":
-            where = where.parent
-
+        where = find_or_download_archive(
+            root, "stl10", _ARCHIVE, extracted="stl10_binary", member="test_X.bin", notify=notify
+        )
         names = _FILES[self.part]
         pixels = _read_pixels(where, (*names, "test_X.bin"), notify)
         train = pixels[names[0]]
-        if len(names) > 1:
+        if self.part == "both":
             train = torch.cat([pixels[name] for name in names])
-        labels = _label_loader(where, "train_y.bin") if self.part == "train" else None
-        test = Images(pixels["test_X.bin"], _label_loader(where, "test_y.bin"), _CLASSES)
-        return Dataset(Images(train, labels, _CLASSES), test)
+        train_labels = None
+        if self.part == "train":
+            train_labels = partial(_load_labels, where, "train_y.bin")
+        test_labels = partial(_load_labels, where, "test_y.bin")
+        return Dataset(
+            Images(train, train_labels, _CLASSES),
+            Images(pixels["test_X.bin"], test_labels, _CLASSES),
+        )
 
 
 def _read_pixels(where: Path, names: tuple[str, ...], notify: Notify) -> dict[str, Tensor]:
     pixels: dict[str, Tensor] = {}
     with damage_as_data_error(where):
-        for name, size, stream in iter_members(where, names):
-            if size % _IMAGE_BYTES:
-                raise DataError(
-                    f"{name} in {where} is not a whole number of images of {_IMAGE_BYTES} bytes"
-                )
-            count = size // _IMAGE_BYTES
-            if count > _MAX_IMAGES:
-                raise DataError(
-                    f"{name} in {where} has {size:,} bytes, too many for a file of this data set"
-                )
-            with meter(f"reading {count:,} images from {name}", count, notify) as advance:
-                pixels[name] = _read_transposed(stream, count, advance)
+        for member in iter_members(where, names):
+            count = count_records(member, _IMAGE_BYTES, where)
+            with meter(f"reading {count:,} images from {member.name}", count, notify) as advance:
+                pixels[member.name] = _read_transposed(member.stream, count, advance)
     return pixels
 
 
@@ -89,10 +82,7 @@ def _read_transposed(stream: IO[bytes], count: int, advance: Advance) -> Tensor:
     return pixels
 
 
-def _label_loader(where: Path, name: str) -> Callable[[], Tensor]:
-    def load() -> Tensor:
-        with damage_as_data_error(where):
-            (data,) = [member.stream.read() for member in iter_members(where, [name])]
-        return torch.tensor(list(data)) - 1  # the file counts from 1
-
-    return load
+def _load_labels(where: Path, name: str) -> Tensor:
+    with damage_as_data_error(where), closing(iter_members(where, [name])) as members:
+        data = next(members).stream.read()
+    return torch.tensor(list(data)) - 1  # the file counts from 1

@@ -11,7 +11,7 @@ from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
 from fedssl.data.archive import ReadFile, list_files
 from fedssl.data.decode_parallel import decode_all
-from fedssl.data.download import OfficialFile, download, find
+from fedssl.data.download import OfficialFile, find_or_download_archive
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 
 _NAME = "tiny-imagenet-200"
@@ -27,11 +27,9 @@ class TinyImageNet(Source):
     """Tiny ImageNet, from the zip archive or from the folder it was extracted to."""
 
     def read(self, root: Path, notify: Notify) -> Dataset:
-        where = find(root, "tiny-imagenet", [_NAME, _ARCHIVE.name, "wnids.txt"])
-        if where is None:
-            where = download(_ARCHIVE, root / "tiny-imagenet" / _ARCHIVE.name, notify)
-        if where.name == "wnids.txt":
-            where = where.parent
+        where = find_or_download_archive(
+            root, "tiny-imagenet", _ARCHIVE, extracted=_NAME, member="wnids.txt", notify=notify
+        )
         names, read = list_files(where, _NAME)
         if "wnids.txt" not in names or "val/val_annotations.txt" not in names:
             raise DataError(f"{where} lacks wnids.txt or val/val_annotations.txt")
@@ -39,8 +37,13 @@ class TinyImageNet(Source):
         numbers = {wordnet_id: k for k, wordnet_id in enumerate(ids)}
         classes = _class_names(ids, read) if "words.txt" in names else tuple(ids)
 
-        train = [name for name in names if name.startswith("train/") and name.endswith(".JPEG")]
-        test = [name for name in names if name.startswith("val/images/")]
+        train = []
+        test = []
+        for name in names:
+            if name.startswith("train/") and name.endswith(".JPEG"):
+                train.append(name)
+            elif name.startswith("val/images/"):
+                test.append(name)
         return Dataset(
             Images(_decode(train, read, notify), lambda: _train_labels(train, numbers), classes),
             Images(_decode(test, read, notify), lambda: _test_labels(test, numbers, read), classes),
@@ -82,11 +85,12 @@ def _train_labels(names: list[str], numbers: dict[str, int]) -> Tensor:
 
 def _test_labels(names: list[str], numbers: dict[str, int], read: ReadFile) -> Tensor:
     """Return labels from lines of file name, WordNet id and a box."""
-    rows = _read_table("val/val_annotations.txt", read)
+    labels = {}
     try:
-        labels = {row[0]: numbers[row[1]] for row in rows}
+        for file_name, wordnet_id, *_ in _read_table("val/val_annotations.txt", read):
+            labels[file_name] = numbers[wordnet_id]
         return torch.tensor([labels[name.rpartition("/")[2]] for name in names])
-    except (IndexError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         raise DataError(f"val/val_annotations.txt of Tiny ImageNet is damaged ({error})") from None
 
 

@@ -1,4 +1,4 @@
-"""Images are decoded once, mapped, and used only if the ledger matches the file."""
+"""Images are decoded once, mapped, and used only if the index matches the file."""
 
 import os
 import shutil
@@ -13,8 +13,21 @@ from PIL import Image
 
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.files.lock import locked
-from fedssl.data import Folder, cache, decode_parallel, decode_worker
+from fedssl.data import Folder, decode_parallel, decode_worker
 from fedssl.data.cache import decode_cached, default_cache_dir
+
+
+def cache_files(photos):
+    """Return the files of the cache, except its lock."""
+    return sorted(set(home(photos).iterdir()) - {home(photos) / "run.lock"})
+
+
+def change_times(photos):
+    return [path.stat().st_mtime_ns for path in cache_files(photos)]
+
+
+def cached_bytes(photos):
+    return b"".join(path.read_bytes() for path in cache_files(photos))
 
 
 def test_files_are_decoded_once(photos, decoded):
@@ -24,13 +37,11 @@ def test_files_are_decoded_once(photos, decoded):
     assert rows.rows is None
     assert bad == {}
     assert messages == ["decoding 5 images"]
-    before = {
-        path: path.stat().st_mtime_ns for path in home(photos).iterdir() if path.name != "run.lock"
-    }
+    before = change_times(photos)
     del decoded[:], messages[:]
     assert cached_greys(photos) == [1, 2, 3, 4, 5]
     assert (decoded, messages) == ([], [])
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert change_times(photos) == before
 
 
 def test_cached_pixels_equal_decoded_ones(tmp_path):
@@ -46,7 +57,7 @@ def test_cached_pixels_equal_decoded_ones(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_only_what_changed_is_decoded_again(photos, decoded):
+def test_only_changed_files_are_decoded_again(photos, decoded):
     read_cached(photos)
     del decoded[:]
     put(photos, "3.png", 30)
@@ -63,16 +74,16 @@ def test_only_what_changed_is_decoded_again(photos, decoded):
     assert messages == ["decoding 3 images, 3 are decoded already"]
 
 
-@pytest.mark.parametrize("what", ["size", "time"])
-def test_a_file_has_changed_if_its_size_or_its_time_has(what, photos, decoded):
+@pytest.mark.parametrize("changed", ["size", "time"])
+def test_a_file_has_changed_if_its_size_or_its_time_has(changed, photos, decoded):
     read_cached(photos)
-    found = (photos / "2.png").stat()
-    if what == "size":
+    before = (photos / "2.png").stat()
+    if changed == "size":
         with (photos / "2.png").open("ab") as out:
             out.write(b"more")
-        os.utime(photos / "2.png", ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.utime(photos / "2.png", ns=(before.st_atime_ns, before.st_mtime_ns))
     else:
-        os.utime(photos / "2.png", ns=(found.st_atime_ns, found.st_mtime_ns + 1))
+        os.utime(photos / "2.png", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     del decoded[:]
     read_cached(photos)
     assert decoded == ["2.png"]
@@ -92,15 +103,14 @@ def test_writing_to_the_pixels_does_not_change_the_cache(photos):
     assert cached_greys(photos) == [1, 2, 3, 4, 5]
 
 
-def test_nothing_is_left_of_deleted_images(photos):
+def test_no_trace_is_left_of_deleted_images(photos):
     put(photos, "secret.png", 77)
     read_cached(photos)
-    assert bytes([77] * 4) in b"".join(path.read_bytes() for path in home(photos).iterdir())
+    assert bytes([77] * 4) in cached_bytes(photos)
     (photos / "secret.png").unlink()
     read_cached(photos)
-    left = b"".join(path.read_bytes() for path in home(photos).iterdir())
-    assert bytes([77]) * 4 not in left
-    assert b"secret" not in left
+    assert bytes([77] * 4) not in cached_bytes(photos)
+    assert b"secret" not in cached_bytes(photos)
 
 
 def test_bad_files_are_cached_until_pillow_changes(photos, decoded, monkeypatch):
@@ -122,7 +132,7 @@ def test_bad_files_are_cached_until_pillow_changes(photos, decoded, monkeypatch)
 @pytest.mark.parametrize(
     "failure", [OSError(5, "Input/output error"), PermissionError(13, "Permission denied")]
 )
-def test_a_file_that_could_not_be_read_today_is_tried_again(failure, photos, monkeypatch):
+def test_a_file_that_could_not_be_read_is_tried_again(failure, photos, monkeypatch):
     def refuse(stream, formats):
         if stream.name.endswith("2.png"):
             raise failure
@@ -150,11 +160,8 @@ def test_the_cache_is_for_its_owner_alone(photos):
     read_cached(photos)
     assert stat.S_IMODE(cache_dir(photos).stat().st_mode) == 0o700
     assert stat.S_IMODE(home(photos).stat().st_mode) == 0o700
-    assert {
-        stat.S_IMODE(path.stat().st_mode) & 0o77
-        for path in home(photos).iterdir()
-        if path.name != "run.lock"
-    } == {0}
+    for path in cache_files(photos):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_second_process_waits_and_reports_it(photos):
@@ -176,7 +183,7 @@ def test_a_second_process_waits_and_reports_it(photos):
     assert results[0][0].tensor()[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_place_that_cannot_be_used_is_refused(photos):
+def test_a_directory_that_cannot_be_used_is_refused(photos):
     names = ["1.png"]
     with pytest.raises(ConfigError, match="is inside the image folder"):
         decode_cached(photos, names, 2, 1, cache_dir=photos / "cache", notify=print)
@@ -186,7 +193,7 @@ def test_a_place_that_cannot_be_used_is_refused(photos):
     assert len(rows) == 1
 
 
-def test_the_usual_place(monkeypatch, tmp_path):
+def test_the_default_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert str(default_cache_dir()) == "/somewhere/fedssl"
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -209,29 +216,42 @@ def test_processes_and_threads_fill_the_same_rows(photos, monkeypatch):
     assert bad == expected[1] == {5: "not an image"}
 
 
-def test_the_ledger_is_saved_during_the_work(photos, monkeypatch):
-    """An end in the middle keeps what was done."""
-    monkeypatch.setattr(decode_parallel, "CHUNK", 1)
-    monkeypatch.setattr(cache, "SAVE_INTERVAL", 0)
+def test_the_index_is_written_during_the_work(photos, monkeypatch):
+    """An interrupt in the fourth file keeps three."""
     real = decode_worker.fill
-    seen = []
+    calls = []
 
     def fill(*arguments):
-        seen.append(arguments)
-        if len(seen) == 4:
+        calls.append(arguments)
+        if len(calls) == 4:
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(decode_worker, "fill", fill)
+    monkeypatch.setattr(decode_parallel, "CHUNK", 1)
     monkeypatch.setattr(decode_parallel, "_MAX_THREADS", 1)
-    with pytest.raises(KeyboardInterrupt):
-        read_cached(photos)
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_worker, "fill", fill)
+        with pytest.raises(KeyboardInterrupt):
+            read_cached(photos)
     messages = []
-    assert read_cached(photos, notify=messages.append)[0].tensor()[:, 0, 0, 0].tolist() == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
+    rows, _ = read_cached(photos, notify=messages.append)
+    assert rows.tensor()[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5]
     assert messages == ["decoding 2 images, 3 are decoded already"]
+
+
+def test_a_cache_of_an_earlier_version_is_removed(photos):
+    read_cached(photos)
+    files = cache_files(photos)
+    assert files == [home(photos) / "folder", home(photos) / "index", home(photos) / "pixels"]
+    for name in ("ledger", "pixels-0.u8"):
+        (home(photos) / name).write_bytes(b"old")
+    assert cached_greys(photos) == [1, 2, 3, 4, 5]
+    assert cache_files(photos) == files
+
+
+def test_a_cache_names_its_folder(photos):
+    read_cached(photos)
+    assert (home(photos) / "folder").read_text() == str(photos)
+    (home(photos) / "folder").write_text("damaged")
+    read_cached(photos)
+    assert (home(photos) / "folder").read_text() == str(photos)

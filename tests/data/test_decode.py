@@ -36,13 +36,17 @@ def picture(rows, mode: str) -> Image.Image:
 
 def pixels(data: bytes, size: int = 2, channels: int = 3) -> list:
     """Row by row, as tuples of channels."""
-    return [tuple(pixel) for pixel in decode(data, size, channels).flatten(1).T.tolist()]
+    return list(map(tuple, decode(data, size, channels).flatten(1).T.tolist()))
 
 
 def palette() -> Image.Image:
     image = picture([0, 1, 2, 1], "P")
     image.putpalette([255, 0, 0, 0, 200, 0, 10, 20, 30])
     return image
+
+
+def greys(*values: int) -> list[tuple[int, int, int]]:
+    return [(value, value, value) for value in values]
 
 
 RED = (255, 0, 0)
@@ -53,11 +57,11 @@ WHITE = (255, 255, 255)
 
 
 GOLDEN = {
-    "L": (file(picture([0, 7, 128, 255], "L")), [(v,) * 3 for v in (0, 7, 128, 255)]),
+    "L": (file(picture([0, 7, 128, 255], "L")), greys(0, 7, 128, 255)),
     # 200 · 128 / 255 = 100.4 over black
     "LA": (
         file(picture([(200, 255), (200, 128), (200, 0), (9, 255)], "LA")),
-        [(v,) * 3 for v in (200, 100, 0, 9)],
+        greys(200, 100, 0, 9),
     ),
     "1": (file(picture([0, 255, 255, 0], "1")), [BLACK, WHITE, WHITE, BLACK]),
     "P": (file(palette()), [RED, GREEN, DARK, GREEN]),
@@ -236,7 +240,7 @@ def test_a_missing_file_is_unreadable(tmp_path):
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 33), st.sampled_from([1, 3]))
 def test_any_shape_is_scaled(width, height, size, channels):
-    """An image of one colour stays of that colour, whatever its shape."""
+    """An image of one colour keeps its colour, for any shape."""
     out = decode(file(Image.new("RGB", (width, height), (77, 77, 77))), size, channels)
     assert out.shape == (channels, size, size)
     assert out.dtype == torch.uint8
@@ -262,12 +266,11 @@ def test_scaling_keeps_the_centre_and_averages():
 
 
 def test_many_files_keep_their_order_and_bad_ones_their_places():
-    sources = {str(k): file(Image.new("L", (1, 1), k)) for k in range(100)} | {
-        "31": b"",
-        "64": b"x",
-    }
+    sources = {str(k): file(Image.new("L", (1, 1), k)) for k in range(100)}
+    sources["31"] = b""
+    sources["64"] = b"x"
     messages = []
     out, bad = decode_all(list(sources), sources.__getitem__, 1, 1, messages.append)
     assert bad == {31: "empty file", 64: "not an image"}
-    assert out.flatten().tolist() == [k for k in range(100) if k not in bad]
+    assert out.flatten().tolist() == [*range(31), *range(32, 64), *range(65, 100)]
     assert messages == ["decoding 100 images"]

@@ -1,4 +1,4 @@
-"""D11: decoding one image takes at most four times the bytes of its pixels, plus 50 MB."""
+"""Decoding one image takes at most four times the bytes of its pixels, plus 50 MB."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_value_that_is_not_finite_is_found_in_any_strip(monkeypatch: pytest.Mo
 
 
 def test_jpeg_2000_has_a_lower_limit_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its decoder takes up to 24 bytes a pixel, whatever Pillow stores."""
+    """Its decoder takes up to 24 bytes a pixel, more than Pillow stores."""
     monkeypatch.setitem(decode.MAX_PIXELS_BY_FORMAT, "JPEG2000", 8 * 8 - 1)
     image = Image.new("RGB", (8, 8), (9, 9, 9))
     with pytest.raises(decode.Unreadable, match="more than 63 pixels"):
@@ -152,8 +152,8 @@ def test_jpeg_2000_has_a_lower_limit_of_pixels(monkeypatch: pytest.MonkeyPatch) 
     assert decode.decode(_file(image, "PNG"), 2).max() == 9
 
 
-def test_too_little_memory_is_not_held_against_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache keeps lasting verdicts only: with more memory the file is decoded again."""
+def test_too_little_memory_does_not_mark_the_file_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache records lasting reasons only: with more memory, the file is decoded again."""
 
     def load(image: ImageFile.ImageFile) -> None:
         raise MemoryError

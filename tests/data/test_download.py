@@ -54,16 +54,9 @@ def test_a_missing_file_is_downloaded_checked_and_then_found(server, tmp_path, k
     assert path.read_bytes() == CONTENT
     assert names_below(tmp_path) == ["a.bin"]
     assert messages == [f"downloading {server}/whole"]
-    # The second time nothing is asked of the network.
-    assert (
-        find_or_download(
-            tmp_path,
-            "set",
-            OfficialFile("a.bin", "http://127.0.0.1:9/none", digest),
-            messages.append,
-        )
-        == path
-    )
+    # The second time, the network is not used.
+    unreachable = OfficialFile("a.bin", "http://127.0.0.1:9/none", digest)
+    assert find_or_download(tmp_path, "set", unreachable, messages.append) == path
 
 
 @pytest.mark.parametrize("place", ["whole", "short"])
@@ -75,14 +68,13 @@ def test_a_wrong_checksum_is_refused_and_the_file_not_kept(server, tmp_path, pla
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/a.bin", "file:///etc/hostname", "SERVER/none"])
-def test_without_the_file_or_a_network_one_sentence_says_what_to_put_where(server, tmp_path, url):
+def test_a_failed_download_names_the_address_and_the_place_of_the_file(server, tmp_path, url):
     file = OfficialFile("a.bin", url.replace("SERVER", server), "md5:" + "0" * 32)
     with pytest.raises(DataError) as failure:
         find_or_download(tmp_path, "set", file, lambda _: None)
-    assert f"get it from {file.url} and put it at {tmp_path / 'set' / 'a.bin'}" in str(
-        failure.value
-    )
-    assert "\n" not in str(failure.value)
+    message = str(failure.value)
+    assert f"get it from {file.url} and put it at {tmp_path / 'set' / 'a.bin'}" in message
+    assert "\n" not in message
     assert names_below(tmp_path) == []
 
 

@@ -32,7 +32,7 @@ def write(folder, *, packed):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("place", [".", "fashion-mnist", "nowhere"])
-def test_fashion_mnist_is_read_wherever_it_lies(tmp_path, packed, place):
+def test_fashion_mnist_is_read_from_every_supported_place(tmp_path, packed, place):
     images = write(tmp_path / place, packed=packed)
     data = FashionMnist().load(tmp_path)
     assert data.train.pixels.equal(images[:, None])
@@ -40,7 +40,7 @@ def test_fashion_mnist_is_read_wherever_it_lies(tmp_path, packed, place):
     assert data.train.classes[9] == "Ankle boot"
 
 
-def test_labels_are_read_when_asked_for(tmp_path):
+def test_labels_are_read_on_first_use(tmp_path):
     write(tmp_path, packed=True)
     data = FashionMnist().load(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte.gz").unlink()

@@ -1,4 +1,4 @@
-"""Clusters of what images look like."""
+"""Feature clusters: k-means finds planted groups, and clients differ by them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from client_parts import all_indices, as_lists, seeded, sizes
 from torch import Tensor
 
 from fedssl import nets
@@ -14,13 +15,9 @@ from fedssl.data import Clusters, Dataset, Images, earth_movers_distance, histog
 from fedssl.data.feature_clusters import kmeans, principal_components
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def same_groups(one: Tensor, other: Tensor) -> bool:
-    """Whether two numberings of groups differ in names only."""
-    pairs = {(int(a), int(b)) for a, b in zip(one, other, strict=True)}
+    """True if two assignments to groups differ only in the groups' numbers."""
+    pairs = set(zip(one.tolist(), other.tolist(), strict=True))
     return len(pairs) == len(one.unique()) == len(other.unique())
 
 
@@ -65,16 +62,16 @@ def test_images_that_look_alike_stay_together() -> None:
     data = planted(5, 60)
     kind = torch.arange(300) % 5
     parts = Clusters(alpha=0.01, balanced=True, clusters=5).split(data, 5, seeded(1))
-    assert sorted(torch.cat(list(parts.values())).tolist()) == list(range(300))
-    assert [len(index) for index in parts.values()] == [60] * 5
+    assert all_indices(parts) == list(range(300))
+    assert sizes(parts) == [60] * 5
     apart = earth_movers_distance(histogram(parts, kind, 5))
     alike = Clusters(alpha=1e6, clusters=5).split(data, 5, seeded(1))
     assert apart > 1
     assert earth_movers_distance(histogram(alike, kind, 5)) < 0.05
     again = Clusters(alpha=0.01, balanced=True, clusters=5).split(data, 5, seeded(1))
-    assert all(parts[client].equal(again[client]) for client in parts)
+    assert as_lists(parts) == as_lists(again)
     other = Clusters(alpha=0.01, balanced=True, clusters=5).split(data, 5, seeded(2))
-    assert not all(parts[client].equal(other[client]) for client in parts)
+    assert as_lists(parts) != as_lists(other)
 
 
 def test_features_of_a_backbone(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def numbered(count: int) -> Tensor:
 
 
 class SlowDevice:
-    """Work submitted to it is done later, in order, in a thread: as a CUDA stream does."""
+    """Run submitted work later, in order, in a thread, as a CUDA stream does."""
 
     def __init__(self, delay: float = 0.002) -> None:
         self._delay = delay
@@ -45,7 +45,7 @@ class SlowDevice:
 
 
 class SlowLane(Lane):
-    """What CudaLane does, on the stand-in for a device."""
+    """A CudaLane for a SlowDevice."""
 
     def __init__(self, device: SlowDevice, size: int, log: list[str]) -> None:
         self._device = device
@@ -100,15 +100,16 @@ def test_rows_of_a_pool() -> None:
 def test_batches_and_chunks(kind: str, size: int, chosen: list[int] | None) -> None:
     held = Rows(numbered(9), None if chosen is None else torch.tensor(chosen))
     images: Pixels = held if kind == "rows" else streamed(held)
-    names = chosen or list(range(9))
+    names = torch.tensor(chosen or list(range(9)), dtype=torch.uint8)
     order = torch.randperm(len(held), generator=torch.Generator().manual_seed(size))
-    found = [
-        (index.tolist(), batch.flatten().tolist()) for index, batch in images.batches(order, size)
-    ]
-    wanted = [order[at : at + size].tolist() for at in range(0, len(held) - size + 1, size)]
-    assert found == [(index, [names[k] for k in index]) for index in wanted]
-    chunks = [chunk.flatten().tolist() for chunk in images.chunks(size)]
-    assert chunks == [names[at : at + size] for at in range(0, len(names), size)]
+    full = len(held) // size
+    batches = images.batches(order, size)
+    for number, (index, batch) in zip(range(full), batches, strict=True):
+        expected = order[number * size : (number + 1) * size]
+        assert torch.equal(index, expected)
+        assert torch.equal(batch.flatten(), names[expected])
+    for chunk, expected in zip(images.chunks(size), names.split(size), strict=True):
+        assert torch.equal(chunk.flatten(), expected)
 
 
 def test_streamed_images_are_not_overwritten_while_the_device_uses_them() -> None:
@@ -116,9 +117,9 @@ def test_streamed_images_are_not_overwritten_while_the_device_uses_them() -> Non
     batches = []
     for _, batch in streamed(Rows(numbered(60)), device).batches(torch.arange(60), 2):
         # Read long after the loop has continued.
-        device.submit(lambda batch=batch: batches.append(batch.flatten().tolist()))
+        device.submit(lambda batch=batch: batches.append(batch.flatten().clone()))
     device.wait()
-    assert batches == [[k, k + 1] for k in range(0, 60, 2)]
+    assert torch.cat(batches).tolist() == list(range(60))
 
 
 def test_batches_are_read_ahead_in_another_thread() -> None:
@@ -145,7 +146,8 @@ def test_a_failure_of_the_reader_is_that_of_the_batch() -> None:
         Rows(numbered(12)), lambda count, size: [Broken(device, size, []) for _ in range(count)]
     )
     batches = images.batches(torch.arange(12), 2)
-    assert [next(batches)[0].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    for expected in ([0, 1], [2, 3], [4, 5]):
+        assert next(batches)[0].tolist() == expected
     with pytest.raises(OSError, match="Input/output error"):
         next(batches)
     assert len(list(images.batches(torch.arange(6), 2))) == 3  # and it can be used again

@@ -17,7 +17,7 @@ def forbidden() -> torch.Tensor:
     raise AssertionError("labels were loaded")
 
 
-def test_labels_are_loaded_once_and_only_when_asked_for():
+def test_labels_are_loaded_once_on_first_use():
     calls = []
     images = Images(numbered(3), lambda: calls.append(1) or torch.tensor([2, 1, 0]))
     part = images.select(torch.tensor([2, 0]))
@@ -31,7 +31,7 @@ def test_labels_are_loaded_once_and_only_when_asked_for():
     assert images.labels.dtype == torch.int64
 
 
-def test_how_to_get_labels_does_not_hold_on_to_the_pixels():
+def test_a_label_loader_does_not_keep_the_pixels_alive():
     images = Images(numbered(3), torch.tensor([2, 1, 0]), ("a", "b", "c"))
     pixels = weakref.ref(images.pixels)
     load = images.select(torch.tensor([1])).label_loader
@@ -40,7 +40,7 @@ def test_how_to_get_labels_does_not_hold_on_to_the_pixels():
     assert load().tolist() == [1]
 
 
-def test_a_selection_shares_the_pixels_until_they_are_asked_for():
+def test_a_selection_shares_the_pixels_until_they_are_copied():
     images = Images(numbered(5))
     part = images.select(torch.tensor([4, 1, 3])).select(torch.tensor([2, 0]))
     assert part.held.pool is images.pixels
@@ -49,7 +49,7 @@ def test_a_selection_shares_the_pixels_until_they_are_asked_for():
     assert [chunk.flatten().tolist() for chunk in part.held.chunks(1)] == [[3], [4]]
 
 
-def test_images_without_labels_say_so():
+def test_images_without_labels_raise_on_access():
     images = Images(numbered(2))
     assert not images.labelled
     assert not images.select(torch.tensor([0])).labelled
@@ -79,7 +79,7 @@ def test_pixels_must_be_bytes_of_four_dimensions(pixels):
         Images(pixels)
 
 
-def test_holdout_is_blind_disjoint_and_the_same_every_time():
+def test_holdout_is_disjoint_repeatable_and_loads_no_labels():
     owners = {"a": torch.arange(0, 6), "b": torch.arange(6, 20)}
     data = Dataset(Images(numbered(20), forbidden), Images(numbered(3)), owners)
     held = PythonImages(holdout=5).apply_holdout(data)
@@ -91,7 +91,7 @@ def test_holdout_is_blind_disjoint_and_the_same_every_time():
     again = PythonImages(holdout=5).apply_holdout(data)
     assert torch.equal(again.test.pixels, held.test.pixels)
     # An owner keeps the same images under their new numbers.
-    assert [train[i] for i in held.owners["a"]] == [i for i in range(6) if i not in test]
+    assert [train[i] for i in held.owners["a"]] == sorted(set(range(6)) - set(test))
     assert sum(map(len, held.owners.values())) == 15
 
 

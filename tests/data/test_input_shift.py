@@ -1,4 +1,4 @@
-"""Clients that see their images differently."""
+"""Input shift: each client sees its images rotated or in another style."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import math
 
 import pytest
 import torch
+from client_parts import as_lists, seeded
 from torch import Tensor
 
 from fedssl.data import Dataset, Iid, Images, Rotation, Style
 from fedssl.data.input_shift import Shifted, rotate
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def photos(count: int, *image: int) -> Tensor:
@@ -34,7 +31,7 @@ def test_images_are_dealt_as_with_iid_and_nothing_but_training_pixels_changes(
     before = pixels.clone()
     data, parts = seen(partition, pixels, 6)
     expected = Iid().split(data, 6, seeded())
-    assert all(parts[client].equal(expected[client]) for client in expected)
+    assert as_lists(parts) == as_lists(expected)
     assert torch.equal(pixels, before)
     assert data.test is not None
     assert torch.equal(data.test.pixels, before[:4])
@@ -84,8 +81,9 @@ def test_five_styles_by_hand() -> None:
     """A constant image does not show the blur: 127.5 + (100 − 127.5) / 2 = 113.75."""
     pixels = torch.full((12, 1, 4, 4), 100, dtype=torch.uint8)
     data, parts = seen(Style(), pixels, 6)
-    got = [data.train.pixels[index].unique().tolist() for index in parts.values()]
-    assert got == [[100], [39], [114], [155], [85], [100]]
+    expected = [100, 39, 114, 155, 85, 100]
+    for index, grey in zip(parts.values(), expected, strict=True):
+        assert data.train.pixels[index].unique().tolist() == [grey]
 
 
 def test_faded_is_blurred_and_posterised_has_four_levels() -> None:

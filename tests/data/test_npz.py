@@ -3,6 +3,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from client_parts import as_lists
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,21 +39,20 @@ def test_test_images_labels_and_owners(tmp_path):
     )
     assert data.train.labels.tolist() == [1, 0, 2, 2]
     assert data.test.labels.tolist() == [7]
-    assert {name: index.tolist() for name, index in data.owners.items()} == {
+    assert as_lists(data.owners) == {
         "a": [1],
         "b": [0, 2, 3],
     }
     numbers = load(tmp_path, x_train=PIXELS, owner_train=[10, 9, 9, 10])
-    assert {name: index.tolist() for name, index in numbers.owners.items()} == {
+    assert as_lists(numbers.owners) == {
         "9": [1, 2],
         "10": [0, 3],
     }
 
 
-def test_labels_are_read_when_asked_for_and_never_unpickled(tmp_path):
-    data = load(
-        tmp_path, x_train=PIXELS, y_train=np.array([0, 1, 2, None])
-    )  # an array of objects is a pickle
+def test_labels_are_read_on_first_use_and_never_unpickled(tmp_path):
+    objects = np.array([0, 1, 2, None])  # saved as a pickle
+    data = load(tmp_path, x_train=PIXELS, y_train=objects)
     assert data.train.labelled
     with pytest.raises(DataError, match="y_train"):
         _ = data.train.labels
@@ -68,7 +68,7 @@ def test_labels_are_read_when_asked_for_and_never_unpickled(tmp_path):
         ({"x_train": PIXELS, "owner_train": [1, 2]}, "one owner for each of 4 images"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path, arrays, message):
+def test_arrays_of_the_wrong_kind_are_refused(tmp_path, arrays, message):
     with pytest.raises(DataError, match=message):
         load(tmp_path, **arrays)
 
@@ -95,7 +95,7 @@ def test_other_files_are_refused(tmp_path):
 
 
 def _npy(shape, data=b"", descr="|u1"):
-    """An .npy file whose header announces a shape, whatever its data."""
+    """Return an .npy file whose header announces a shape, followed by any data."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         buffer, {"descr": descr, "fortran_order": False, "shape": shape}

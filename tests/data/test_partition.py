@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from client_parts import all_indices, as_lists, has_fewer_at_each_client, seeded, sizes
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -20,14 +21,6 @@ def blind(count: int, owners=None) -> Dataset:
     return Dataset(Images(torch.zeros(count, 1, 1, 1, dtype=torch.uint8), forbidden), owners=owners)
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def together(parts) -> list[int]:
-    return sorted(torch.cat(list(parts.values())).tolist())
-
-
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 9))
 def test_iid_deals_every_image_once_in_equal_shares(count, clients, seed):
     if clients > count:
@@ -35,13 +28,12 @@ def test_iid_deals_every_image_once_in_equal_shares(count, clients, seed):
             Iid().split(blind(count), clients, seeded(seed))
         return
     parts = Iid().split(blind(count), clients, seeded(seed))
-    assert together(parts) == list(range(count))
-    assert [len(part) for part in parts.values()] == equal_sizes(count, clients)
+    assert all_indices(parts) == list(range(count))
+    assert sizes(parts) == equal_sizes(count, clients)
     assert list(parts) == sorted(parts)
-    assert all(
-        part.tolist() == sorted(part.tolist()) and part.dtype == torch.int64
-        for part in parts.values()
-    )
+    for part in parts.values():
+        assert part.tolist() == sorted(part.tolist())
+        assert part.dtype == torch.int64
 
 
 def test_a_share_is_the_beginning_of_what_a_client_would_have():
@@ -49,11 +41,12 @@ def test_a_share_is_the_beginning_of_what_a_client_would_have():
 
     A quarter of 11 is 2.75, of 10 it is 2.5, rounded to even.
     """
-    whole, part = (Iid(share=share).split(blind(43), 4, seeded()) for share in (1.0, 0.25))
-    assert [len(index) for index in part.values()] == [3, 3, 3, 2]
-    assert all(set(part[k].tolist()) < set(whole[k].tolist()) for k in whole)
+    whole = Iid(share=1.0).split(blind(43), 4, seeded())
+    part = Iid(share=0.25).split(blind(43), 4, seeded())
+    assert sizes(part) == [3, 3, 3, 2]
+    assert has_fewer_at_each_client(part, whole)
     smallest = Iid(share=1e-9).split(blind(43), 4, seeded())
-    assert [len(index) for index in smallest.values()] == [1] * 4
+    assert sizes(smallest) == [1] * 4
 
 
 def test_client_ids_have_equal_width():
@@ -68,8 +61,8 @@ def test_draws_come_from_the_generator_alone(partition):
     torch.manual_seed(2)
     two = partition.split(blind(50), 5, seeded(3))
     other = partition.split(blind(50), 5, seeded(4))
-    assert all(one[k].equal(two[k]) for k in one)
-    assert not all(one[k].equal(other[k]) for k in one)
+    assert as_lists(one) == as_lists(two)
+    assert as_lists(one) != as_lists(other)
 
 
 def test_there_must_be_a_client():
@@ -80,18 +73,19 @@ def test_there_must_be_a_client():
 
 def test_quantity_gives_the_shares_asked_for():
     parts = Quantity(shares=(0.5, 0.3, 0.1)).split(blind(100), 3, seeded())
-    assert [len(part) for part in parts.values()] == [50, 30, 10]
-    assert len(set(together(parts))) == 90
+    assert sizes(parts) == [50, 30, 10]
+    assert len(set(all_indices(parts))) == 90
     with pytest.raises(ConfigError, match="3 shares for 4 clients"):
         Quantity(shares=(0.5, 0.3, 0.1)).split(blind(100), 4, seeded())
 
 
 def test_quantity_drawn_from_a_dirichlet_uses_every_image():
     equal = Quantity(alpha=1e6).split(blind(100), 4, seeded())
-    assert all(24 <= len(part) <= 26 for part in equal.values())
+    assert min(sizes(equal)) >= 24
+    assert max(sizes(equal)) <= 26
     skewed = Quantity(alpha=0.05).split(blind(100), 4, seeded())
-    assert max(len(part) for part in skewed.values()) > 60
-    assert together(skewed) == together(equal) == list(range(100))
+    assert max(sizes(skewed)) > 60
+    assert all_indices(skewed) == all_indices(equal) == list(range(100))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +107,7 @@ def test_quantity_wants_shares_or_alpha(values):
 def test_natural_keeps_owners():
     owners = {"eve": torch.tensor([4, 0]), "bob": torch.tensor([], dtype=torch.int64)}
     parts = Natural().split(blind(5, owners), 2, seeded())
-    assert {name: index.tolist() for name, index in parts.items()} == {"eve": [0, 4], "bob": []}
+    assert as_lists(parts) == {"eve": [0, 4], "bob": []}
     # 0 clients: as many as there are owners
     assert list(Natural().split(blind(5, owners), 0, seeded())) == ["eve", "bob"]
     with pytest.raises(ConfigError, match="the experiment has 3 clients but the data has 2"):
@@ -126,7 +120,7 @@ def test_listed_reads_index_lists(tmp_path):
     path = tmp_path / "parts.json"
     path.write_text(json.dumps({"a": [3, 1], "b": [], "c": [0]}))
     parts = Listed(path=str(path)).split(blind(5), 3, seeded())
-    assert {name: index.tolist() for name, index in parts.items()} == {
+    assert as_lists(parts) == {
         "a": [1, 3],
         "b": [],
         "c": [0],
@@ -150,7 +144,7 @@ def test_listed_reads_index_lists(tmp_path):
         ('{"a": [1]}', ConfigError, "has 2 clients but .* has 1"),
     ],
 )
-def test_lists_that_cannot_be_are_refused(tmp_path, text, error, message):
+def test_lists_that_are_not_a_partition_are_refused(tmp_path, text, error, message):
     path = tmp_path / "parts.json"
     path.write_text(text)
     with pytest.raises(error, match=message):
@@ -159,21 +153,21 @@ def test_lists_that_cannot_be_are_refused(tmp_path, text, error, message):
         Listed(path=str(tmp_path / "none")).split(blind(5), 2, seeded())
 
 
-def test_who_brings_clients():
-    assert {name for name in PARTITIONS.names() if PARTITIONS[name].brings_clients} == {
-        "natural",
-        "listed",
-    }
-
-
-def test_every_partition_is_found_by_name_and_says_whether_it_needs_labels():
-    needs = {name: PARTITIONS[name].needs_labels for name in PARTITIONS.names()}
-    assert (
-        needs.items()
-        >= {
-            **dict.fromkeys(
-                ("iid", "quantity", "natural", "listed", "clusters", "rotation", "style"), False
-            ),
-            **dict.fromkeys(("classes", "dirichlet", "skew"), True),
-        }.items()
-    )
+@pytest.mark.parametrize(
+    ("name", "needs_labels", "brings_clients"),
+    [
+        ("iid", False, False),
+        ("quantity", False, False),
+        ("natural", False, True),
+        ("listed", False, True),
+        ("clusters", False, False),
+        ("rotation", False, False),
+        ("style", False, False),
+        ("classes", True, False),
+        ("dirichlet", True, False),
+        ("skew", True, False),
+    ],
+)
+def test_every_partition_is_registered_with_its_needs(name, needs_labels, brings_clients):
+    assert PARTITIONS[name].needs_labels is needs_labels
+    assert PARTITIONS[name].brings_clients is brings_clients

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from client_parts import all_indices, as_lists
 from public_experiments import dataset, experiment
+from torch import Tensor
 
 import fedssl
 from fedssl.core.errors import ConfigError
-from fedssl.data import HeldOut, Npz
+from fedssl.data import Dataset, HeldOut, Npz
 from fedssl.experiment.client_data import partition_data, read_public
 from fedssl.experiment.experiment import Experiment, load
 
@@ -50,7 +53,7 @@ def test_experiments_without_public_images_do_not_mention_them() -> None:
     assert "public" not in plain.to_dict()
     assert "public" not in experiment({"algorithm.beta": 0}).to_dict()
     assert experiment().with_changes({"algorithm": "fedavg"}) == plain
-    kept = plain.with_changes({"public.images": 7})  # and what was asked for is not forgotten
+    kept = plain.with_changes({"public.images": 7})  # a setting that was given is kept
     assert Experiment.from_toml(kept.to_toml()).public == HeldOut(images=7)
 
 
@@ -77,7 +80,8 @@ def test_experiments_without_public_images_do_not_mention_them() -> None:
         ),
         (
             {"method": {"name": "swav", "small": 2}},
-            'algorithm "fedca" needs a method with two views of each image, of one kind; "swav" as set has others',
+            'algorithm "fedca" needs a method with two views of each image, of one kind; '
+            '"swav" as set has others',
         ),
     ],
 )
@@ -110,9 +114,19 @@ PARTITIONS: list[dict[str, Any]] = [
 ]
 
 
+def distinct(pixels: Tensor) -> set[bytes]:
+    """Return the bytes of each image, without repetitions."""
+    return {image.numpy().tobytes() for image in pixels}
+
+
+def pixels_of(data: Dataset, owners: Mapping[str, Tensor]) -> set[bytes]:
+    """Return the images of all clients."""
+    return distinct(data.train.pixels[all_indices(owners)])
+
+
 @pytest.mark.parametrize("partition", PARTITIONS, ids=lambda p: p["name"])
 def test_no_client_holds_a_public_image(partition: dict[str, Any]) -> None:
-    """Held-out and clients' images are different rows of one set; the other rows are dealt as before."""
+    """Public images are taken from the clients; the other images are dealt as before."""
     data = dataset()
     chosen = experiment(
         {"partition": partition, "clients": 4 if partition["name"] == "natural" else 3}
@@ -121,28 +135,13 @@ def test_no_client_holds_a_public_image(partition: dict[str, Any]) -> None:
     _, owners = partition_data(chosen, data, print)
     public = read_public(chosen, data, Path(), print)
     assert public is not None
-    held = {tuple(image.flatten().tolist()) for image in public}
-    own = {
-        tuple(image.flatten().tolist())
-        for index in owners.values()
-        for image in data.train.pixels[index]
-    }
-    assert len(held) == 12
-    assert not held & own
-    everybody = {tuple(image.flatten().tolist()) for image in data.train.pixels}
-    assert held <= everybody
-    assert (
-        own
-        == {
-            tuple(i.flatten().tolist())
-            for index in before.values()
-            for i in data.train.pixels[index]
-        }
-        - held
-    )
-    rows = set(range(120)) - {i for index in owners.values() for i in index.tolist()}
-    for client, index in before.items():  # in their order, less the public ones
-        assert owners[client].tolist() == [i for i in index.tolist() if i not in rows]
+    public_pixels = distinct(public)
+    assert len(public_pixels) == 12
+    assert public_pixels <= distinct(data.train.pixels)
+    assert pixels_of(data, owners) == pixels_of(data, before) - public_pixels
+    public_rows = set(range(120)) - set(all_indices(owners))
+    for client, index in before.items():
+        assert owners[client].tolist() == sorted(set(index.tolist()) - public_rows)
 
 
 def test_index_lists_still_refer_to_all_training_images(tmp_path: Path) -> None:
@@ -154,16 +153,15 @@ def test_index_lists_still_refer_to_all_training_images(tmp_path: Path) -> None:
     )
     seen, owners = partition_data(listed, dataset(), print)
     public = HeldOut().rows(120, fedssl.core.seeds.generator(0, "public")).tolist()
-    assert {c: index.tolist() for c, index in owners.items()} == {
-        c: sorted(set(lists[c]) - {*public}) for c in ("a", "b")
+    assert as_lists(owners) == {
+        "a": sorted(set(lists["a"]) - set(public)),
+        "b": sorted(set(lists["b"]) - set(public)),
     }
-    assert any(i in public for i in lists["b"]), (
-        "no public image was taken from a client: the test shows nothing"
-    )
+    assert set(lists["b"]) & set(public), "the draw must take an image from a client"
     assert torch.equal(seen.train.pixels, dataset().train.pixels)
 
 
-def test_the_draw_is_of_the_seed_alone(tmp_path: Path) -> None:
+def test_the_draw_depends_only_on_the_seed(tmp_path: Path) -> None:
     data = dataset()
     messages = [].append
     first = read_public(experiment(), data, tmp_path, messages)

@@ -1,4 +1,4 @@
-"""Public images: any data set's training images, converted to the clients' shape, or held-out ones."""
+"""Public images: training images of any data set, converted to the clients' shape, or held out."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def named(name: str, **keys: Any) -> Any:
     return validate(PUBLIC[name], keys, "public")
 
 
-# -- what [public] may name --
+# -- names and keys --
 
 
-def test_any_data_set_but_those_given_from_python() -> None:
+def test_any_data_set_except_images_from_python_may_be_public() -> None:
     assert set(PUBLIC.names()) == {*SOURCES.names(), "held-out"} - {"given"}
     for name in PUBLIC.names():
         cls = PUBLIC[name]
@@ -78,7 +78,7 @@ def test_keys_that_belong_under_data_are_refused(keys: dict[str, Any], sentence:
 @pytest.mark.parametrize(
     ("images", "count", "expected"), [(3200, 50_000, 3200), (3200, 500, 50), (7, 500, 7)]
 )
-def test_held_out_are_as_many_as_asked_for_or_a_tenth(
+def test_as_many_images_are_held_out_as_requested_or_a_tenth(
     images: int, count: int, expected: int
 ) -> None:
     public = HeldOut(images=images)
@@ -104,7 +104,7 @@ def test_held_out_images_are_the_training_images_at_those_rows(tmp_path: Path) -
     ]
 
 
-def test_too_few_to_hold_out() -> None:
+def test_too_few_images_to_hold_some_out_are_an_error() -> None:
     assert len(HeldOut().rows(20, stream())) == 2
     with pytest.raises(DataError, match="19 training images are too few to hold some out"):
         HeldOut().rows(19, stream())
@@ -124,7 +124,7 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_some_of_a_data_sets_training_images(archive: Path) -> None:
+def test_some_training_images_of_a_data_set_are_public(archive: Path) -> None:
     messages: list[str] = []
     train = Images(noise(2, 3, 6, 6))
     source = noise(30, 3, 6, 6)
@@ -138,10 +138,10 @@ def test_some_of_a_data_sets_training_images(archive: Path) -> None:
     assert torch.equal(taken, public.take(train, archive, stream(), messages.append))
     assert not torch.equal(taken, public.take(train, archive, stream(1), messages.append))
     assert messages == []
-    assert len(public.rows(100, stream())) == 0  # no training image is taken from anybody
+    assert len(public.rows(100, stream())) == 0  # no client loses an image
 
 
-def test_all_of_them_where_there_are_no_more(archive: Path) -> None:
+def test_all_images_are_public_if_there_are_fewer_than_requested(archive: Path) -> None:
     messages: list[str] = []
     taken = named("npz", path="a.npz").take(
         Images(noise(2, 3, 6, 6)), archive, stream(), messages.append
@@ -150,7 +150,7 @@ def test_all_of_them_where_there_are_no_more(archive: Path) -> None:
     assert messages == ["public images: all 30 that exist, not 3,200"]
 
 
-def test_a_folder_of_files_of_any_kind(tmp_path: Path) -> None:
+def test_a_folder_of_images_may_be_public(tmp_path: Path) -> None:
     messages: list[str] = []
     for k in range(3):
         Image.new("L", (9, 5), 50 * k).save(tmp_path / f"{k}.png")
@@ -171,12 +171,12 @@ def test_one_image_is_too_few(tmp_path: Path) -> None:
         named("npz", path="one.npz").take(Images(noise(2, 1, 4, 4)), tmp_path, stream(), print)
 
 
-# -- made to fit --
+# -- conversion --
 
 
 @pytest.mark.parametrize("shape", [(3, 9, 9), (1, 9, 9), (3, 6, 11), (1, 12, 5)])
 @pytest.mark.parametrize(("size", "channels"), [(4, 3), (4, 1), (16, 3), (9, 1)])
-def test_images_are_made_to_fit_as_files_are(
+def test_images_are_converted_by_the_rules_for_files(
     shape: tuple[int, int, int], size: int, channels: int, tmp_path: Path
 ) -> None:
     """Saved as a lossless PNG and decoded at that size, each image has the same pixels."""
@@ -190,7 +190,7 @@ def test_images_are_made_to_fit_as_files_are(
         assert np.array_equal(pixels.numpy(), decode(tmp_path / "image.png", size, channels))
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_images_of_the_right_shape_are_not_copied() -> None:
     images = noise(3, 2, 5, 7)
     assert fitted(images, (2, 5, 7)) is images
 
@@ -198,7 +198,7 @@ def test_what_fits_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("shape", "image"), [((4, 8, 8), (3, 8, 8)), ((3, 8, 8), (2, 8, 8)), ((3, 8, 8), (3, 8, 10))]
 )
-def test_what_cannot_be_made_to_fit_is_refused(
+def test_images_that_cannot_be_converted_are_refused(
     shape: tuple[int, ...], image: tuple[int, int, int]
 ) -> None:
     with pytest.raises(DataError, match=r"^images of \(.*\) .* cannot be converted to \(.*\)"):

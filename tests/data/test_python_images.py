@@ -13,7 +13,7 @@ FIRST = torch.from_numpy(COLOUR).permute(0, 3, 1, 2)
 
 
 class Pairs(torch.utils.data.Dataset):
-    """(image, label) pairs whose labels cannot be turned into numbers unless `open`."""
+    """(image, label) pairs whose labels cannot be converted to numbers unless `open`."""
 
     def __init__(self, images):
         self.images = images
@@ -32,12 +32,12 @@ class Label:
         self.value = value
 
     def __int__(self):
-        assert self.owner.open, "a label was looked at"
+        assert self.owner.open, "a label was read"
         return self.value
 
 
 class Table:
-    """What fedssl needs of a Hugging Face data set; reading labels without being asked raises."""
+    """A minimal Hugging Face data set; reading its labels raises while `forbidden`."""
 
     column_names = ("image", "label")
     features = {"image": None, "label": SimpleNamespace(names=["cat", "dog"])}  # noqa: RUF012
@@ -107,12 +107,12 @@ def test_pairs_of_pixels_and_labels():
     assert data.test.labels.tolist() == [5, 6]
 
 
-def test_labels_of_a_torch_data_set_are_not_looked_at():
+def test_labels_of_a_torch_data_set_are_not_read():
     pairs = Pairs(COLOUR)
     data = from_python(pairs)
     assert data.train.pixels.equal(FIRST)
     assert data.train.labelled
-    with pytest.raises(AssertionError, match="looked at"):
+    with pytest.raises(AssertionError, match="a label was read"):
         _ = data.train.labels
     pairs.open = True
     assert data.train.labels.tolist() == [0, 1]
@@ -148,7 +148,7 @@ def test_owners_are_kept():
         (SimpleNamespace(column_names=["text"], features={}), "column named image"),
     ],
 )
-def test_what_is_no_image_is_refused(images, message):
+def test_other_values_than_images_are_refused(images, message):
     with pytest.raises(DataError, match=message):
         from_python(images)
 

@@ -1,8 +1,6 @@
-import io
-import tarfile
-
 import numpy as np
 import pytest
+from archives import write_folder, write_tar
 
 from fedssl.core.errors import DataError
 from fedssl.data import Stl10
@@ -13,7 +11,7 @@ def pictures(count: int, seed: int) -> np.ndarray:
 
 
 def stored(images: np.ndarray) -> bytes:
-    """Column by column, as in the official files."""
+    """Return the pixels column by column, as in the official files."""
     return images.swapaxes(2, 3).tobytes()
 
 
@@ -26,14 +24,8 @@ def root(tmp_path):
         "train_y.bin": bytes([4, 5, 6]),
         "unlabeled_X.bin": stored(pictures(4, 2)),
     }
-    with tarfile.open(tmp_path / "stl10_binary.tar.gz", "w:gz") as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(f"stl10_binary/{name}")
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-            path = tmp_path / "other" / "stl10_binary" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+    write_tar(tmp_path / "stl10_binary.tar.gz", "stl10_binary", files)
+    write_folder(tmp_path / "other" / "stl10_binary", files)
     return tmp_path
 
 
@@ -61,7 +53,7 @@ def test_unlabelled_images_have_no_labels_but_test_images_do(root):
 def test_a_file_cut_short_is_refused(root):
     path = root / "other" / "stl10_binary" / "unlabeled_X.bin"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataError, match="whole number of images"):
+    with pytest.raises(DataError, match="whole number of records"):
         Stl10().load(root / "other")
     path = root / "stl10_binary.tar.gz"
     path.write_bytes(path.read_bytes()[:-100_000])

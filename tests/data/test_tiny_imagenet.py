@@ -1,7 +1,7 @@
 import io
-import zipfile
 
 import pytest
+from archives import write_folder, write_zip
 from PIL import Image
 
 from fedssl.core.errors import DataError
@@ -20,22 +20,20 @@ def jpeg(grey: int, mode: str = "RGB") -> bytes:
 def files():
     """Three classes in wnids.txt out of order; some images are grey, as in the official archive."""
     ids = ["n03", "n01", "n02"]
+    train = {}
+    for i in ids:
+        train[f"train/{i}/{i}_boxes.txt"] = b""
+        train[f"train/{i}/images/{i}_0.JPEG"] = jpeg(100, "L")
+        train[f"train/{i}/images/{i}_1.JPEG"] = jpeg(101, "L")
     return {
         "wnids.txt": "\n".join(ids).encode(),
         "words.txt": b"n01\tgoldfish, Carassius auratus\nn02\tnewt\nn03\tcat\nn99\tother\n",
         "val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t9\t9\nval_1.JPEG\tn01\t0\t0\t9\t9\n",
         "val/images/val_0.JPEG": jpeg(10),
         "val/images/val_1.JPEG": jpeg(20),
-        **{f"train/{i}/{i}_boxes.txt": b"" for i in ids},
-        **{f"train/{i}/images/{i}_{k}.JPEG": jpeg(100 + k, "L") for i in ids for k in range(2)},
+        **train,
         "test/images/test_0.JPEG": jpeg(1),
     }
-
-
-def pack(path, files):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(f"{TOP}/{name}", data)
 
 
 def check(data):
@@ -48,23 +46,20 @@ def check(data):
 
 
 def test_archive_and_extracted_folder_read_alike(files, tmp_path):
-    pack(tmp_path / f"{TOP}.zip", files)
+    write_zip(tmp_path / f"{TOP}.zip", TOP, files)
     check(TinyImageNet().load(tmp_path))
-    for name, data in files.items():
-        path = tmp_path / "other" / "tiny-imagenet" / TOP / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    write_folder(tmp_path / "other" / "tiny-imagenet" / TOP, files)
     check(TinyImageNet().load(tmp_path / "other"))
     check(TinyImageNet().load(tmp_path / "other" / "tiny-imagenet" / TOP))
 
 
 def test_a_bad_image_or_a_missing_list_is_an_error(files, tmp_path):
     path = tmp_path / f"{TOP}.zip"
-    pack(path, files | {"train/n01/images/n01_1.JPEG": b""})
+    write_zip(path, TOP, files | {"train/n01/images/n01_1.JPEG": b""})
     with pytest.raises(DataError, match=r"1 images .* train/n01/images/n01_1.JPEG: empty file"):
         TinyImageNet().load(tmp_path)
     del files["wnids.txt"]
-    pack(path, files)
+    write_zip(path, TOP, files)
     with pytest.raises(DataError, match=r"lacks wnids\.txt"):
         TinyImageNet().load(tmp_path)
     path.write_bytes(b"PK")
@@ -90,7 +85,7 @@ def test_a_bad_image_or_a_missing_list_is_an_error(files, tmp_path):
     ],
 )
 def test_damaged_lists_are_refused(files, name, data, message, tmp_path):
-    pack(tmp_path / f"{TOP}.zip", files | {name: data})
+    write_zip(tmp_path / f"{TOP}.zip", TOP, files | {name: data})
 
     def labels():
         loaded = TinyImageNet().load(tmp_path)
@@ -102,10 +97,7 @@ def test_damaged_lists_are_refused(files, name, data, message, tmp_path):
 
 def test_a_file_of_an_absurd_size_is_refused_before_it_is_read(files, tmp_path):
     """A sparse file takes no space on disk."""
-    for name, data in files.items():
-        path = tmp_path / TOP / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    write_folder(tmp_path / TOP, files)
     with (tmp_path / TOP / "val/images/val_0.JPEG").open("r+b") as file:
         file.truncate(10**12)
     with pytest.raises(DataError, match=r"val_0\.JPEG has more than 100,000,000 bytes"):

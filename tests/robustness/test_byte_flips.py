@@ -299,7 +299,7 @@ def test_some_flips(federation: Federation) -> None:
         "integrity.jsonl",
     )
     files = [root / "finished" / name for name in names] + [root / "unfinished/rounds.jsonl"]
-    files += [next((root / "cache").rglob(name)) for name in ("ledger", "pixels-*.u8")]
+    files += [next((root / "cache").rglob(name)) for name in ("index", "pixels")]
     flips = [(path, path.stat().st_size // 2, b"\x07") for path in files]
     assert sum(_sweep(federation, flips).values()) == len(files)
 
