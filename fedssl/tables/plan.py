@@ -89,20 +89,26 @@ class Training:
     def __hash__(self) -> int:
         return hash(self.key)
 
+    def run_command(self, device: str, data_dir: Path) -> list[str]:
+        """Return the command of fedssl that trains."""
+        changes = _set_options(self.changes)
+        machine = _machine_options(device, data_dir)
+        return ["run", self.name, *changes, "--dir", str(self.folder), *machine]
+
+    def evaluate_command(self, measure: Measure, device: str, data_dir: Path) -> list[str]:
+        """Return the command of fedssl that measures the trained model with a probe."""
+        command = ["evaluate", str(self.folder), "--probe", measure.probe]
+        if measure.on:
+            command += ["--on", measure.on]
+        return [*command, *_set_options(measure.settings), *_machine_options(device, data_dir)]
+
     def command(self, measure: Measure, device: str, data_dir: Path) -> str:
         """Return the shell command that produces the same figure."""
-        machine = ["--device", device]
-        if data_dir != Path("data"):
-            machine += ["--data-dir", str(data_dir)]
-        run = ["fedssl", "run", self.name, *_set_options(self.changes)]
-        run += ["--dir", str(self.folder), *machine]
+        run = shlex.join(["fedssl", *self.run_command(device, data_dir)])
         if measure.probe in LOGGED:
-            return shlex.join(run)
-        evaluate = ["fedssl", "evaluate", str(self.folder), "--probe", measure.probe]
-        if measure.on:
-            evaluate += ["--on", measure.on]
-        evaluate += [*_set_options(measure.settings), *machine]
-        return f"{shlex.join(run)} && {shlex.join(evaluate)}"
+            return run
+        evaluate = shlex.join(["fedssl", *self.evaluate_command(measure, device, data_dir)])
+        return f"{run} && {evaluate}"
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,13 @@ def _folder_name(experiment: Experiment) -> str:
     names = [values[table]["name"] for table in ("method", "algorithm", "topology", "data")]
     words = [name for name in names if name != "star"]
     return "-".join([*words, f"s{experiment.seed}", experiment.hash()[:8]])
+
+
+def _machine_options(device: str, data_dir: Path) -> list[str]:
+    options = ["--device", device]
+    if data_dir != Path("data"):
+        options += ["--data-dir", str(data_dir)]
+    return options
 
 
 def _set_options(changes: Iterable[tuple[str, Any]]) -> list[str]:
