@@ -96,7 +96,6 @@ class Angles(FeatureAnalysis):
             names=results["models"],
             label="mean angle (degrees)",
         )
-        axes[0, 0].set_title("between models")
         _draw_boxes(axes[0, 1], results["pairs"], results["images"])
         return figure
 

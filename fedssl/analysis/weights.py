@@ -99,7 +99,6 @@ class Weights(ModelAnalysis):
             names=results["models"],
             label=r"$d_w$: sum over layers of the L2 norm",
         )
-        axes[0, 0].set_title("between models")
         _draw_layers(axes[0, 1], results["pairs"])
         return figure
 

@@ -550,7 +550,7 @@ def test_a_missing_extra_costs_the_picture_only(
     assert run.results["table"]
     assert not (run.dir / "picture.png").exists()
     said = capsys.readouterr().err
-    needs = "a picture needs matplotlib and scikit-learn"
+    needs = "the picture of a run needs matplotlib and scikit-learn"
     assert said == f'no picture: {needs}: in a clone of fedssl, pip install ".[viz]"\n'
 
 
