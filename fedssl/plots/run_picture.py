@@ -46,7 +46,7 @@ def draw_run(
         from matplotlib import pyplot as plt
     except ImportError:
         raise ConfigError(
-            "the picture of a run needs matplotlib and scikit-learn, which are not installed: "
+            "matplotlib and scikit-learn are not installed: "
             'in a clone of fedssl, run pip install ".[viz]"'
         ) from None
     figure, (curve, left_map, right_map) = plt.subplots(

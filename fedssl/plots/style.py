@@ -29,8 +29,8 @@ def need_matplotlib() -> None:
         import sklearn  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "the picture of an analysis needs matplotlib and scikit-learn, which are not "
-            'installed: in a clone of fedssl, run pip install ".[viz]"'
+            "an analysis needs matplotlib and scikit-learn, which are not installed: "
+            'in a clone of fedssl, run pip install ".[viz]"'
         ) from None
 
 

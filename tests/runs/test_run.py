@@ -550,8 +550,8 @@ def test_a_missing_extra_costs_the_picture_only(
     assert run.results["table"]
     assert not (run.dir / "picture.png").exists()
     said = capsys.readouterr().err
-    needs = "the picture of a run needs matplotlib and scikit-learn"
-    assert said == f'no picture: {needs}: in a clone of fedssl, pip install ".[viz]"\n'
+    advice = 'in a clone of fedssl, run pip install ".[viz]"'
+    assert said == f"no picture: matplotlib and scikit-learn are not installed: {advice}\n"
 
 
 def test_quiet_says_nothing(
