@@ -147,7 +147,7 @@ def _resolve(
     values = load_values(name)
     cell_changes = parse_assignments(cell.set)
     if "seed" in cell_changes:
-        raise ConfigError("seeds are requested with --seeds, not with --set")
+        raise ConfigError("--set cannot change the seed: give the number of seeds with --seeds")
     requested = Experiment.from_dict(merge_changes(values, cell_changes))
     measure = _resolve_measure(cell, requested, suffix)
     changes = cell_changes | {"seed": seed} | _reset_probe(requested)
@@ -171,7 +171,10 @@ def _resolve_measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure
     probe = PROBES[cell.probe]
     if probe.together:
         _check_one_model(cell.probe, experiment)
-    settings = {key: getattr(experiment.probe, key) for key in PROBE_DEFAULTS if key in probe.uses}
+    settings = {}
+    for key in PROBE_DEFAULTS:
+        if key in probe.uses:
+            settings[key] = getattr(experiment.probe, key)
     if settings.get("solver") == "lbfgs":  # the exact solver trains nothing: no protocol applies
         del settings["protocol"]
     if probe.whole:
@@ -182,11 +185,14 @@ def _resolve_measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure
         for key in requested.keys() & ANEW.keys():
             settings[key] = getattr(experiment.probe, key)
     settings |= cell_settings
-    changed = {key: value for key, value in settings.items() if PROBE_DEFAULTS.get(key) != value}
+    changed = []
+    for key, value in sorted(settings.items()):
+        if PROBE_DEFAULTS.get(key) != value:
+            changed.append((key, value))
     on = cell.on
     if on and suffix == "-mini":  # a mini needs no other images
         on = "fashion-mini"
-    return Measure(cell.probe, tuple(sorted(changed.items())), on)
+    return Measure(cell.probe, tuple(changed), on)
 
 
 def _without_probe_prefix(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,7 +208,8 @@ def _check_one_model(probe: str, experiment: Experiment) -> None:
         cause = "algorithm" if personal else "topology"
         name = experiment.to_dict()[cause]["name"]
         raise ConfigError(
-            f'probe "{probe}" fine-tunes one model; with {cause} = {name} each client has its own'
+            f'probe "{probe}" fine-tunes one model; with {cause} = {name} each client has its own: '
+            "choose another probe"
         )
 
 
@@ -210,14 +217,21 @@ def _reset_probe(experiment: Experiment) -> dict[str, Any]:
     """Return the changes that make two experiments with the same training equal."""
     probe = experiment.to_dict()["probe"]
     defaults = NO_FINAL_PROBES | PROBE_DEFAULTS
-    return {f"probe.{key}": value for key, value in defaults.items() if probe[key] != value}
+    changes = {}
+    for key, value in defaults.items():
+        if probe[key] != value:
+            changes[f"probe.{key}"] = value
+    return changes
 
 
 def _folder_name(experiment: Experiment) -> str:
     """Return e.g. byol-fedema-cifar10-s0-0123abcd: words for readers, the hash to be unique."""
     values = experiment.to_dict()
-    names = [values[table]["name"] for table in ("method", "algorithm", "topology", "data")]
-    words = [name for name in names if name != "star"]
+    words = []
+    for table in ("method", "algorithm", "topology", "data"):
+        name = values[table]["name"]
+        if name != "star":
+            words.append(name)
     return "-".join([*words, f"s{experiment.seed}", experiment.hash()[:8]])
 
 
