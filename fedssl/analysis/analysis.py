@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -124,12 +124,18 @@ def skip_other_directories(dirs: Sequence[RunPath], notify: Notify) -> list[RunP
     A pattern such as runs/* may match other files. A path that does not exist is kept, and so are
     all paths if none holds a run: both are mistakes, which opening the run reports.
     """
-    others = [path for path in dirs if _holds_no_run(path)]
-    if len(others) == len(dirs):
+    kept = []
+    skipped = []
+    for path in dirs:
+        if _holds_no_run(path):
+            skipped.append(path)
+        else:
+            kept.append(path)
+    if not kept:
         return list(dirs)
-    for path in others:
+    for path in skipped:
         notify(f"{path} is not a run directory and is skipped: it has no experiment.toml")
-    return [path for path in dirs if path not in others]
+    return kept
 
 
 def _holds_no_run(path: RunPath) -> bool:
@@ -151,7 +157,7 @@ def check_run_count(kind: str, analysis: Analysis, count: int) -> None:
         raise ConfigError(f'"{kind}" needs a run directory: fedssl analyse {kind} runs/NAME')
     if analysis.max_runs is not None and count > analysis.max_runs:
         raise ConfigError(
-            f'"{kind}" takes {analysis.max_runs or "no"} run directories, not {count}'
+            f'"{kind}" takes at most {analysis.max_runs} run directories (got {count})'
         )
 
 
@@ -169,9 +175,9 @@ def _output_base(kind: str, dirs: Sequence[RunPath], out: str | Path | None) -> 
     if base.suffix in (".json", ".png"):
         base = base.with_suffix("")
     if base.is_dir():
-        raise ConfigError(f"{out} cannot be written: it is a folder")
+        raise ConfigError(f"--out {out} is a folder: name a file in it, without a suffix")
     if not base.parent.is_dir():
-        raise ConfigError(f"{out} cannot be written: there is no such folder")
+        raise ConfigError(f"--out {out} cannot be written: there is no folder {base.parent}")
     return base
 
 
@@ -179,15 +185,25 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     """Return a short name for each run: the last parts of its path, as many as make it unique."""
     paths = [run.dir.resolve() for run in runs]
     if len(set(paths)) < len(paths):
-        raise ConfigError("the same run directory was given twice")
-    longest = max((len(path.parts) for path in paths), default=0)
-    for count in range(1, longest + 1):
+        raise ConfigError("a run directory was given twice: name each of them once")
+    count = 1
+    while True:
         names = ["/".join(path.parts[-count:]) for path in paths]
         if len(set(names)) == len(names):
             return names
-    return []
+        count += 1
 
 
 def round_digits(values: Sequence[float], digits: int = 6) -> list[float]:
     """Return the values rounded to a number of significant digits."""
     return [float(f"{value:.{digits}g}") for value in values]
+
+
+def round_rows(rows: Sequence[Sequence[float]], digits: int = 6) -> list[list[float]]:
+    """Return a matrix rounded to a number of significant digits."""
+    return [round_digits(row, digits) for row in rows]
+
+
+def format_numbers(values: Iterable[float], format_spec: str) -> list[str]:
+    """Return the values as the cells of a table: ".4g" has four significant digits."""
+    return [format(value, format_spec) for value in values]

@@ -26,15 +26,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_digits
-from fedssl.analysis.features import FeatureAnalysis, data_reader
+from fedssl.analysis.analysis import (
+    ANALYSES,
+    Results,
+    Summary,
+    format_numbers,
+    round_digits,
+    round_rows,
+)
+from fedssl.analysis.features import FeatureAnalysis, check_equal_widths, data_reader
 from fedssl.core.console import Notify
-from fedssl.core.errors import ConfigError
 from fedssl.plots.style import COLOURS, draw_matrix, new_figure
 from fedssl.runs.run import Run
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-BOX_PARTS = ("whislo", "q1", "med", "q3", "whishi")  # matplotlib's names of the quantiles
+PERCENTILES = (5.0, 25.0, 50.0, 75.0, 95.0)
+BOX_PARTS = ("whislo", "q1", "med", "q3", "whishi")  # matplotlib's names of the percentiles
 MAX_BOXES = 40
 MAX_LABEL_CHARACTERS = 60  # of all labels together; longer ones are turned by 90 degrees
 
@@ -49,18 +55,15 @@ def angles(one: Tensor, other: Tensor) -> Tensor:
 
 def pairwise(features: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the mean angle of every two models, as a matrix, and the quantiles over images."""
-    widths = {rows.shape[1] for rows in features.values()}
-    if len(widths) > 1:
-        raise ConfigError(
-            f"angles need features of equal size, but these models have {sorted(widths)} features"
-        )
+    check_equal_widths(features)
     names = list(features)
     mean = torch.zeros(len(names), len(names), dtype=torch.float64)
+    levels = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
     pairs = []
     for i, j in combinations(range(len(names)), 2):
         degrees = angles(features[names[i]], features[names[j]])
         mean[i, j] = mean[j, i] = degrees.mean()
-        quantiles = torch.quantile(degrees, torch.tensor(QUANTILES, dtype=degrees.dtype))
+        quantiles = torch.quantile(degrees, levels.to(degrees.dtype))
         pairs.append(
             {
                 "pair": [names[i], names[j]],
@@ -68,7 +71,7 @@ def pairwise(features: Mapping[str, Tensor]) -> dict[str, Any]:
                 "quantiles": round_digits(quantiles.tolist()),
             }
         )
-    return {"models": names, "mean": [round_digits(row) for row in mean.tolist()], "pairs": pairs}
+    return {"models": names, "mean": round_rows(mean.tolist()), "pairs": pairs}
 
 
 @ANALYSES.register("angles")
@@ -82,7 +85,7 @@ class Angles(FeatureAnalysis):
         features, test = self.features(models, read, notify)
         return {
             "images": len(test),
-            "percentiles": [100 * quantile for quantile in QUANTILES],
+            "percentiles": list(PERCENTILES),
             **pairwise(features),
         }
 
@@ -96,7 +99,6 @@ class Angles(FeatureAnalysis):
             names=results["models"],
             label="mean angle (degrees)",
         )
-        axes[0, 0].set_title("between models")
         _draw_boxes(axes[0, 1], results["pairs"], results["images"])
         return figure
 
@@ -104,7 +106,7 @@ class Angles(FeatureAnalysis):
         """Return a table of the pairs, ordered by their mean angle."""
         rows = []
         for pair in sorted(results["pairs"], key=lambda pair: pair["mean"]):
-            cells = [f"{degrees:.1f}" for degrees in (pair["mean"], *pair["quantiles"])]
+            cells = format_numbers([pair["mean"], *pair["quantiles"]], ".1f")
             rows.append([" – ".join(pair["pair"]), *cells])
         percentiles = [f"{percentile:.0f}%" for percentile in results["percentiles"]]
         return Summary(
@@ -118,7 +120,7 @@ def _draw_boxes(axes: Any, pairs: Sequence[Mapping[str, Any]], images: int) -> N
     """Draw a box for each pair from its quantiles; of many pairs a regular sample by median."""
     ordered = sorted(pairs, key=lambda pair: pair["quantiles"][2])
     shown = ordered[:: -(-len(ordered) // MAX_BOXES)]
-    boxes = [_box(pair) for pair in shown]
+    boxes = list(map(_box, shown))
     artists = axes.bxp(boxes, showfliers=False, patch_artist=True)
     for patch in artists["boxes"]:
         patch.set(facecolor=COLOURS[4], alpha=0.5)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -65,11 +65,13 @@ def spent(run: Run) -> list[dict[str, Any]]:
 
 def _receivers(run: Run, peers: Sequence[str], line: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of receivers of each client's upload; `peers` are all with images."""
-    selected = [client["client"] for client in line["clients"]]
-    if run.experiment.topology.has_server:
-        return dict.fromkeys(selected, 1)
-    plan = run.experiment.topology.plan(peers, line["round"] - 1, run.experiment.seed)
-    receivers = dict.fromkeys(selected, 0)
+    topology = run.experiment.topology
+    receivers = {}
+    for client in line["clients"]:
+        receivers[client["client"]] = int(topology.has_server)
+    if topology.has_server:
+        return receivers
+    plan = topology.plan(peers, line["round"] - 1, run.experiment.seed)
     for site, senders in plan.mixing.items():
         for client in receivers:
             if client in senders and site != client:
@@ -95,10 +97,29 @@ def reached(lines: Sequence[Line], accuracy: float, of: str) -> Line | None:
     return None
 
 
+class Curve(NamedTuple):
+    """The rounds of a run in which an accuracy was measured, with the bytes sent by then."""
+
+    rounds: list[int]
+    megabytes: list[float]
+    accuracies: list[float]
+
+
+def curve(lines: Sequence[Line], of: str) -> Curve:
+    """Return the rounds that have the accuracy `of`."""
+    points = Curve([], [], [])
+    for line in lines:
+        if line[of] is not None:
+            points.rounds.append(line["round"])
+            points.megabytes.append((line["down"] + line["up"]) / 1e6)
+            points.accuracies.append(line[of])
+    return points
+
+
 def default_targets(highest: float, lowest: float) -> list[float]:
     """Return the highest multiples of TARGET_STEP between the measured accuracies."""
     start = TARGET_STEP * math.ceil(lowest / TARGET_STEP)
-    targets = [float(target) for target in range(start, math.floor(highest) + 1, TARGET_STEP)]
+    targets = list(map(float, range(start, math.floor(highest) + 1, TARGET_STEP)))
     return targets[-MAX_TARGETS:] or [float(math.floor(highest))]
 
 
@@ -112,14 +133,19 @@ class Communication(Analysis):
     def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the cost of every run by round, and when it reached each target."""
         by_name = dict(zip(run_names(runs), runs, strict=True))
-        lines = {name: spent(run) for name, run in by_name.items()}
+        lines = {}
         best = {}
+        every = {}
         measured = []
         for name, run in by_name.items():
-            accuracies = [line[self.of] for line in lines[name] if line[self.of] is not None]
+            lines[name] = spent(run)
+            accuracies = curve(lines[name], self.of).accuracies
             if not accuracies:
-                raise ConfigError(f"{name} measured no {self.of} on its way: {self._advice(run)}")
+                raise ConfigError(
+                    f'the rounds log of {name} has no accuracy "{self.of}": {self._advice(run)}'
+                )
             best[name] = max(accuracies)
+            every[name] = run.experiment.probe.every
             measured += accuracies
         check_comparable(by_name)
         targets = sorted(self.accuracies) or default_targets(max(measured), min(measured))
@@ -132,14 +158,14 @@ class Communication(Analysis):
             "best": best,
             "reached": hits,
             "rounds": lines,
-            "every": {name: run.experiment.probe.every for name, run in by_name.items()},
+            "every": every,
         }
 
     def _advice(self, run: Run) -> str:
         """Return what to do about a run whose log lacks the accuracy."""
         if any(line.get("knn") is not None for line in run.rounds):
             # Each model was measured, but they share no part that could be.
-            return "its models have nothing in common that was measured; --set of=knn is their mean"
+            return "its models have no common part; --set of=knn uses the mean of their accuracies"
         if run.results and run.results.get("labels") is None:
             return "it had no labelled test images; fedssl analyse divergence needs none"
         return "run it with --set probe.every=1, and with labelled test images"
@@ -149,12 +175,10 @@ class Communication(Analysis):
         figure, axes = new_figure(1, 2, width=5.5)
         over_rounds, over_bytes = axes[0]
         for number, (name, lines) in enumerate(results["rounds"].items()):
-            points = [line for line in lines if line[results["of"]] is not None]
-            rounds = [line["round"] for line in points]
-            megabytes = [(line["down"] + line["up"]) / 1e6 for line in points]
-            accuracy = [line[results["of"]] for line in points]
-            over_rounds.plot(rounds, accuracy, label=name, **line_style(number))
-            over_bytes.plot(megabytes, accuracy, label=name, **line_style(number))
+            points = curve(lines, results["of"])
+            style = line_style(number)
+            over_rounds.plot(points.rounds, points.accuracies, label=name, **style)
+            over_bytes.plot(points.megabytes, points.accuracies, label=name, **style)
         _set_axes(over_rounds, "round", results["targets"])
         _set_axes(over_bytes, "sent up and down so far (MB)", results["targets"])
         set_integer_ticks(over_rounds)
@@ -169,7 +193,7 @@ class Communication(Analysis):
                 cells = _cells(hit, results["best"][name])
                 rows.append([name, f"{target:g}%", *cells])
         columns = ["run", "accuracy", "round", "local epochs", "MB down", "MB up", ""]
-        return Summary("what it takes to reach an accuracy", columns, rows, _notes(results))
+        return Summary("cost of reaching an accuracy", columns, rows, _notes(results))
 
 
 def _set_axes(axes: Any, label: str, targets: Sequence[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from fedssl.core.errors import ConfigError
@@ -18,16 +19,19 @@ RunsByValue = dict[str, list[str]]  # value -> names of runs
 
 def data_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that choose images, by dotted key, from an experiment's plain values."""
-    data = experiment["data"]
-    return {f"data.{key}": value for key, value in data.items() if key not in NOT_IMAGES}
+    settings = {}
+    for key, value in experiment["data"].items():
+        if key not in NOT_IMAGES:
+            settings[f"data.{key}"] = value
+    return settings
 
 
 def image_hashes(run: Run) -> tuple[str, ...] | None:
     """Return hashes of the test images and of all labels; None if the run has not recorded them."""
-    results = run.results
-    if any(results.get(key) is None for key in HASHES):
+    hashes: tuple[Any, ...] = tuple(map(run.results.get, HASHES))
+    if None in hashes:
         return None
-    return tuple(results[key] for key in HASHES)
+    return hashes
 
 
 def knn_settings(run: Run) -> list[dict[str, Any]]:
@@ -72,18 +76,23 @@ def _differing_settings(runs: Mapping[str, Run]) -> list[str]:
 def _differing_images(runs: Mapping[str, Run]) -> list[str]:
     """Compare hashes where every run has them, the settings under [data] otherwise."""
     hashes = {name: image_hashes(run) for name, run in runs.items()}
-    if None not in hashes.values():
-        first = next(iter(hashes))
-        others = [name for name in hashes if hashes[name] != hashes[first]]
-        if not others:
-            return []
-        return [f"{', '.join(others)}: other test images or labels than {first}"]
+    if None in hashes.values():
+        return _differing_data_settings(runs)
+    first = next(iter(hashes))
+    others = [name for name in hashes if hashes[name] != hashes[first]]
+    if not others:
+        return []
+    return [f"{', '.join(others)}: other test images or labels than {first}"]
+
+
+def _differing_data_settings(runs: Mapping[str, Run]) -> list[str]:
     settings = {name: data_settings(run.experiment.to_dict()) for name, run in runs.items()}
-    keys = dict.fromkeys(key for of_run in settings.values() for key in of_run)
-    values: dict[str, RunsByValue] = {key: {} for key in keys}
-    for key in keys:
-        for name, of_run in settings.items():
-            values[key].setdefault(str(of_run.get(key, "not set")), []).append(name)
+    values: dict[str, RunsByValue] = {}
+    for key in dict.fromkeys(chain.from_iterable(settings.values())):
+        by_value = values.setdefault(key, {})
+        for name in runs:
+            value = str(settings[name].get(key, "not set"))
+            by_value.setdefault(value, []).append(name)
     return _differences(values)
 
 
@@ -92,6 +101,8 @@ def _differences(values: Mapping[str, RunsByValue]) -> list[str]:
     phrases = []
     for key, by_value in values.items():
         if len(by_value) > 1:
-            parts = [f"{value} in {' and '.join(names)}" for value, names in by_value.items()]
+            parts = []
+            for value, names in by_value.items():
+                parts.append(f"{value} in {' and '.join(names)}")
             phrases.append(f"{key} is {', '.join(parts)}")
     return phrases

@@ -10,9 +10,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import chain, product
 from typing import Any
 
-from fedssl.analysis.analysis import ANALYSES, Analysis, Results, Summary, run_names
+from fedssl.analysis.analysis import (
+    ANALYSES,
+    Analysis,
+    Results,
+    Summary,
+    format_numbers,
+    run_names,
+)
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.plots.style import MAX_LINES, legend_below, line_style, new_figure, set_round_axes
@@ -49,10 +57,14 @@ def series(rounds: Sequence[Mapping[str, Any]]) -> Series:
 
 def _metrics(client: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics and notes of one client in one round, without those that are not set."""
-    metrics = {key: client.get(key) for key in KEYS}
+    metrics = {}
+    for key in KEYS:
+        if client.get(key) is not None:
+            metrics[key] = client[key]
     for key, value in client.get("notes", {}).items():
-        metrics[f"noted {key}" if key in KEYS else key] = value
-    return {key: value for key, value in metrics.items() if value is not None}
+        if value is not None:
+            metrics[f"noted {key}" if key in KEYS else key] = value
+    return metrics
 
 
 def quartiles(clients: Mapping[str, Points]) -> list[tuple[float, float, float, float]]:
@@ -82,9 +94,9 @@ class Divergence(Analysis):
         by_run = {}
         for name, run in zip(run_names(runs), runs, strict=True):
             by_run[name] = series(run.rounds)
-        available = list(dict.fromkeys(key for by_key in by_run.values() for key in by_key))
+        available = list(dict.fromkeys(chain.from_iterable(by_run.values())))
         if not available:
-            raise ConfigError("no client has finished a round yet: there is nothing to draw")
+            raise ConfigError("no client has finished a round yet: wait for the first round")
         for key in self.keys:
             if key not in available:
                 raise ConfigError(f'the rounds log has no "{key}"; it has: {", ".join(available)}')
@@ -108,7 +120,7 @@ class Divergence(Analysis):
                 panel.set_title(name)
         clients = _client_names(runs)
         panels = list(axes.flat)
-        shown = [(key, name) for key in keys for name in runs]
+        shown = list(product(keys, runs))
         for panel, (key, name) in zip(panels, shown, strict=False):
             _draw_panel(panel, key, runs[name].get(key), clients)
         for panel in panels[len(shown) :]:
@@ -124,8 +136,8 @@ class Divergence(Analysis):
                 medians = [row[2] for row in quartiles(by_key.get(key, {}))]
                 if medians:
                     ends = (medians[0], medians[-1], min(medians), max(medians))
-                    rows.append([name, key, *(f"{value:.4g}" for value in ends)])
-        columns = ["run", "what", "first round", "last round", "least", "most"]
+                    rows.append([name, key, *format_numbers(ends, ".4g")])
+        columns = ["run", "metric", "first round", "last round", "least", "most"]
         return Summary("median over clients", columns, rows)
 
 

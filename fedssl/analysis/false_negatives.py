@@ -21,10 +21,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 from torch import Tensor
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Results, Summary, round_digits, run_names
+from fedssl.analysis.local import clients_with_images
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.data import histogram
@@ -46,7 +48,10 @@ def ratios(counts: Tensor, local: int, remote: int) -> dict[str, Tensor]:
         "with remote": (local * shares + remote * others) / (local + n * remote),
         "remote only": others / n if n else others,
     }
-    return {choice: (shares * ratio).sum(1) for choice, ratio in by_choice.items()}
+    means = {}
+    for choice, ratio in by_choice.items():
+        means[choice] = (shares * ratio).sum(1)
+    return means
 
 
 @ANALYSES.register("false-negatives")
@@ -67,10 +72,11 @@ class FalseNegatives(Analysis):
         data = run.data(notify)
         if not data.train.labelled:
             raise ConfigError(
-                f"{run.dir}: the training images have no labels, which false negatives need"
+                f"the training images of {run.dir} have no labels, by which false negatives are "
+                "counted: name a run on labelled images"
             )
         _, owners = run.partition_data(data, notify)
-        owners = {client: index for client, index in owners.items() if len(index)}
+        owners = clients_with_images(owners)
         labels = data.train.labels
         counts = histogram(owners, labels, max(len(data.train.classes), int(labels.max()) + 1))
         local = self.local or int(getattr(run.experiment.method, "queue", 0)) or 1
@@ -78,12 +84,17 @@ class FalseNegatives(Analysis):
         by_choice = ratios(counts, local, remote)
         if len(owners) == 1:
             by_choice = {"local": by_choice["local"]}
+        rounded = {}
+        means = {}
+        for choice, ratio in by_choice.items():
+            rounded[choice] = round_digits(ratio.tolist())
+            means[choice] = float(ratio.mean())
         return {
             "local": local,
             "remote": remote,
             "clients": list(owners),
-            "ratios": {choice: round_digits(ratio.tolist()) for choice, ratio in by_choice.items()},
-            "mean": {choice: float(ratio.mean()) for choice, ratio in by_choice.items()},
+            "ratios": rounded,
+            "mean": means,
         }
 
     def draw(self, results: Results) -> Any:
@@ -114,8 +125,8 @@ def _draw_run(axes: Any, name: str, run: Mapping[str, Any]) -> None:
         mean = 100 * run["mean"][choice]
         axes.bar(number, mean, color=COLOURS[number], alpha=0.6, width=0.6)
         axes.plot(
-            _spread_out(number, len(values)),
-            [100 * value for value in values],
+            np.linspace(number - 0.2, number + 0.2, len(values)),
+            100 * np.array(values),
             ".",
             color="black",
             markersize=5,
@@ -128,8 +139,3 @@ def _draw_run(axes: Any, name: str, run: Mapping[str, Any]) -> None:
         ylim=(0, None),
     )
     axes.grid(alpha=0.3, axis="y")
-
-
-def _spread_out(centre: int, count: int) -> list[float]:
-    """Return `count` positions at equal distances over 0.4 around the centre."""
-    return [centre + 0.4 * (i / max(1, count - 1) - 0.5) for i in range(count)]

@@ -76,9 +76,7 @@ class ModelAnalysis(Analysis):
         else:
             models = run.models()
         if not models:
-            raise ConfigError(
-                f"{run.dir} has no model yet: clients have theirs when they have trained"
-            )
+            raise ConfigError(f"{run.dir} has no model yet: wait until a client has trained")
         return {name: partial(models.__getitem__, name) for name in models}
 
 
@@ -92,20 +90,32 @@ class FeatureAnalysis(ModelAnalysis):
         self, models: Mapping[str, Model], read: ReadData, notify: Notify
     ) -> tuple[dict[str, Tensor], Images]:
         """Return unit features (n, d) of the same n test images by model, and the images."""
-        runs = dict.fromkeys(model.run for model in models.values())
-        data = {run: read(run) for run in runs}
+        data = {}
+        for model in models.values():
+            data[model.run] = read(model.run)
         test = same_images(data, self.images)
         features = {}
         with meter("computing features", len(models), notify) as advance:
-            for name, (run, state) in models.items():
+            for name, model in models.items():
+                run = model.run
                 evaluation = Evaluation(run.experiment, data[run], run.device)
                 if self.what == "h":
-                    rows = evaluation.features(state(), test.held)
+                    rows = evaluation.features(model.state(), test.held)
                 else:
-                    rows = projections(run, state(), test)
+                    rows = projections(run, model.state(), test)
                 features[name] = F.normalize(rows.double().cpu(), dim=1)
                 advance(1)
         return features, test
+
+
+def check_equal_widths(features: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if features (n, d) of some models differ in d."""
+    widths = {rows.shape[1] for rows in features.values()}
+    if len(widths) > 1:
+        raise ConfigError(
+            f"models with different numbers of features, {sorted(widths)}, cannot be compared: "
+            "choose models of one architecture with --set models"
+        )
 
 
 def same_images(data: Mapping[Run, Dataset], count: int) -> Images:
@@ -119,7 +129,8 @@ def same_images(data: Mapping[Run, Dataset], count: int) -> Images:
             first = images
         elif not torch.equal(first.pixels, images.pixels):
             raise ConfigError(
-                f"{run.dir} has other test images than the run before it: they cannot be compared"
+                f"{run.dir} has other test images than the run before it: compare runs with the "
+                "same test images"
             )
     assert first is not None
     return first

@@ -9,7 +9,8 @@ be resumed as if it had not been analysed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -59,7 +60,7 @@ def local_models(
     data = read(run)
     public_images = _public_images(run, data, device, notify=notify)
     seen, owners = run.partition_data(data, notify)
-    owners = {client: index for client, index in owners.items() if len(index)}
+    owners = clients_with_images(owners)
     trainer = federation.build_trainers(experiment, data.train.image, device, 1)[0]
     clients = _Clients(
         snapshot,
@@ -69,12 +70,10 @@ def local_models(
         device,
     )
     site_of = experiment.topology.plan(list(owners), snapshot.rounds, experiment.seed).site_of
-    exact = resolve_precision(experiment.train.precision, device) == "fp32"
     models = {}
     with (
         meter("training clients", len(site_of), notify) as advance,
-        numerics(device, experiment.train.deterministic, exact),
-        threads(experiment.train.threads),
+        _numerics_of(experiment, device),
     ):
         for client, site in site_of.items():
             reply = clients.train(client, site)
@@ -86,10 +85,24 @@ def local_models(
     return models
 
 
+@contextmanager
+def _numerics_of(experiment: Experiment, device: torch.device) -> Iterator[None]:
+    """Compute with the precision and the number of threads of an experiment."""
+    train = experiment.train
+    exact = resolve_precision(train.precision, device) == "fp32"
+    with numerics(device, train.deterministic, exact), threads(train.threads):
+        yield
+
+
+def clients_with_images(owners: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the indices of each client's images, without clients that have no images."""
+    return {client: index for client, index in owners.items() if len(index)}
+
+
 def _load_checkpoint(run: Run, notify: Notify) -> Snapshot:
     snapshot = Store(run.dir).load(notify, check_rows=False)
     if snapshot is None:
-        raise ConfigError(f"{run.dir} has no checkpoint yet")
+        raise ConfigError(f"{run.dir} has no checkpoint yet: wait for its first round")
     return snapshot
 
 

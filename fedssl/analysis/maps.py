@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_digits
-from fedssl.analysis.features import FeatureAnalysis, data_reader
+from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_rows
+from fedssl.analysis.features import FeatureAnalysis, check_equal_widths, data_reader
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.plots.run_picture import MIN_MAPPED, scatter, tsne
@@ -80,8 +82,8 @@ class Map(FeatureAnalysis):
         self._check_map_count(models)
         features, test = self.features(models, read, notify)
         if len(test) < MIN_MAPPED:
-            raise ConfigError(f"a map needs {MIN_MAPPED} test images, there are {len(test)}")
-        maps = self._maps({name: rows.numpy() for name, rows in features.items()})
+            raise ConfigError(f"a map needs at least {MIN_MAPPED} test images (got {len(test)})")
+        maps = self._maps(features)
         labels = None
         nearby = {}
         if test.labelled:
@@ -90,7 +92,7 @@ class Map(FeatureAnalysis):
                 nearby[name] = same_class_nearby(xy, test.labels.numpy())
         positions = {}
         for name, xy in maps.items():
-            positions[name] = [round_digits(point, 5) for point in xy.tolist()]
+            positions[name] = round_rows(xy.tolist(), 5)
         return {
             "classes": list(test.classes),
             "labels": labels,
@@ -106,13 +108,13 @@ class Map(FeatureAnalysis):
                 f"--set models='[\"…\"]' ({names}, …)"
             )
 
-    def _maps(self, features: Mapping[str, Rows]) -> dict[str, Rows]:
+    def _maps(self, features: Mapping[str, Tensor]) -> dict[str, Rows]:
         """Return positions (n, 2) by model: on one map for each, or on one map for all."""
         if not self.together:
-            return {name: self._map(rows) for name, rows in features.items()}
-        if len({rows.shape[1] for rows in features.values()}) > 1:
-            raise ConfigError("models whose features differ in number cannot be on one map")
-        xy = self._map(principal(np.concatenate(list(features.values())), COMPONENTS))
+            return {name: self._map(rows.numpy()) for name, rows in features.items()}
+        check_equal_widths(features)
+        rows = torch.cat(list(features.values())).numpy()
+        xy = self._map(principal(rows, COMPONENTS))
         return dict(zip(features, np.split(xy, len(features)), strict=True))
 
     def _map(self, features: Rows) -> Rows:
@@ -147,10 +149,13 @@ class Map(FeatureAnalysis):
 
     def summary(self, results: Results) -> Summary:
         """Return a table of how many neighbours on each map have the same class."""
-        rows = [[name, "–"] for name in results["maps"]]  # images without labels
-        if results["same_class_nearby"]:
-            shares = results["same_class_nearby"]
-            rows = [[name, f"{100 * shares[name]:.1f}%"] for name in results["maps"]]
+        rows = []
+        for name in results["maps"]:
+            share = results["same_class_nearby"].get(name)
+            text = "–"  # images without labels
+            if share is not None:
+                text = f"{100 * share:.1f}%"
+            rows.append([name, text])
         columns = ["model", f"same class among the {NEIGHBOURS} nearest on the map"]
         note = "a map is an illustration, not a measure of a model: for that, use fedssl evaluate"
         count = len(next(iter(results["maps"].values())))
@@ -159,19 +164,19 @@ class Map(FeatureAnalysis):
 
 def _draw_apart(results: Results) -> tuple[Any, Any]:
     """Draw a panel for each model, coloured by class."""
-    maps = {name: np.array(positions) for name, positions in results["maps"].items()}
+    maps = results["maps"]
     if results["labels"]:
         labels = np.array(results["labels"])
         classes = results["classes"]
     else:
-        labels = np.array([0] * len(next(iter(maps.values()))))
+        labels = np.zeros(len(next(iter(maps.values()))), dtype=int)
         classes = ["without a label"]
     rows = -(-len(maps) // MAX_COLUMNS)
     columns = -(-len(maps) // rows)  # rows of about equal length
     figure, axes = new_figure(rows, columns, width=4.2, height=4.2)
     for panel in axes.flat[len(maps) :]:
         panel.set_axis_off()
-    for panel, (name, xy) in zip(axes.flat, maps.items(), strict=False):
+    for panel, (name, positions) in zip(axes.flat, maps.items(), strict=False):
         title = model_title(name)
-        scatter(panel, xy, labels, classes=classes, title=title, markers=MARKERS)
+        scatter(panel, np.array(positions), labels, classes=classes, title=title, markers=MARKERS)
     return figure, axes

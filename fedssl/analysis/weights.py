@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_digits
+from fedssl.analysis.analysis import ANALYSES, Results, Summary, format_numbers, round_rows
 from fedssl.analysis.features import ModelAnalysis, data_reader
 from fedssl.core.console import Notify, meter
 from fedssl.core.errors import ConfigError
@@ -45,12 +45,15 @@ def common_parameters(states: Sequence[State]) -> list[Entry]:
     parts = set(states[0].layout.parts)
     for state in states:
         parts &= set(state.layout.parts)
-    layouts = [state.layout.pick(parts, PARAMETERS) for state in states]
-    for layout in layouts:
-        if layout != layouts[0]:
-            difference = layouts[0].first_difference(layout)
-            raise ConfigError(f"the models have different architectures: {difference}")
-    return [entry for entry in layouts[0].entries if entry.part != "target"]
+    first = states[0].layout.pick(parts, PARAMETERS)
+    for state in states[1:]:
+        layout = state.layout.pick(parts, PARAMETERS)
+        if layout != first:
+            raise ConfigError(
+                f"the models have different architectures: {first.first_difference(layout)}; "
+                "compare models of one architecture"
+            )
+    return [entry for entry in first.entries if entry.part != "target"]
 
 
 def distances(one: State, other: State) -> dict[str, Any]:
@@ -85,7 +88,7 @@ class Weights(ModelAnalysis):
                     advance(1)
         return {
             "models": names,
-            "total": [round_digits(row) for row in total.tolist()],
+            "total": round_rows(total.tolist()),
             "pairs": pairs,
         }
 
@@ -99,7 +102,6 @@ class Weights(ModelAnalysis):
             names=results["models"],
             label=r"$d_w$: sum over layers of the L2 norm",
         )
-        axes[0, 0].set_title("between models")
         _draw_layers(axes[0, 1], results["pairs"])
         return figure
 
@@ -108,10 +110,11 @@ class Weights(ModelAnalysis):
         parts = list(results["pairs"][0]["parts"])
         rows = []
         for pair in sorted(results["pairs"], key=lambda pair: pair["total"]):
-            by_part = [pair["parts"][part] for part in parts]
-            cells = [f"{value:.4g}" for value in (pair["total"], *by_part, pair["l2"])]
+            by_part = map(pair["parts"].get, parts)
+            cells = format_numbers([pair["total"], *by_part, pair["l2"]], ".4g")
             rows.append([" – ".join(pair["pair"]), *cells])
-        columns = ["models", "d_w", *(f"d_w, {part}" for part in parts), "L2"]
+        part_columns = [f"d_w, {part}" for part in parts]
+        columns = ["models", "d_w", *part_columns, "L2"]
         return Summary("distance between weights", columns, rows)
 
 

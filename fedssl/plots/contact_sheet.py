@@ -31,12 +31,13 @@ def draw_sheet(images: Tensor, group: ViewGroup, seed: int, path: Path | str) ->
     size = (GAP + step * (VIEWS + 1) + GAP, top + step * len(images))
     sheet = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
-    captions = ["clean", *(f"view {number + 1}" for number in range(VIEWS))]
     for column, tiles in enumerate([images, *views]):
         left = GAP + step * column
+        caption = "clean"
         if column > 0:
             left += GAP  # sets the clean images apart
-        pen.text((left, GAP // 2), captions[column], fill="black")
+            caption = f"view {column}"
+        pen.text((left, GAP // 2), caption, fill="black")
         for index, tile in enumerate(tiles):
             sheet.paste(_tile(tile), (left, top + step * index))
     sheet.save(path)
@@ -56,11 +57,16 @@ def _tile(image: Tensor) -> Image.Image:
     Small images are enlarged without smoothing, so that their pixels are visible.
     """
     channels, height, width = image.shape
-    rgb = image[:3] if channels >= 3 else image[:1].expand(3, height, width)
+    if channels >= 3:
+        rgb = image[:3]
+    else:
+        rgb = image[:1].expand(3, height, width)
     picture = Image.fromarray(rgb.permute(1, 2, 0).contiguous().numpy())
     scale = TILE / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    resample = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BILINEAR
+    resample = Image.Resampling.BILINEAR
+    if scale >= 1:
+        resample = Image.Resampling.NEAREST
     tile = Image.new("RGB", (TILE, TILE), "white")
     tile.paste(picture.resize(size, resample), ((TILE - size[0]) // 2, (TILE - size[1]) // 2))
     return tile

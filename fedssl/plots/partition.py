@@ -48,8 +48,9 @@ def _boxes(hist: Tensor) -> Any:
     middle = torch.arange(clients, dtype=torch.float64)[:, None].expand(-1, class_count)
     left = middle - half_width
     right = middle + half_width
-    corners = [(left, bottom), (right, bottom), (right, top), (left, top)]
-    return torch.stack([torch.stack(corner, -1) for corner in corners], -2).flatten(0, 1).numpy()
+    x = torch.stack([left, right, right, left], -1)  # (K, C, 4)
+    y = torch.stack([bottom, bottom, top, top], -1)
+    return torch.stack([x, y], -1).flatten(0, 1).numpy()
 
 
 def _class_colours(count: int) -> list[Any]:
@@ -57,16 +58,19 @@ def _class_colours(count: int) -> list[Any]:
     from matplotlib import colormaps
 
     if count > LEGEND_CLASSES:
-        return [colormaps["turbo"](c / (count - 1)) for c in range(count)]
-    palette = colormaps["tab10" if count <= 10 else "tab20"]
-    return [palette(c) for c in range(count)]
+        return list(colormaps["turbo"].resampled(count)(range(count)))
+    if count > 10:
+        return list(colormaps["tab20"](range(count)))
+    return list(colormaps["tab10"](range(count)))
 
 
 def _add_legend(figure: Any, colours: list[Any], classes: Sequence[str]) -> None:
     from matplotlib.patches import Patch
 
-    names = classes or [str(c) for c in range(len(colours))]
-    patches = [Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)]
+    names = classes or range(len(colours))
+    patches = []
+    for colour, name in zip(colours, names, strict=True):
+        patches.append(Patch(color=colour, label=str(name)))
     figure.legend(handles=patches[::-1], loc="outside right center", frameon=False, fontsize=8)
 
 

@@ -46,8 +46,8 @@ def draw_run(
         from matplotlib import pyplot as plt
     except ImportError:
         raise ConfigError(
-            "a picture needs matplotlib and scikit-learn: "
-            'in a clone of fedssl, pip install ".[viz]"'
+            "matplotlib and scikit-learn are not installed: "
+            'in a clone of fedssl, run pip install ".[viz]"'
         ) from None
     figure, (curve, left_map, right_map) = plt.subplots(
         1, 3, figsize=(15, 4.8), layout="constrained"
@@ -70,7 +70,7 @@ def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:
         if name in table:
             axes.axhline(table[name]["knn"]["mean"], color=color, linestyle="--", label=label)
     axes.set(
-        xlabel="round", ylabel="kNN accuracy on test images (%)", title="what the backbone is worth"
+        xlabel="round", ylabel="kNN accuracy on test images (%)", title="accuracy of the backbone"
     )
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
@@ -80,7 +80,10 @@ def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:
 
 def _knn_by_round(rounds: Rounds, table: Table) -> list[tuple[int, float]]:
     """Return measurements as (round, accuracy); those of the table are the first and the last."""
-    points = [(line["round"], line["knn"]) for line in rounds if line["knn"] is not None]
+    points = []
+    for line in rounds:
+        if line["knn"] is not None:
+            points.append((line["round"], line["knn"]))
     if "random" in table:
         points.insert(0, (0, table["random"]["knn"]["mean"]))
     if "this run" in table:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterable, Sequence
+from itertools import permutations
 from typing import Any
+
+import numpy as np
 
 from fedssl.core.errors import ConfigError
 
@@ -27,7 +29,8 @@ def need_matplotlib() -> None:
         import sklearn  # noqa: F401
     except ImportError:
         raise ConfigError(
-            'an analysis draws a picture: in a clone of fedssl, pip install ".[viz]"'
+            "an analysis needs matplotlib and scikit-learn, which are not installed: "
+            'in a clone of fedssl, run pip install ".[viz]"'
         ) from None
 
 
@@ -58,7 +61,7 @@ def legend_below(figure: Any, axes: Iterable[Any], title: str | None = None) -> 
         handles |= zip(names, panel_handles, strict=True)
     if not handles:
         return
-    longest = max(len(name) for name in handles) + LEGEND_HANDLE_CHARACTERS
+    longest = max(map(len, handles)) + LEGEND_HANDLE_CHARACTERS
     fitting = int(figure.get_figwidth() * LEGEND_CHARACTERS_PER_INCH / longest)
     figure.legend(
         handles.values(),
@@ -116,16 +119,14 @@ def draw_matrix(
     names: Sequence[str],
     label: str,
 ) -> None:
-    """Draw a symmetric matrix as colours, with the numbers in its cells if they fit.
+    """Draw a symmetric matrix of pairs of models, with the numbers in its cells if they fit.
 
     The diagonal is left empty: its zeros would reduce the contrast of the other cells.
     """
-    shown = [list(row) for row in values]
-    for i, row in enumerate(shown):
-        row[i] = math.nan
-    off_diagonal = [value for row in shown for value in row if not math.isnan(value)]
-    low = min(off_diagonal)
-    high = max(off_diagonal)
+    shown = np.array(values, dtype=float)
+    np.fill_diagonal(shown, np.nan)
+    low = np.nanmin(shown)
+    high = np.nanmax(shown)
     image = axes.imshow(shown, cmap="cividis", vmin=low, vmax=high)
     figure.colorbar(image, ax=axes, label=label, shrink=0.8)
     step = -(-len(names) // MAX_MATRIX_NUMBERS)  # 1 if all names fit
@@ -133,6 +134,7 @@ def draw_matrix(
     tick_names = [_abbreviate(names[i]) for i in ticks]
     axes.set_xticks(ticks, tick_names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(ticks, tick_names)
+    axes.set_title("between models")
     if len(names) <= MAX_MATRIX_NUMBERS:
         _write_cells(axes, shown, middle=(high + low) / 2)
 
@@ -143,11 +145,9 @@ def _abbreviate(name: str) -> str:
     return "…" + name[-(MAX_NAME_CHARACTERS - 1) :]
 
 
-def _write_cells(axes: Any, values: Sequence[Sequence[float]], middle: float) -> None:
-    """Write the numbers into the cells, in black where the colour is light."""
-    for i, row in enumerate(values):
-        for j, value in enumerate(row):
-            if i != j:
-                colour = "black" if value > middle else "white"
-                text = f"{value:.3g}"
-                axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)
+def _write_cells(axes: Any, values: Any, middle: float) -> None:
+    """Write the numbers off the diagonal of a matrix, in black where the colour is light."""
+    for i, j in permutations(range(len(values)), 2):
+        value = values[i, j]
+        colour = "black" if value > middle else "white"
+        axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=8)

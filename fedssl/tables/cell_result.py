@@ -49,19 +49,19 @@ class CellResult:
         None if a measured seed has no figure, such as a target it never reaches: the mean over the
         other seeds would be too good.
         """
-        if not self.values or self.missing_labels:
+        if not self.values or self.seeds_without_figure:
             return None
         return self._round(statistics.fmean(self.values))
 
     @property
     def std(self) -> float | None:
         """The standard deviation over seeds; None for fewer than two."""
-        if len(self.values) < 2 or self.missing_labels:
+        if len(self.values) < 2 or self.seeds_without_figure:
             return None
         return self._round(statistics.stdev(self.values))
 
     @property
-    def missing_labels(self) -> int:
+    def seeds_without_figure(self) -> int:
         """The number of seeds that are measured and have no figure."""
         return sum(seed.done and seed.value is None for seed in self.seeds)
 

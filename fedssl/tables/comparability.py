@@ -73,34 +73,46 @@ def provenance_warnings(results: Iterable[CellResult]) -> list[str]:
 
 
 def _done_seeds(results: Iterable[CellResult]) -> list[SeedResult]:
-    return [seed for result in results for seed in result.seeds if seed.done]
+    done = []
+    for result in results:
+        for seed in result.seeds:
+            if seed.done:
+                done.append(seed)
+    return done
 
 
 def _environments(seeds: Iterable[SeedResult]) -> list[str]:
-    return sorted({_environment(seed) for seed in seeds})
+    return sorted(set(map(_environment, seeds)))
 
 
 def _environment(seed: SeedResult) -> str:
     """Return e.g. "fedssl 0.1.0, code 0123abcd, torch 2.13.0, device cpu"."""
     values = {**seed.environment, "code": " and ".join(seed.codes)}
-    first = [key for key in ("fedssl", "code") if key in values]
-    keys = dict.fromkeys([*first, *values])
-    return ", ".join(f"{key} {values[key]}" for key in keys)
+    parts = []
+    for key in dict.fromkeys(["fedssl", "code", *values]):
+        if key in values:
+            parts.append(f"{key} {values[key]}")
+    return ", ".join(parts)
 
 
 def _data_network_budget(experiments: Collection[dict[str, Any]]) -> list[str]:
     """Return e.g. ["cifar10", "resnet18", "100 rounds of 1 local epoch"]."""
     if not experiments:
         return []
-    data = dict.fromkeys(_data_name(values["data"]) for values in experiments)
-    networks = dict.fromkeys(values["method"]["backbone"] for values in experiments)
-    rounds = _range([values["rounds"] for values in experiments])
-    epochs = _range([values["train"]["epochs"] for values in experiments])
-    plural = "" if epochs == "1" else "s"
+    data = []
+    networks = []
+    rounds = []
+    epochs = []
+    for values in experiments:
+        data.append(_data_name(values["data"]))
+        networks.append(values["method"]["backbone"])
+        rounds.append(values["rounds"])
+        epochs.append(values["train"]["epochs"])
+    plural = "" if _range(epochs) == "1" else "s"
     return [
-        ", ".join(data),
-        ", ".join(networks),
-        f"{rounds} rounds of {epochs} local epoch{plural}",
+        ", ".join(dict.fromkeys(data)),
+        ", ".join(dict.fromkeys(networks)),
+        f"{_range(rounds)} rounds of {_range(epochs)} local epoch{plural}",
     ]
 
 

@@ -16,7 +16,9 @@ class TableError(FedsslError):
 
     def __init__(self, outcome: Outcome) -> None:
         failed = outcome.failed
-        reasons = [f"{cells}: {reason}" for reason, cells in failures(failed).items()]
+        reasons = []
+        for reason, cells in failures(failed).items():
+            reasons.append(f"{cells}: {reason}")
         super().__init__(
             f"{len(failed)} of {len(outcome.requested_cells)} cells failed ({'; '.join(reasons)}); "
             f"{outcome.markdown_file} has the reason for every seed"

@@ -89,20 +89,26 @@ class Training:
     def __hash__(self) -> int:
         return hash(self.key)
 
+    def run_command(self, device: str, data_dir: Path) -> list[str]:
+        """Return the command of fedssl that trains."""
+        changes = _set_options(self.changes)
+        machine = _machine_options(device, data_dir)
+        return ["run", self.name, *changes, "--dir", str(self.folder), *machine]
+
+    def evaluate_command(self, measure: Measure, device: str, data_dir: Path) -> list[str]:
+        """Return the command of fedssl that measures the trained model with a probe."""
+        command = ["evaluate", str(self.folder), "--probe", measure.probe]
+        if measure.on:
+            command += ["--on", measure.on]
+        return [*command, *_set_options(measure.settings), *_machine_options(device, data_dir)]
+
     def command(self, measure: Measure, device: str, data_dir: Path) -> str:
         """Return the shell command that produces the same figure."""
-        machine = ["--device", device]
-        if data_dir != Path("data"):
-            machine += ["--data-dir", str(data_dir)]
-        run = ["fedssl", "run", self.name, *_set_options(self.changes)]
-        run += ["--dir", str(self.folder), *machine]
+        run = shlex.join(["fedssl", *self.run_command(device, data_dir)])
         if measure.probe in LOGGED:
-            return shlex.join(run)
-        evaluate = ["fedssl", "evaluate", str(self.folder), "--probe", measure.probe]
-        if measure.on:
-            evaluate += ["--on", measure.on]
-        evaluate += [*_set_options(measure.settings), *machine]
-        return f"{shlex.join(run)} && {shlex.join(evaluate)}"
+            return run
+        evaluate = shlex.join(["fedssl", *self.evaluate_command(measure, device, data_dir)])
+        return f"{run} && {evaluate}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ def _resolve(
     values = load_values(name)
     cell_changes = parse_assignments(cell.set)
     if "seed" in cell_changes:
-        raise ConfigError("seeds are requested with --seeds, not with --set")
+        raise ConfigError("--set cannot change the seed: give the number of seeds with --seeds")
     requested = Experiment.from_dict(merge_changes(values, cell_changes))
     measure = _resolve_measure(cell, requested, suffix)
     changes = cell_changes | {"seed": seed} | _reset_probe(requested)
@@ -165,7 +171,10 @@ def _resolve_measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure
     probe = PROBES[cell.probe]
     if probe.together:
         _check_one_model(cell.probe, experiment)
-    settings = {key: getattr(experiment.probe, key) for key in PROBE_DEFAULTS if key in probe.uses}
+    settings = {}
+    for key in PROBE_DEFAULTS:
+        if key in probe.uses:
+            settings[key] = getattr(experiment.probe, key)
     if settings.get("solver") == "lbfgs":  # the exact solver trains nothing: no protocol applies
         del settings["protocol"]
     if probe.whole:
@@ -176,11 +185,14 @@ def _resolve_measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure
         for key in requested.keys() & ANEW.keys():
             settings[key] = getattr(experiment.probe, key)
     settings |= cell_settings
-    changed = {key: value for key, value in settings.items() if PROBE_DEFAULTS.get(key) != value}
+    changed = []
+    for key, value in sorted(settings.items()):
+        if PROBE_DEFAULTS.get(key) != value:
+            changed.append((key, value))
     on = cell.on
     if on and suffix == "-mini":  # a mini needs no other images
         on = "fashion-mini"
-    return Measure(cell.probe, tuple(sorted(changed.items())), on)
+    return Measure(cell.probe, tuple(changed), on)
 
 
 def _without_probe_prefix(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +208,8 @@ def _check_one_model(probe: str, experiment: Experiment) -> None:
         cause = "algorithm" if personal else "topology"
         name = experiment.to_dict()[cause]["name"]
         raise ConfigError(
-            f'probe "{probe}" fine-tunes one model; with {cause} = {name} each client has its own'
+            f'probe "{probe}" fine-tunes one model; with {cause} = {name} each client has its own: '
+            "choose another probe"
         )
 
 
@@ -204,15 +217,29 @@ def _reset_probe(experiment: Experiment) -> dict[str, Any]:
     """Return the changes that make two experiments with the same training equal."""
     probe = experiment.to_dict()["probe"]
     defaults = NO_FINAL_PROBES | PROBE_DEFAULTS
-    return {f"probe.{key}": value for key, value in defaults.items() if probe[key] != value}
+    changes = {}
+    for key, value in defaults.items():
+        if probe[key] != value:
+            changes[f"probe.{key}"] = value
+    return changes
 
 
 def _folder_name(experiment: Experiment) -> str:
     """Return e.g. byol-fedema-cifar10-s0-0123abcd: words for readers, the hash to be unique."""
     values = experiment.to_dict()
-    names = [values[table]["name"] for table in ("method", "algorithm", "topology", "data")]
-    words = [name for name in names if name != "star"]
+    words = []
+    for table in ("method", "algorithm", "topology", "data"):
+        name = values[table]["name"]
+        if name != "star":
+            words.append(name)
     return "-".join([*words, f"s{experiment.seed}", experiment.hash()[:8]])
+
+
+def _machine_options(device: str, data_dir: Path) -> list[str]:
+    options = ["--device", device]
+    if data_dir != Path("data"):
+        options += ["--data-dir", str(data_dir)]
+    return options
 
 
 def _set_options(changes: Iterable[tuple[str, Any]]) -> list[str]:

@@ -35,13 +35,13 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.suggestions import suggest
+from fedssl.experiment.recipes import toml_texts
 
 __all__ = ["LOGGED", "Cell", "Table", "tables"]
 
@@ -113,21 +113,10 @@ class Table:
 @cache
 def tables() -> Mapping[str, Table]:
     """Return all published tables by name, paper by paper."""
-    texts = {}
-    for file in resources.files("fedssl.tables").iterdir():
-        if file.name.endswith(".toml"):
-            texts[file.name.removesuffix(".toml")] = file.read_text("utf-8")
     published: dict[str, Table] = {}
-    for family in sorted(texts, key=_sort_key):
-        published |= read(tomllib.loads(texts[family]))
+    for text in toml_texts("fedssl.tables", ORDER).values():
+        published |= read(tomllib.loads(text))
     return published
-
-
-def _sort_key(family: str) -> tuple[int, str]:
-    """Sort the papers in ORDER first, then others by name."""
-    if family in ORDER:
-        return ORDER.index(family), family
-    return len(ORDER), family
 
 
 def find_table(name: str) -> Table:
@@ -147,22 +136,22 @@ def read(file: Mapping[str, Any]) -> dict[str, Table]:
     """Return the tables of one parsed file by name."""
     paper = file["paper"]
     note = file.get("note", "")
-    return {
-        name: _read_table(name, paper, note, options)
-        for name, options in file.items()
-        if name not in ("paper", "note")
-    }
+    published = {}
+    for name, options in file.items():
+        if name not in ("paper", "note"):
+            published[name] = _read_table(name, paper, note, options)
+    return published
 
 
 def _read_table(name: str, paper: str, paper_note: str, options: Mapping[str, Any]) -> Table:
     unknown = set(options) - {"title", "note", "columns", "rows", *_OPTIONS}
     if unknown:
-        raise ValueError(f"{name}: unknown {', '.join(sorted(unknown))}")
+        raise ValueError(f"table {name} has unknown keys: {', '.join(sorted(unknown))}")
     cells: list[Cell] = []
     for row in options["rows"]:
         cells += _read_row(name, row, options)
     if len({(cell.row, cell.column) for cell in cells}) < len(cells):
-        raise ValueError(f"{name}: two rows have the same name")
+        raise ValueError(f"table {name} has two cells with the same row and column")
     notes = [options.get("note", "")]
     if any(cell.cannot is None for cell in cells):
         notes.append(paper_note)
@@ -184,9 +173,15 @@ def _read_row(table: str, row: Sequence[Any], options: Mapping[str, Any]) -> Ite
     label, recipe, *rest = row
     columns = list(_read_columns(options["columns"]))
     figures = rest[0].split() if rest else ["?"] * len(columns)
-    if len(figures) != len(columns) or set(own) - set(_OPTIONS):
+    if len(figures) != len(columns):
         raise ValueError(
-            f"{table}, {label}: a row needs {len(columns)} figures, and after them only {_OPTIONS}"
+            f"row {label} of table {table} has {len(figures)} figures for {len(columns)} columns"
+        )
+    unknown = set(own) - set(_OPTIONS)
+    if unknown:
+        raise ValueError(
+            f"row {label} of table {table} has unknown keys: {', '.join(sorted(unknown))}; "
+            f"known: {', '.join(_OPTIONS)}"
         )
     merged = {**options, **own}
     for (heading, words), figure in zip(columns, figures, strict=True):
@@ -215,17 +210,22 @@ def _read_columns(axes: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]
     """Yield the heading and the words of each column: the product of the axes, the last fastest."""
     choices = [_headings(axis, words).items() for axis, words in axes.items()]
     for chosen in product(*choices):
+        headings = []
         words: dict[str, str] = {}
-        for axis, (_, word) in zip(axes, chosen, strict=True):
+        for axis, (heading, word) in zip(axes, chosen, strict=True):
+            headings.append(heading)
             words |= word if isinstance(word, Mapping) else {axis: word}
-        yield ", ".join(heading for heading, _ in chosen), words
+        yield ", ".join(headings), words
 
 
 def _headings(axis: str, words: Any) -> Mapping[str, Any]:
     """Return the word of an axis for each heading, or several words by name."""
     if isinstance(words, Mapping):
         return words
-    return {_heading(axis, word): _as_text(word) for word in words}
+    by_heading = {}
+    for word in words:
+        by_heading[_heading(axis, word)] = _as_text(word)
+    return by_heading
 
 
 def _heading(axis: str, word: Any) -> str:

@@ -126,8 +126,8 @@ def select_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
         selected = [cell for cell in table.cells if _matches_any(cell, patterns)]
     if not selected:
         raise ConfigError(
-            f"no cell of {table.name} matches {', '.join(patterns)}; "
-            f"fedssl reproduce {table.name} --list prints them"
+            f"no cell of {table.name} matches {', '.join(patterns)}: "
+            f"fedssl reproduce {table.name} --list prints all cells"
         )
     return selected
 
@@ -155,7 +155,7 @@ def _run_table(
     fresh: bool,
 ) -> Outcome:
     if seeds < 1:
-        raise ConfigError(f"seeds is a number above 0 (got {seeds})")
+        raise ConfigError(f"a table needs at least one seed (got {seeds})")
     check_writable(workspace.root, "--dir")
     device = resolve_device(workspace.device)
     plans = _plan(table, suffix, seeds, root=workspace.root, device=device)
@@ -181,7 +181,7 @@ def _plan(
     plans = list(plan_seeds(table.cells, suffix, range(seeds), root=root, device=device))
     for seed in itertools.count(seeds):
         further = list(plan_seeds(table.cells, suffix, [seed], root=root, device=device))
-        if not any(_is_measured(plan) for plan in further):
+        if not any(map(_is_measured, further)):
             break
         plans += further
     return plans
@@ -194,10 +194,12 @@ def _is_measured(plan: SeedPlan) -> bool:
 
 
 def _raise_if_no_cell_is_valid(outcome: Outcome) -> None:
-    """A setting that is invalid for every cell is a mistake of the user, not a result."""
+    """Raise ConfigError if a setting is invalid for every cell: that is a mistake, not a result."""
     plans = outcome.requested_seeds
-    if all(plan.training is None and plan.cell.cannot is None for plan in plans):
-        raise ConfigError(plans[0].problem or "")
+    for plan in plans:
+        if plan.training is not None or plan.cell.cannot is not None:
+            return
+    raise ConfigError(plans[0].problem or "no cell of the table has a valid experiment")
 
 
 def _missing_measures(outcome: Outcome) -> Todo:
@@ -224,11 +226,10 @@ def _drop_unmeasurable(outcome: Outcome, todo: Todo) -> Todo:
     """
     problems = unmeasurable(todo, outcome.workspace.data_dir, print_to_stderr)
     outcome.problems |= problems
-    requested = {
-        (plan.training, plan.measure.file)
-        for plan in outcome.requested_seeds
-        if plan.training and plan.measure
-    }
+    requested = set()
+    for plan in outcome.requested_seeds:
+        if plan.training is not None and plan.measure is not None:
+            requested.add((plan.training, plan.measure.file))
     if problems and requested <= problems.keys():
         raise ConfigError(next(iter(problems.values())))
     measurable: Todo = {}

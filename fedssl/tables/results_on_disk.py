@@ -62,8 +62,10 @@ def completed_rounds(training: Training) -> int:
     """Return the number of complete lines in the rounds log."""
     try:
         with (training.folder / "rounds.jsonl").open("rb") as file:
-            chunks = iter(lambda: file.read(_CHUNK), b"")
-            return sum(chunk.count(b"\n") for chunk in chunks)
+            rounds = 0
+            while chunk := file.read(_CHUNK):
+                rounds += chunk.count(b"\n")
+            return rounds
     except FileNotFoundError:
         return 0
 
@@ -139,7 +141,7 @@ def _matching(folder: Path, name: str, key: str) -> dict[str, Any] | None:
     try:
         values = integrity.read_json(folder, name) or {}
     except ValueError:
-        print_to_stderr(f"{folder / name} is damaged and is not used: it is measured again")
+        print_to_stderr(f"{folder / name} is damaged and is ignored: it is made again")
         return None
     if values.get("experiment") != key:
         return None

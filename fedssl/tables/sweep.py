@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 from fedssl.core.errors import ConfigError
 from fedssl.evaluation.evaluate import check_probe
@@ -28,16 +29,15 @@ def sweep_table(recipe: str, assignments: Sequence[str], probes: Sequence[str]) 
     for probe in probes:
         check_probe(probe)
     if len(set(probes)) < len(probes):
-        raise ConfigError(f"a probe is requested twice: {', '.join(probes)}")
-    axes = [_read_axis(text) for text in assignments]
+        raise ConfigError(f"a probe is requested twice, name it once: {', '.join(probes)}")
+    axes = list(map(_read_axis, assignments))
     _check_distinct_keys(assignments, axes)
     cells = []
     for changes in product(*axes):
         row = _row_name(changes, axes)
-        cells += [
-            Cell(row, COLUMNS.get(probe, probe), recipe, probe=probe, set=changes)
-            for probe in probes
-        ]
+        for probe in probes:
+            column = COLUMNS.get(probe, probe)
+            cells.append(Cell(row, column, recipe, probe=probe, set=changes))
     fixed = ", ".join(axis[0] for axis in axes if len(axis) == 1)
     return Table(
         _table_name(recipe, assignments, probes),
@@ -66,11 +66,11 @@ def _check_distinct_keys(assignments: Sequence[str], axes: Sequence[Sequence[str
 
     Otherwise the names of rows would differ from what was trained.
     """
-    keys = {text: _dotted_keys(axis) for text, axis in zip(assignments, axes, strict=True)}
+    keys = dict(zip(assignments, map(_dotted_keys, axes), strict=True))
     for one, other in combinations(assignments, 2):
         if _overlap(keys[one], keys[other]):
             raise ConfigError(
-                f'"{one}" and "{other}" set the same key: name it once, with all its values'
+                f'--set "{one}" and --set "{other}" set the same key: name it once, with all values'
             )
 
 
@@ -93,15 +93,18 @@ def _read_axis(text: str) -> list[str]:
     key, equals, values = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ConfigError(f'"{text}" is not key=value or key=value,value')
+        raise ConfigError(f'--set "{text}" is not of the form key=value or key=value,value')
     if key == "seed":
-        raise ConfigError("seeds are requested with --seeds, not with --set")
-    texts = [value.strip() for value in split_values(values)]
-    parsed = [parse_assignment(f"v={value}")[1] for value in texts]
-    repeated = any(value in parsed[:place] for place, value in enumerate(parsed))
-    if repeated or not all(texts):
-        raise ConfigError(f'"{text}" has an empty value or the same value twice')
-    return [f"{key}={value}" for value in texts]
+        raise ConfigError("--set cannot change the seed: give the number of seeds with --seeds")
+    assignments = []
+    known: list[Any] = []
+    for value_text in map(str.strip, split_values(values)):
+        _, value = parse_assignment(f"v={value_text}")
+        if not value_text or value in known:
+            raise ConfigError(f'--set "{text}" has an empty value or the same value twice')
+        known.append(value)
+        assignments.append(f"{key}={value_text}")
+    return assignments
 
 
 def split_values(values: str) -> list[str]:
@@ -119,5 +122,5 @@ def split_values(values: str) -> list[str]:
             continue
         parts[-1] += letter
     if open_until:
-        raise ConfigError(f'"{values}" lacks a closing {open_until[-1]}')
+        raise ConfigError(f"the values {values} lack a closing {open_until[-1]}")
     return parts

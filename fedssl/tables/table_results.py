@@ -77,11 +77,11 @@ class Outcome:
     @property
     def displayed_cells(self) -> list[CellResult]:
         """The cells to display: those requested, and those measured before."""
-        return [
-            result
-            for result in self.results
-            if result.cell in self._requested or result.state == "done"
-        ]
+        displayed = []
+        for result in self.results:
+            if result.cell in self._requested or result.state == "done":
+                displayed.append(result)
+        return displayed
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -101,9 +101,11 @@ class Outcome:
 
     @cached_property
     def _caveat(self) -> str:
-        trainings = [plan.training for plan in self._plans if plan.training is not None]
-        experiments = [training.experiment.to_dict() for training in dict.fromkeys(trainings)]
-        return caveat(self.scale, experiments)
+        experiments = {}
+        for plan in self._plans:
+            if plan.training is not None:
+                experiments[plan.training] = plan.training.experiment.to_dict()
+        return caveat(self.scale, experiments.values())
 
     @property
     def comparable(self) -> bool:

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import ClassVar
 
 import torch
@@ -20,7 +20,14 @@ from pydantic import Field
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.seeds import generator
-from fedssl.topologies.topology import MEAN, TOPOLOGIES, Plan, Topology, sample_clients
+from fedssl.topologies.topology import (
+    MEAN,
+    TOPOLOGIES,
+    Plan,
+    Topology,
+    own_sites,
+    sample_clients,
+)
 
 MAX_DRAWS = 1000  # draws of a random graph before an error is raised
 MAX_LISTED = 5  # listed components of a graph that is not connected, and members of each
@@ -47,13 +54,14 @@ class Graph(Topology, ABC):
         """Return a plan in which a random share of the peers merge with their neighbours."""
         if MEAN in clients:
             raise ConfigError(
-                f'no client can be called "{MEAN}" here: that is the mean of all peers\' models'
+                f'a client has the name "{MEAN}", which is reserved for the mean of all peers\' '
+                "models: rename the client"
             )
-        edges = self.edges_between(clients, seed)
+        named_edges = []
+        for i, j in self.edges_between(clients, seed):
+            named_edges.append((clients[i], clients[j]))
         chosen = sample_clients(clients, self.participation, round, seed=seed)
-        site_of = {client: client for client in chosen}
-        named_edges = [(clients[i], clients[j]) for i, j in edges]
-        return Plan(site_of, metropolis(chosen, named_edges))
+        return Plan(own_sites(chosen), metropolis(chosen, named_edges))
 
     @abstractmethod
     def edges_between(self, clients: Sequence[str], seed: int) -> Iterable[Edge]:
@@ -67,7 +75,7 @@ class Cycle(Graph):
     def edges_between(self, clients: Sequence[str], seed: int) -> Iterable[Edge]:
         """Return the edges of the cycle; two peers share one edge."""
         count = len(clients)
-        edges = [(i, i + 1) for i in range(count - 1)]
+        edges = list(pairwise(range(count)))
         if count > 2:
             edges.append((0, count - 1))
         return edges
@@ -119,20 +127,32 @@ class Edges(Graph):
             for reference in (a, b):
                 if reference not in index:
                     raise ConfigError(
-                        f"topology.edges: there is no client {reference!r} that has images"
+                        f"topology.edges has an edge of client {reference!r}, which does not "
+                        f"exist or has no images; clients with images: {_join(clients, ', ')}"
                     )
             i = index[a]
             j = index[b]
             if i == j:
-                raise ConfigError(f"topology.edges: client {a!r} cannot be its own neighbour")
+                raise ConfigError(
+                    f"topology.edges has an edge from client {a!r} to itself: remove it"
+                )
             edges.add((min(i, j), max(i, j)))
         parts = components(len(clients), edges)
         if len(parts) > 1:
-            members = [_join([clients[i] for i in part], ", ") for part in parts]
             raise ConfigError(
-                f"topology.edges: the graph falls into {len(parts)} parts: {_join(members, ' | ')}"
+                f"topology.edges does not connect all clients: the graph has {len(parts)} "
+                f"separate parts ({_list_parts(parts, clients)}); add edges between them"
             )
         return sorted(edges)
+
+
+def _list_parts(parts: Iterable[Iterable[int]], clients: Sequence[str]) -> str:
+    """Return the names of the clients in each part: "0, 1 | 2, 3"."""
+    texts = []
+    for part in parts:
+        names = [clients[i] for i in part]
+        texts.append(_join(names, ", "))
+    return _join(texts, " | ")
 
 
 def _index_by_reference(clients: Sequence[str]) -> dict[int | str, int]:
@@ -142,10 +162,10 @@ def _index_by_reference(clients: Sequence[str]) -> dict[int | str, int]:
     Otherwise it is the index.
     """
     names_are_numbers = all(client.isdecimal() for client in clients)
-    by_reference: dict[int | str, int] = {client: i for i, client in enumerate(clients)}
+    by_reference: dict[int | str, int] = {}
     for i, client in enumerate(clients):
-        number = int(client) if names_are_numbers else i
-        by_reference[number] = i
+        by_reference[client] = i
+        by_reference[int(client) if names_are_numbers else i] = i
     return by_reference
 
 
@@ -171,7 +191,9 @@ def metropolis(
             neighbours[b].append(a)
     mixing = {}
     for peer, others in neighbours.items():
-        weights = {other: 1 / (1 + max(len(others), len(neighbours[other]))) for other in others}
+        weights = {}
+        for other in others:
+            weights[other] = 1 / (1 + max(len(others), len(neighbours[other])))
         mixing[peer] = {peer: 1 - math.fsum(weights.values())} | weights
     return mixing
 
@@ -205,10 +227,10 @@ def _draw_connected(count: int, p: float, seed: int) -> tuple[Edge, ...]:
     pairs = torch.triu_indices(count, count, 1)
     for _ in range(MAX_DRAWS):
         drawn = pairs[:, torch.rand(pairs.shape[1], generator=random) < p]
-        edges = tuple((int(i), int(j)) for i, j in drawn.T.tolist())
+        edges = tuple(zip(*drawn.tolist(), strict=True))
         if len(components(count, edges)) == 1:
             return edges
     raise ConfigError(
-        f"none of {MAX_DRAWS:,} random graphs of {count} peers with p = {p:g} was connected: "
-        "set a larger topology.p"
+        f"{MAX_DRAWS:,} random graphs of {count} peers with topology.p = {p:g} were drawn, and "
+        "each leaves some peers unconnected: set a larger topology.p"
     )

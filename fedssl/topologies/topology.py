@@ -1,4 +1,4 @@
-"""Which clients take part in a round and which site merges which uploads.
+"""The contract of a topology: clients and sites of a round, and the weights of uploads.
 
 Topologies with one server or without merging are here, peers are in graphs.py. A topology does not
 depend on the algorithm.
@@ -44,7 +44,7 @@ class Plan:
         """Return the clients whose uploads reach a site other than their own."""
         senders: set[str] = set()
         for site, clients in self.mixing.items():
-            senders.update(client for client in clients if client != site)
+            senders |= clients.keys() - {site}
         return frozenset(senders)
 
     def weight(self, site: str, client: str, images: float, weights: str) -> float:
@@ -100,6 +100,11 @@ def sample_clients(clients: Sequence[str], share: float, round: int, seed: int) 
     return [clients[i] for i in sorted(order[:count].tolist())]
 
 
+def own_sites(clients: Sequence[str]) -> dict[str, str]:
+    """Return the site of each client where each is its own site."""
+    return dict(zip(clients, clients, strict=True))
+
+
 TOPOLOGIES: Registry[Topology] = Registry(
     "topology", "fedssl.topologies", modules=["fedssl.topologies.graphs"]
 )
@@ -134,9 +139,10 @@ class Isolated(Topology):
 
     def plan(self, clients: Sequence[str], round: int, seed: int) -> Plan:
         """Return a plan in which each client keeps its model."""
-        site_of = {client: client for client in clients}
-        mixing = {client: {client: 1.0} for client in clients}
-        return Plan(site_of, mixing)
+        mixing = {}
+        for client in clients:
+            mixing[client] = {client: 1.0}
+        return Plan(own_sites(clients), mixing)
 
 
 @TOPOLOGIES.register("centralized")

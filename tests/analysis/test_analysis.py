@@ -116,12 +116,12 @@ def test_the_command_prints_a_table_and_the_files_it_wrote(go: Go, cli: Cli) -> 
     [
         (["angel", "DIR"], 'unknown analysis "angel", did you mean "angles"?'),
         (["angles"], "needs a run directory"),
-        (["runless", "DIR", "--out", "x"], "takes no run directories, not 1"),
+        (["runless", "DIR", "--out", "x"], "takes at most 0 run directories (got 1)"),
         (["runless"], "set the file name with --out"),
         (["scores", "DIR"], 'unknown analysis "scores"'),
         (["theory", "--out", "x"], 'unknown analysis "theory"'),
-        (["divergence", "DIR", "--out", "nowhere/x"], "there is no such folder"),
-        (["divergence", "DIR", "--out", "."], "it is a folder"),
+        (["divergence", "DIR", "--out", "nowhere/x"], "there is no folder nowhere"),
+        (["divergence", "DIR", "--out", "."], "--out . is a folder"),
         (
             ["divergence", "DIR", "--set", "key=1"],
             'unknown key "divergence.key", did you mean "keys"?',
@@ -131,7 +131,7 @@ def test_the_command_prints_a_table_and_the_files_it_wrote(go: Go, cli: Cli) -> 
             'the rounds log has no "nu"; it has: loss, ',
         ),
         (["divergence", "DIR", "--set", "device=cpu"], 'unknown key "divergence.device"'),
-        (["divergence", "DIR", "DIR"], "the same run directory was given twice"),
+        (["divergence", "DIR", "DIR"], "a run directory was given twice"),
         (["angles", "DIR"], "--set local=true"),
         (
             ["communication", "DIR", "--set", "accuracies=[150]"],

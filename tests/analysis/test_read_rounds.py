@@ -160,7 +160,8 @@ def test_a_target_that_is_not_reached_is_reported(go: Go, images: MakeImages) ->
 def test_a_run_that_measured_nothing_is_refused(go: Go, images: MakeImages) -> None:
     """With advice that helps: without labels, measuring more often does not."""
     with pytest.raises(
-        ConfigError, match=r"^run measured no knn on its way: run it with --set probe\.every=1"
+        ConfigError,
+        match=r'^the rounds log of run has no accuracy "knn": run it with --set probe\.every=1',
     ):
         analyse("communication", [go(**{"probe.every": 0})])
     unlabelled = from_python(images(48, 0)[0])
@@ -171,7 +172,7 @@ def test_a_run_that_measured_nothing_is_refused(go: Go, images: MakeImages) -> N
             match="it had no labelled test images; fedssl analyse divergence needs none",
         ):
             analyse("communication", [run])
-    with pytest.raises(ConfigError, match=r"no knn_common on its way: .*--set of=knn"):
+    with pytest.raises(ConfigError, match=r'no accuracy "knn_common": .*--set of=knn'):
         analyse("communication", [go("one")], of="knn_common")
 
 

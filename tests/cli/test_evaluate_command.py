@@ -41,6 +41,7 @@ def test_evaluate(finished: str, cli: Cli) -> None:
     assert code == 0
     assert json.loads(out).keys() == {
         "probe",
+        "code",
         "note",
         "labelled",
         "tested",

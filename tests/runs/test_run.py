@@ -393,7 +393,7 @@ def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     changes = {"topology.name": "edges", "topology.edges": [[0, 1]]}
-    with pytest.raises(ConfigError, match=r"falls into 2 parts: 0, 1 \| 2"):
+    with pytest.raises(ConfigError, match=r"2 separate parts \(0, 1 \| 2"):
         fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=changes)
     run = fedssl.run(
         small,
@@ -550,8 +550,8 @@ def test_a_missing_extra_costs_the_picture_only(
     assert run.results["table"]
     assert not (run.dir / "picture.png").exists()
     said = capsys.readouterr().err
-    needs = "a picture needs matplotlib and scikit-learn"
-    assert said == f'no picture: {needs}: in a clone of fedssl, pip install ".[viz]"\n'
+    advice = 'in a clone of fedssl, run pip install ".[viz]"'
+    assert said == f"no picture: matplotlib and scikit-learn are not installed: {advice}\n"
 
 
 def test_quiet_says_nothing(

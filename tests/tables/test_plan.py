@@ -191,7 +191,8 @@ def test_clients_that_end_with_models_of_their_own_have_none_to_fine_tune(
     """A single client has but one model."""
     problem = (
         chosen
-        and f'probe "collaborative" fine-tunes one model; with {chosen} each client has its own'
+        and f'probe "collaborative" fine-tunes one model; with {chosen} each client has its own: '
+        "choose another probe"
     )
     assert refusal(Cell("r", "c", "demo", "collaborative", (), tuple(changes))) == problem
     assert refusal(Cell("r", "c", "demo", "per-client", (), tuple(changes))) is None

@@ -13,8 +13,8 @@ from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.overrides import merge_changes
 from fedssl.experiment.plain_values import parse_assignment
 from fedssl.experiment.recipes import recipes
+from fedssl.tables.log_figures import divergence, rounds_to
 from fedssl.tables.published import LOGGED, Cell, read, tables
-from fedssl.tables.worker import divergence, rounds_to
 
 CELLS = [(table, cell) for table in tables().values() for cell in table.cells]
 

@@ -28,8 +28,7 @@ def test_a_damaged_measurement_is_none(tmp_path: Path, capsys: pytest.CaptureFix
             capsys.readouterr()
             assert results_on_disk.find_measurement(plan.training, plan.measure) is None
             assert (
-                capsys.readouterr().err
-                == f"{path} is damaged and is not used: it is measured again\n"
+                capsys.readouterr().err == f"{path} is damaged and is ignored: it is made again\n"
             )
     path.write_bytes(intact)
     measured = results_on_disk.find_measurement(plan.training, plan.measure)

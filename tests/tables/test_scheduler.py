@@ -1,13 +1,13 @@
 """A pool whose processes die, do not end, or cannot be started.
 
-The processes are small scripts with the protocol of the worker; real ones are in
+The processes are small scripts that receive the commands of fedssl; real ones are in
 tests/robustness/test_kill_sweep.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -20,15 +20,21 @@ from fake_results import BAD, GOOD, fake_result, make_outcome
 
 import fedssl
 from fedssl.runs.local import Interrupted
-from fedssl.tables import scheduler, worker
+from fedssl.tables import results_on_disk, scheduler
 from fedssl.tables.reproduce import TableError, _missing_measures, _run_pool
+from fedssl.tables.results_on_disk import find_measurement
 from fedssl.tables.scheduler import Pool
 from fedssl.tables.table_results import Outcome
 
-ANSWER = """
-import sys, os, json, time, signal, subprocess
-for line in sys.stdin:
-    job = json.loads(line)
+# `folder` is that of the training, whose results exist already.
+COMMAND = """
+import os, sys, time
+command = sys.argv[1]
+folder = sys.argv[sys.argv.index("--dir") + 1] if command == "run" else sys.argv[2]
+"""
+MEASURE = """
+if command == "evaluate":
+    print('{"mean": 80.0, "code": "x"}')
 """
 HANG = "import signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 Speak = Callable[[str], None]
@@ -36,14 +42,19 @@ Speak = Callable[[str], None]
 
 @pytest.fixture
 def speak(monkeypatch: pytest.MonkeyPatch) -> Speak:
-    """speak(script): make the worker processes run this script."""
-    return lambda script: monkeypatch.setattr(scheduler, "WORKER", [sys.executable, "-c", script])
+    """speak(script): run this script in place of fedssl."""
+    return lambda script: monkeypatch.setattr(scheduler, "PROGRAM", [sys.executable, "-c", script])
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> Outcome:
-    """Two trainings, of one seed each."""
-    return make_outcome(tmp_path, GOOD, BAD, seeds=1)
+    """Two finished trainings, of one seed each, that are not measured yet."""
+    outcome = make_outcome(tmp_path, GOOD, BAD, seeds=1)
+    for plan in outcome.requested_seeds:
+        fake_result(plan, 0.0)
+        assert plan.training is not None
+        shutil.rmtree(plan.training.folder / "measures")
+    return outcome
 
 
 def served(outcome: Outcome) -> list[str]:
@@ -73,29 +84,69 @@ def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     [
         ("os.kill(os.getpid(), 9)", "was killed (SIGKILL), perhaps because memory ran out;"),
         ("os.kill(os.getpid(), 11)", "was killed (SIGSEGV);"),
-        # half an answer
-        ("sys.stdout.write('{\"a'); sys.stdout.flush(); os._exit(3)", "ended with code 3;"),
+        ("os._exit(3)", "ended with code 3;"),
     ],
 )
 def test_a_process_that_dies_takes_no_other_training_with_it(
     two: Outcome, speak: Speak, end: str, problem: str
 ) -> None:
-    """The process of the first training dies; the second training gets a new one."""
     first = two.requested_seeds[0].training
     assert first is not None
-    condition = f"    if job['key'] == {first.key!r}:\n        {end}\n"
-    speak(ANSWER + condition + "    print('{}', flush=True)\n")
+    speak(f"{COMMAND}if folder == {str(first.folder)!r}:\n    {end}\n{MEASURE}")
     died, other = served(two)
     assert died.startswith(f"its process {problem}")
     assert died.endswith(
-        f"see {first.folder / worker.LOG_FILE}, and run the same command again to resume"
+        f"see {first.folder / scheduler.LOG_FILE}, and run the same command again to resume"
     )
-    assert other == "missing"  # the script reports success but measures nothing
+    assert other == "done"
+
+
+@pytest.mark.parametrize(
+    ("end", "problem"),
+    [
+        (
+            "sys.exit('an older error\\nfedssl: first line\\n  second line')",
+            "first line second line",
+        ),
+        ("raise KeyError('x')", "KeyError: 'x'"),
+    ],
+)
+def test_the_problem_of_a_measurement_is_the_last_message_of_its_command(
+    two: Outcome, speak: Speak, end: str, problem: str
+) -> None:
+    speak(f"{COMMAND}if command == 'evaluate':\n    {end}\n")
+    assert served(two) == [problem, problem]
+    first = two.requested_seeds[0].training
+    assert first is not None
+    assert (first.folder / scheduler.LOG_FILE).read_text().splitlines()[-1] in end + problem
+
+
+def test_a_measurement_is_stored_with_the_code_that_made_it(two: Outcome, speak: Speak) -> None:
+    speak(COMMAND + MEASURE)
+    assert served(two) == ["done", "done"]
+    plan = two.requested_seeds[0]
+    assert plan.training is not None
+    assert plan.measure is not None
+    measurement = find_measurement(plan.training, plan.measure)
+    assert measurement is not None
+    assert (measurement["value"], measurement["code"]) == (80.0, "x")
+
+
+def test_a_recipe_that_has_changed_since_the_start_is_not_measured(
+    two: Outcome, speak: Speak
+) -> None:
+    """The script trains nothing, so that the training has no results of this experiment."""
+    for plan in two.requested_seeds:
+        assert plan.training is not None
+        (plan.training.folder / "results.json").unlink()
+    speak(COMMAND + MEASURE)
+    assert all("has changed since the table was started" in text for text in served(two))
 
 
 def test_a_process_that_cannot_be_started(two: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "WORKER", ["/no/such/program"])
-    assert all(text.startswith("no process to train in: ") for text in served(two))
+    monkeypatch.setattr(scheduler, "PROGRAM", ["/no/such/program"])
+    beginning = "the process of a training cannot be started: "
+    assert all(text.startswith(beginning) for text in served(two))
 
 
 def test_a_process_that_does_not_end_is_killed_with_all_that_it_began(
@@ -118,17 +169,15 @@ def test_a_process_that_does_not_end_is_killed_with_all_that_it_began(
 def test_ctrl_c_keeps_finished_trainings_and_prints_how_to_resume(
     two: Outcome, speak: Speak
 ) -> None:
-    """Ctrl-C comes between the answer for the first training and the next update."""
+    """Ctrl-C comes between the end of the first training and the next update."""
     first, second = (plan.training for plan in two.requested_seeds)
     assert first is not None
     assert second is not None
-    condition = f"    if job['key'] == {second.key!r}:\n        time.sleep(300)\n"
-    speak(ANSWER + condition + "    print('{}', flush=True)\n")
+    speak(f"{COMMAND}if folder == {str(second.folder)!r}:\n    time.sleep(300)\n{MEASURE}")
     two.save("")
     busy = Pool(_missing_measures(two), ["cpu"], Path("data"))
-    wait_for(lambda: second in busy.running)
+    wait_for(lambda: second in busy.running and busy._processes)
     (process,) = busy._processes.values()
-    fake_result(two.requested_seeds[0], 80.0)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -151,12 +200,12 @@ def test_ctrl_c_keeps_finished_trainings_and_prints_how_to_resume(
 def test_a_training_that_has_not_begun_does_not_begin_after_a_stop(
     two: Outcome, speak: Speak, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C comes while its process starts, so that the process gets no signal."""
-    speak(ANSWER + f"    open({str(tmp_path / 'job')!r}, 'w')\n    print('{{}}', flush=True)\n")
+    """Ctrl-C comes while its process starts, so that stop() sends no signal to it."""
+    speak(COMMAND + f"time.sleep(1)\nopen({str(tmp_path / 'job')!r}, 'w')\n")
     begin = Pool._start_process
 
-    def late(self: Pool, device: str) -> Any:
-        process = begin(self, device)
+    def late(self: Pool, *arguments: Any) -> Any:
+        process = begin(self, *arguments)
         self._stopped = True
         return process
 
@@ -165,33 +214,16 @@ def test_a_training_that_has_not_begun_does_not_begin_after_a_stop(
     assert not (tmp_path / "job").exists()
 
 
-def test_ctrl_c_in_a_probe_that_trains_is_not_a_problem_of_the_cell(
-    two: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: object) -> None:
-        raise Interrupted("stopped after round 3")
-
-    monkeypatch.setattr(worker, "_measure", stopped)
-    measures = [{"file": "semi-0.json", "probe": "collaborative", "settings": {}, "on": None}]
-    with pytest.raises(Interrupted):
-        worker._measure_all({"key": "k", "measures": measures}, tmp_path)
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("command", ["sweep", "reproduce"])
-def test_a_failed_worker_is_an_error_once_the_others_are_finished(
+def test_a_failed_process_is_an_error_once_the_others_are_finished(
     command: str, speak: Speak, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process of the first training dies, and the second training is measured."""
     monkeypatch.chdir(tmp_path)
-    file = "open(os.path.join(job['folder'], 'measures', job['measures'][0]['file']), 'w')"
-    content = "json.dumps({'experiment': job['key'], 'value': 80.0, 'code': 'x'})"
-    measure = (
-        f"    os.makedirs(os.path.join(job['folder'], 'measures'))\n    {file}.write({content})\n"
-    )
+    monkeypatch.setattr(results_on_disk, "read_results", lambda *_: {"environment": {}})
     first = f"{str(tmp_path / 'first')!r}"
-    die = f"    if not os.path.exists({first}):\n        open({first}, 'w')\n        os._exit(3)\n"
-    speak(ANSWER + die + measure + "    print('{}', flush=True)\n")
+    die = f"if not os.path.exists({first}):\n    open({first}, 'w')\n    os._exit(3)\n"
+    speak(COMMAND + die + MEASURE)
     cells = ["FedU, CIFAR-10, IID", "FedBYOL, CIFAR-10, IID"]
     call = {
         "sweep": lambda: fedssl.sweep("demo", ["train.lr=0.1,0.2"], 1, dir="out", device="cpu"),

@@ -89,7 +89,7 @@ def test_a_table_in_a_sweep_changes_only_the_keys_it_names(tmp_path: Path) -> No
 
 def test_a_probe_requested_twice_is_refused() -> None:
     """Otherwise its one figure would count as that of two seeds."""
-    with pytest.raises(ConfigError, match="requested twice: knn, linear, knn"):
+    with pytest.raises(ConfigError, match="requested twice, name it once: knn, linear, knn"):
         sweep_table("demo", [], ["knn", "linear", "knn"])
 
 

@@ -32,6 +32,7 @@ def evaluate(
     With --on, --set data.size=64 changes a setting of that data set.
     """
     from fedssl.cli.score import print_score
+    from fedssl.core.provenance import code
     from fedssl.experiment.plain_values import parse_assignments
     from fedssl.runs.run import Run
 
@@ -46,7 +47,7 @@ def evaluate(
     if len(run.rounds) < run.experiment.rounds:
         score.add_note("the run is not finished: this is its newest checkpoint")
     if as_json:
-        print(json.dumps({"probe": probe} | score.details()))
+        print(json.dumps({"probe": probe, "code": code()} | score.details()))
     else:
         print_score(probe, data or run.experiment.to_dict()["data"], score)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,22 +89,12 @@ def reproduce(
         raise ConfigError("name a table; fedssl reproduce --list prints all of them")
     find_table(table)
 
-    from fedssl.cli.table_progress import progress_display
-    from fedssl.tables.reproduce import reproduce as run
+    from fedssl.tables.reproduce import reproduce as run_table
 
-    with _printing_failures(as_json), progress_display() as display:
-        outcome = run(
-            table,
-            scale,
-            seeds,
-            cells=cells,
-            dir=dir,
-            device=device,
-            data_dir=data_dir,
-            display=display,
-            fresh=fresh,
-        )
-    _print(outcome, as_json)
+    run = partial(
+        run_table, table, scale, seeds, cells, dir, device, data_dir=data_dir, fresh=fresh
+    )
+    _run_and_print(run, as_json)
 
 
 def sweep(
@@ -126,22 +116,11 @@ def sweep(
 
     check_source(name)
 
-    from fedssl.cli.table_progress import progress_display
-    from fedssl.tables.reproduce import sweep as run
+    from fedssl.tables.reproduce import sweep as run_sweep
 
-    with _printing_failures(as_json), progress_display() as display:
-        outcome = run(
-            name,
-            set,
-            seeds,
-            probes=probe or ("linear",),
-            dir=dir,
-            device=device,
-            data_dir=data_dir,
-            display=display,
-            fresh=fresh,
-        )
-    _print(outcome, as_json)
+    probes = probe or ["linear"]
+    run = partial(run_sweep, name, set, seeds, probes, dir, device, data_dir=data_dir, fresh=fresh)
+    _run_and_print(run, as_json)
 
 
 def _list(table: str | None, patterns: list[str], suffix: str, *, as_json: bool) -> None:
@@ -177,16 +156,18 @@ def _list_tables(suffix: str, as_json: bool) -> None:
         print_catalogue(summaries)
 
 
-@contextmanager
-def _printing_failures(as_json: bool) -> Iterator[None]:
+def _run_and_print(run: Callable[..., Outcome], as_json: bool) -> None:
     """Print the table also if some of its cells failed; the error then sets the exit code."""
+    from fedssl.cli.table_progress import progress_display
     from fedssl.tables.failures import TableError
 
     try:
-        yield
+        with progress_display() as display:
+            outcome = run(display=display)
     except TableError as failed:
         _print(failed.outcome, as_json)
         raise
+    _print(outcome, as_json)
 
 
 def _print(outcome: Outcome, as_json: bool) -> None:

@@ -7,7 +7,7 @@ without grids is one experiment, named after the file and described by its first
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -16,7 +16,7 @@ from typing import Any
 from fedssl.experiment.recipes.grid import expand, matching
 from fedssl.experiment.recipes.layers import Layers, Table, merged, notes
 
-__all__ = ["VARIANTS", "Recipe", "families", "matching", "recipes"]
+__all__ = ["VARIANTS", "Recipe", "families", "matching", "recipes", "toml_texts"]
 
 # NAME-short and NAME-mini exist for any recipe: fedssl/experiment/variants.py
 VARIANTS = ("short", "mini")
@@ -117,22 +117,21 @@ def _partition_words(partition: Table) -> str:
 @cache
 def _files() -> dict[str, Table]:
     """Return the contents of the recipe files by name; `opening` is the first line of a file."""
-    texts = {}
-    for file in resources.files("fedssl.experiment.recipes").iterdir():
-        if file.name.endswith(".toml"):
-            texts[file.name.removesuffix(".toml")] = file.read_text("utf-8")
     files: dict[str, Table] = {}
-    for name in sorted(texts, key=_position):
-        opening = texts[name].partition("\n")[0]
-        files[name] = {"opening": opening, **tomllib.loads(texts[name])}
+    for name, text in toml_texts("fedssl.experiment.recipes", ORDER).items():
+        opening = text.partition("\n")[0]
+        files[name] = {"opening": opening, **tomllib.loads(text)}
     return files
 
 
-def _position(family: str) -> tuple[int, str]:
-    """Return the key by which files are sorted: those in ORDER first, others by name."""
-    if family in ORDER:
-        return ORDER.index(family), family
-    return len(ORDER), family
+def toml_texts(package: str, order: Sequence[str]) -> dict[str, str]:
+    """Return the TOML files of a package by name: those in `order` first, others sorted."""
+    texts = {}
+    for file in resources.files(package).iterdir():
+        if file.name.endswith(".toml"):
+            texts[file.name.removesuffix(".toml")] = file.read_text("utf-8")
+    names = [*order, *sorted(texts.keys() - set(order))]
+    return {name: texts[name] for name in names}
 
 
 @cache
