@@ -21,13 +21,13 @@ LARGEST = 0.65  # the largest share of one image in a mixture
 CHUNK = 128  # mixtures computed at a time
 
 
-def mixtures(client: Client, k: int, most: int, flips: bool) -> Iterator[Tensor]:
+def mixtures(client: Client, k: int, limit: int, flips: bool) -> Iterator[Tensor]:
     """Yield inputs (m, C, H, W) mixed from k images each, up to CHUNK at a time.
 
-    There is one mixture for each of the client's images, of at most `most` of them. A client with
+    There is one mixture for each of the client's images, of at most `limit` of them. A client with
     fewer than k images mixes all of them.
     """
-    rows = partners(client.count, k, most, generator=client.generator("partners"))
+    rows = partners(client.count, k, limit, generator=client.generator("partners"))
     count, k = rows.shape
     weights = coefficients(count, k, client.generator("coefficients")).to(client.trainer.device)
     signs = client.generator("signs", client.trainer.device)
@@ -50,12 +50,12 @@ def warning_of(k: int) -> str:
     )
 
 
-def partners(count: int, k: int, most: int, generator: torch.Generator) -> Tensor:
-    """Return rows (min(count, most), min(k, count)) of different numbers below `count`.
+def partners(count: int, k: int, limit: int, generator: torch.Generator) -> Tensor:
+    """Return rows (min(count, limit), min(k, count)) of different numbers below `count`.
 
     No two rows begin with the same number. The order of the rows is random.
     """
-    first = torch.randperm(count, generator=generator)[:most, None]
+    first = torch.randperm(count, generator=generator)[:limit, None]
     rows = torch.cat([first, first.expand(-1, min(k, count) - 1)], 1)
     repeated = _has_repeats(rows)
     while repeated.any():

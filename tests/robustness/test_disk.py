@@ -307,7 +307,8 @@ def test_other_images_in_the_same_directory(federation: Any) -> None:
     np.savez(path, **arrays)
     for rounds in (1, 2):
         with pytest.raises(
-            ConfigError, match="holds a run on other images, or on these dealt otherwise"
+            ConfigError,
+            match="holds a run with other images, or with these images on other clients",
         ):
             federation.here("run", "simclr", f"rounds={rounds}")
 
@@ -329,7 +330,7 @@ def test_the_same_images_dealt_otherwise(federation: Any) -> None:
     lists.write_text(json.dumps({"a": list(range(20)), "b": list(range(20, 40))}))
     federation.here("run", "simclr", *settings)
     lists.write_text(json.dumps({"a": list(range(21)), "b": list(range(21, 40))}))
-    with pytest.raises(ConfigError, match="dealt otherwise"):
+    with pytest.raises(ConfigError, match="these images on other clients"):
         federation.here("run", "simclr", *settings)
 
 
