@@ -216,7 +216,7 @@ def test_channels_of_a_backbone_without_convolutions(
     assert backbone(torch.zeros(2, 5, 10, 10)).shape == (2, 8)
     saved = next(iter(run.models().values())).pick(("backbone",)).tensors()
     assert torch.equal(backbone.linear.weight, saved["backbone.linear.weight"])
-    with pytest.raises(TypeError, match="MeanColour .* override its property `channels`"):
+    with pytest.raises(TypeError, match=r"MeanColour .* override its property `channels`"):
         assert backbone.channels
 
 
