@@ -43,7 +43,7 @@ def mixtures(client: Client, k: int, limit: int, flips: bool) -> Iterator[Tensor
 def warning_of(k: int) -> str:
     """Return a warning for users who share features of mixtures of k images."""
     if k == 1:
-        return "clients share features of their images, which are not even mixed"
+        return "clients share features of images that are not even mixed: no privacy is claimed"
     return (
         "clients share features of images mixed as by InstaHide, which has been broken "
         "(Carlini et al., 2021): this is obfuscation, no privacy is claimed"
