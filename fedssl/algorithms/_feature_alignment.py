@@ -41,7 +41,7 @@ def alignment(method: Method, batch: Batch, out: Output, constants: Constants) -
     clean = method.encode(method.clean(batch.images), tracked=False).p
     if clean.shape != z_g.shape:
         raise ConfigError(
-            f"feature alignment compares predictions with projections, but predictions have "
+            "feature alignment compares predictions with projections, but predictions have "
             f"{clean.shape[1]} numbers and projections {z_g.shape[1]}: use heads of one width"
         )
     return (distance(augmented, z_g) + distance(clean, z_g)) / 2

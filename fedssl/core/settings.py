@@ -183,7 +183,7 @@ class Registry(Generic[T]):
             owner = f" of the package {point.dist.name}" if point.dist is not None else ""
             raise ConfigError(
                 f'{self.noun} "{point.name}" is a plugin{owner}, '
-                f"and {point.value} cannot be loaded: {type(problem).__name__}: {problem}"
+                f"but {point.value} cannot be loaded: {type(problem).__name__}: {problem}"
             ) from problem
         return cls
 

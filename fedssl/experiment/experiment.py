@@ -218,7 +218,7 @@ class Experiment(Settings):
         if not self.topology.has_server:
             raise ConfigError(
                 f'algorithm "{self._algorithm_name}" needs a server; '
-                f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none. Use "star"'
+                f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none: choose "star"'
             )
         for name in self.probe.beside:
             # Here "random" is an untrained backbone, not the graph of that name.
