@@ -101,7 +101,7 @@ def test_wrong_arguments_of_evaluate(finished: str, cli: Cli) -> None:
         ),
         (
             ["runs/mine", "--on", "data"],
-            "data is a folder: --on folder --set data.path=data --set data.layout=classes",
+            "data is a folder: use --on folder --set data.path=data --set data.layout=classes",
         ),
         (
             ["runs/mine", "--probe", "knn", "--set", "labels=100"],

@@ -243,7 +243,9 @@ def test_statistics_that_are_uploaded_but_never_sent_have_a_bound_too(
 
 def test_a_plan_that_cannot_reach_the_minimum_is_rejected_at_the_start(federation: Any) -> None:
     """One of three clients a round. Topologies that merge at no server are exempt."""
-    with pytest.raises(ConfigError, match=r"each round asks 1 of 3 clients.*guard.min_uploads = 1"):
+    with pytest.raises(
+        ConfigError, match=r"in each round 1 of 3 clients train.*guard.min_uploads = 1"
+    ):
         federation.here("run", "simclr", "topology.participation=0.34")
     assert not (federation.root / "run").exists()
     federation.here("run", "simclr", "topology.participation=0.34", "guard.min_uploads=1")
