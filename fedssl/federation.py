@@ -67,10 +67,10 @@ class Federation:
         most_images = max(len(index) for index in owners.values())
         trainers = build_trainers(experiment, seen.train.image, device, parallel, most_images)
         devices = dict.fromkeys(trainer.device for trainer in trainers)
-        placed = {}
+        public_on: dict[torch.device, Tensor] = {}
         if public is not None:
-            placed = {each: public.to(each) for each in devices}
-        return cls(experiment, shards(seen, owners, devices), trainers, placed)
+            public_on = {trained_on: public.to(trained_on) for trained_on in devices}
+        return cls(experiment, shards(seen, owners, devices), trainers, public_on)
 
     @property
     def clients(self) -> list[str]:
@@ -141,7 +141,10 @@ def normalisation(experiment: Experiment, channels: int) -> Normalisation | None
     if mean is None or std is None:
         return None
     if len(mean) != channels:
-        raise ConfigError(f"data.mean has {len(mean)} numbers, the images have {channels} channels")
+        raise ConfigError(
+            f"data.mean has {len(mean)} numbers, but the images have {channels} channels: "
+            "give one number for each channel"
+        )
     return Normalisation(mean, std)
 
 
@@ -179,16 +182,26 @@ def build_trainers(
     """
     settings = experiment.train
     devices = training_devices(device)
-    capacity = {each: settings.workers or _capacity(experiment, image, each) for each in devices}
-    placements = []
-    for slot in range(max(capacity.values())):
-        placements += [each for each in devices if slot < capacity[each]]
+    placements = _placements(experiment, image, devices)
     count = min(settings.workers or len(placements), clients)
     placements = placements[: max(1, count)]
     if device.type == "cpu":
         batch = min(settings.batch, most_images)
         _check_host_memory(experiment, image, len(placements), batch)
-    return [Trainer(build_method(experiment, image, each), settings) for each in placements]
+    return [Trainer(build_method(experiment, image, chosen), settings) for chosen in placements]
+
+
+def _placements(
+    experiment: Experiment, image: tuple[int, int, int], devices: Sequence[torch.device]
+) -> list[torch.device]:
+    """Return the device of each trainer that there is room for, the devices in turn."""
+    capacities = {}
+    for device in devices:
+        capacities[device] = experiment.train.workers or _capacity(experiment, image, device)
+    placements = []
+    for slot in range(max(capacities.values())):
+        placements += [device for device in devices if slot < capacities[device]]
+    return placements
 
 
 def _check_host_memory(
@@ -210,14 +223,14 @@ def _check_host_memory(
     free = free_host_memory()
     if needed > free:
         raise OutOfMemory(
-            f"training {workers} clients at a time takes at least {needed / 1e9:,.1f} GB of memory, "
-            f"and {free / 1e9:,.1f} GB are free: try a smaller train.batch, method.view_size or "
-            "model, or fewer train.workers"
+            f"training {workers} clients at a time needs at least {needed / 1e9:,.1f} GB of "
+            f"memory, but only {free / 1e9:,.1f} GB are free: try a smaller train.batch, "
+            "method.view_size or model, or fewer train.workers"
         )
 
 
 def _capacity(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> int:
-    """Return how many clients train in parallel on a device: by cores, or by a GPU's free memory."""
+    """Return how many clients train in parallel on a device, by cores or by a GPU's memory."""
     if device.type == "cuda":
         side = experiment.method.view_size or image[1]
         needed = BYTES_PER_PIXEL * 2 * experiment.train.batch * side * side
@@ -263,10 +276,14 @@ def first_sites(
         with threads(experiment.train.threads):
             first = experiment.algorithm.init(client)
     except ClientError as problem:
-        raise RunError(f"before the first round, on public images: {problem}") from problem
+        raise RunError(
+            f"training on public images before the first round failed: {problem}"
+        ) from problem
     numbers = {client: i for i, client in enumerate(clients)}
     sites = {}
     for site in experiment.topology.sites(clients):
-        own = {site: numbers[site]} if site in numbers else numbers
-        sites[site] = experiment.algorithm.enrol(first, own)
+        members = numbers
+        if site in numbers:  # a peer
+            members = {site: numbers[site]}
+        sites[site] = experiment.algorithm.enrol(first, members)
     return sites

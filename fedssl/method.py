@@ -118,7 +118,10 @@ class Method(ResidentModule, ABC):
 
     @property
     def persistent_parts(self) -> tuple[str, ...]:
-        """Parts that stay at a client between rounds; others it has not received are initialised by `init_local_parts`."""
+        """Parts that stay at a client between rounds.
+
+        `init_local_parts` initialises those that a client does not have yet.
+        """
         return tuple(part for part in ("target", *self.private) if part in self._modules)
 
     @property

@@ -129,7 +129,9 @@ def test_normalisation_fits_the_images() -> None:
     assert federation.normalisation(experiment(), 3) is None
     normalised = experiment({"data.mean": [0.5], "data.std": [0.25]})
     assert federation.normalisation(normalised, 1) == ((0.5,), (0.25,))
-    with pytest.raises(ConfigError, match=r"data\.mean has 1 numbers, the images have 3 channels"):
+    with pytest.raises(
+        ConfigError, match=r"data\.mean has 1 numbers, but the images have 3 channels"
+    ):
         federation.normalisation(normalised, 3)
 
 

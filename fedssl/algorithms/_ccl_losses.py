@@ -29,16 +29,16 @@ def fused_contrast(
 
 
 def candidates_among(
-    known: Tensor, most: int
+    known: Tensor, limit: int
 ) -> Callable[[int, torch.Generator], Mapping[str, Tensor]]:
     """Return a function that draws the `candidates` of each step (Eq. 7).
 
-    They are the numbers of at most `most` features, each once. Of all features (n,) those that are
-    `known` come first; if there are fewer than `most`, the number of the first unknown feature
+    They are the numbers of at most `limit` features, each once. Of all features (n,) those that are
+    `known` come first; if there are fewer than `limit`, the number of the first unknown feature
     fills the remaining places.
     """
     count = int(known.sum())
-    places = min(len(known), most)
+    places = min(len(known), limit)
 
     def draw(n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         drawn = torch.randperm(count, generator=generator, device=generator.device)[:places]

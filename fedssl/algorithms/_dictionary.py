@@ -55,7 +55,7 @@ class DictionaryBuilder:
         share = max(1, self.capacity // self._uploads)
         if share < self.share:
             self.share = share
-            self._parts = [_first_rows(part, share) for part in self._parts]
+            self._parts = [_first_rows(columns, share) for columns in self._parts]
         if self._uploads <= self.capacity:
             features = tensor(upload.tree, "features")
             index = tensor(upload.tree, "index")
@@ -70,9 +70,9 @@ class DictionaryBuilder:
         return {"features": features, "owner": owner, "index": index, "share": self.share}
 
 
-def _first_rows(part: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:
+def _first_rows(columns: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:
     # Copies, because a view would keep the whole upload alive.
-    return tuple(column[:rows].clone() for column in part)
+    return tuple(column[:rows].clone() for column in columns)
 
 
 def empty_dictionary(capacity: int, method: Method) -> Tree:

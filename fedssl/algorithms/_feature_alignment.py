@@ -41,8 +41,8 @@ def alignment(method: Method, batch: Batch, out: Output, constants: Constants) -
     clean = method.encode(method.clean(batch.images), tracked=False).p
     if clean.shape != z_g.shape:
         raise ConfigError(
-            f"predictions of {clean.shape[1]} numbers cannot be aligned with "
-            f"projections of {z_g.shape[1]}"
+            "feature alignment compares predictions with projections, but predictions have "
+            f"{clean.shape[1]} numbers and projections {z_g.shape[1]}: use heads of one width"
         )
     return (distance(augmented, z_g) + distance(clean, z_g)) / 2
 

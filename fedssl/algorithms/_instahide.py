@@ -21,13 +21,13 @@ LARGEST = 0.65  # the largest share of one image in a mixture
 CHUNK = 128  # mixtures computed at a time
 
 
-def mixtures(client: Client, k: int, most: int, flips: bool) -> Iterator[Tensor]:
+def mixtures(client: Client, k: int, limit: int, flips: bool) -> Iterator[Tensor]:
     """Yield inputs (m, C, H, W) mixed from k images each, up to CHUNK at a time.
 
-    There is one mixture for each of the client's images, of at most `most` of them. A client with
+    There is one mixture for each of the client's images, of at most `limit` of them. A client with
     fewer than k images mixes all of them.
     """
-    rows = partners(client.count, k, most, generator=client.generator("partners"))
+    rows = partners(client.count, k, limit, generator=client.generator("partners"))
     count, k = rows.shape
     weights = coefficients(count, k, client.generator("coefficients")).to(client.trainer.device)
     signs = client.generator("signs", client.trainer.device)
@@ -43,19 +43,19 @@ def mixtures(client: Client, k: int, most: int, flips: bool) -> Iterator[Tensor]
 def warning_of(k: int) -> str:
     """Return a warning for users who share features of mixtures of k images."""
     if k == 1:
-        return "clients share features of their images, which are not even mixed"
+        return "clients share features of images that are not even mixed: no privacy is claimed"
     return (
         "clients share features of images mixed as by InstaHide, which has been broken "
         "(Carlini et al., 2021): this is obfuscation, no privacy is claimed"
     )
 
 
-def partners(count: int, k: int, most: int, generator: torch.Generator) -> Tensor:
-    """Return rows (min(count, most), min(k, count)) of different numbers below `count`.
+def partners(count: int, k: int, limit: int, generator: torch.Generator) -> Tensor:
+    """Return rows (min(count, limit), min(k, count)) of different numbers below `count`.
 
     No two rows begin with the same number. The order of the rows is random.
     """
-    first = torch.randperm(count, generator=generator)[:most, None]
+    first = torch.randperm(count, generator=generator)[:limit, None]
     rows = torch.cat([first, first.expand(-1, min(k, count) - 1)], 1)
     repeated = _has_repeats(rows)
     while repeated.any():

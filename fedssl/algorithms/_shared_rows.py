@@ -23,21 +23,21 @@ def local_keys(method: Method) -> Tensor:
 def projected(trainer: Trainer, inputs: Iterable[Tensor]) -> Tensor:
     """Return unit projections (n, d) of inputs (m, C, H, W) by the momentum copy in eval mode."""
     with trainer.eval_mode() as method:
-        return torch.cat([F.normalize(method.encode_target(some), dim=-1) for some in inputs])
+        return torch.cat([F.normalize(method.encode_target(batch), dim=-1) for batch in inputs])
 
 
 class FeatureCollector:
-    """Collect the features of many uploads, at most `most` of each."""
+    """Collect the features of many uploads, at most `limit` of each."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.features: dict[str, Tensor] = {}  # by client
 
     def collect(self, upload: Upload) -> Upload:
         """Store the features of an upload, and return the upload."""
         features = upload.tree.get("features")
         if isinstance(features, Tensor):
-            self.features[upload.client] = features[: self.most]
+            self.features[upload.client] = features[: self.limit]
         return upload
 
 
@@ -56,19 +56,19 @@ def no_features(method: Method) -> dict[str, Tensor]:
 
 
 def features_of_others(
-    message: Tree, client_id: str, most: int, generator: torch.Generator
+    message: Tree, client_id: str, limit: int, generator: torch.Generator
 ) -> tuple[Tensor, int]:
-    """Return features of other clients (r, d), at most `most`, drawn at random, and their number.
+    """Return features of other clients (r, d), at most `limit`, drawn at random, and their number.
 
-    r is a power of two, or `most`, so that few shapes occur; rows after the features are zeros.
+    r is a power of two, or `limit`, so that few shapes occur; rows after the features are zeros.
     """
     features = tensor(message, "features")
     owners = tensor(message, "owners")
     foreign = (owners != owner_number(client_id)).nonzero().flatten()
-    order = torch.randperm(len(foreign), generator=generator)[:most]
+    order = torch.randperm(len(foreign), generator=generator)[:limit]
     chosen = features[foreign[order.to(foreign.device)]]
     unit = F.normalize(chosen, dim=-1)  # uploads may hold rows of another length
-    room = min(1 << (max(len(unit), 1) - 1).bit_length(), most)
+    room = min(1 << (max(len(unit), 1) - 1).bit_length(), limit)
     return F.pad(unit, (0, 0, 0, room - len(unit))), len(unit)
 
 

@@ -97,8 +97,9 @@ class CCL(Algorithm):
         method = client.method
         if self.lam and self.neighbours >= min(len(local_keys(method)), self.candidates):
             raise ConfigError(
-                f"{self.neighbours} neighbours: method.queue and algorithm.candidates must be "
-                "above that"
+                f"algorithm.neighbours = {self.neighbours} is too large: it must be below "
+                f"method.queue = {len(local_keys(method))} and algorithm.candidates = "
+                f"{self.candidates}"
             )
         site: dict[str, Value] = {
             "model": online_model(method),

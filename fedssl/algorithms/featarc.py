@@ -63,7 +63,8 @@ class FeatARC(Algorithm):
             return {_key(j): first for j in range(self.clusters)}
         if client.method.settings.init is not None:
             raise ConfigError(
-                'algorithm.start = "independent" would shuffle the weights that method.init names'
+                'algorithm.start = "independent" shuffles the first weights, so it cannot be '
+                "combined with method.init: leave out one of them"
             )
         models = {}
         for j in range(self.clusters):
@@ -96,11 +97,11 @@ class FeatARC(Algorithm):
         last = int(number(client.memory, "cluster", number(message, "first")))
         cluster = last
         if "local" in client.memory:
-            own = client.embed(model(client.memory, "local"))  # line 10
+            last_features = client.embed(model(client.memory, "local"))  # line 10
             distances = []
             for j in range(self.clusters):
                 features = client.embed(model(message, _key(j)))  # line 9
-                distances.append(distance(features, own).item())  # line 12
+                distances.append(distance(features, last_features).item())  # line 12
                 client.notes[f"distance.{j}"] = distances[j]
             cluster = distances.index(min(distances))  # line 14
         client.notes.update(cluster=cluster, switched=float(cluster != last))

@@ -41,10 +41,10 @@ class FedBN(Algorithm):
     eval_norm: Literal["none", "mean"] = "none"
 
     def upload_schema(self, method: Method) -> Mapping[str, Spec]:
-        norms, rest = split(online_layout(method))
+        norms, shared = split(online_layout(method))
         if self.eval_norm == "mean" and norms.entries:
-            return {"model": rest, "norms": norms}
-        return {"model": rest}
+            return {"model": shared, "norms": norms}
+        return {"model": shared}
 
     def init(self, client: Client) -> Tree:
         return {"model": online_model(client.method), **self._uploaded_norms(client.method)}
@@ -65,11 +65,11 @@ class FedBN(Algorithm):
         return self._upload(client), memory
 
     def _upload(self, client: Client) -> Tree:
-        _, rest = split(online_layout(client.method))
+        _, shared = split(online_layout(client.method))
         norms = self._uploaded_norms(client.method)
         if norms:
             client.notes["norms_sent"] = 1.0
-        return {"model": client.method.state.restricted(rest), **norms}
+        return {"model": client.method.state.restricted(shared), **norms}
 
     def _uploaded_norms(self, method: Method) -> Tree:
         """Return the norm layers that are uploaded: all of them, or none."""
@@ -112,13 +112,13 @@ def split(layout: Layout) -> tuple[Layout, Layout]:
         if entry.role in ("norm", "statistic"):
             layers.add(_layer(entry.name))
     norms = []
-    rest = []
+    shared = []
     for entry in layout.entries:
         if _layer(entry.name) in layers:
             norms.append(entry)
         else:
-            rest.append(entry)
-    return Layout(tuple(norms)), Layout(tuple(rest))
+            shared.append(entry)
+    return Layout(tuple(norms)), Layout(tuple(shared))
 
 
 def _layer(name: str) -> str:

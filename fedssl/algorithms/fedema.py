@@ -87,12 +87,12 @@ class FedEMA(Algorithm):
         if client.memory.get("round") != client.round - 1:  # line 13
             load_model(client, received, *_private_parts(client))  # line 14
             return 0.0
-        own = model(client.memory, "online")
+        local = model(client.memory, "online")
         divergence = self._divergence(received, client.memory)
         lam = self._lam(divergence, client.memory, message)
         mu = min(lam * divergence, 1.0)  # line 16
         client.notes.update(divergence=divergence, lam=lam, mu=mu)
-        mixed = self._mix(received, own, mu)
+        mixed = self._mix(received, local, mu)
         load_model(client, mixed, *stored_models(client.memory, "kept"))
         return lam
 
@@ -117,14 +117,14 @@ class FedEMA(Algorithm):
             return 0.0
         return self.tau / divergence
 
-    def _mix(self, received: State, own: State, mu: float) -> State:
+    def _mix(self, received: State, local: State, mu: float) -> State:
         """Return μ·W_k + (1 − μ)·W_g."""
         encoder = [part for part in received.layout.parts if part != "predictor"]
         encoder_mu = mu if self.encoder_mu is None else self.encoder_mu
         predictor_mu = mu if self.predictor_mu is None else self.predictor_mu
         mixed = received
         for parts, share in ((encoder, encoder_mu), (["predictor"], predictor_mu)):
-            mixture = received.pick(parts).lerp(own.pick(parts), share)  # lines 17 and 18
+            mixture = received.pick(parts).lerp(local.pick(parts), share)  # lines 17 and 18
             mixed = mixed.overwritten(mixture)
         return mixed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ WORKS = Verdict()
 def combinations() -> list[Combination]:
     """Return all combinations, including those of other packages."""
     names = product(ALGORITHMS.names(), METHODS.names(), TOPOLOGIES.names())
-    return [Combination(*each) for each in names]
+    return list(starmap(Combination, names))
 
 
 def tiny(combination: Combination, **changes: Any) -> Experiment:
@@ -172,10 +172,12 @@ def _all_finite(sites: Sites) -> bool:
 
 
 def attempts(
-    data: Dataset | None, some: Iterable[Combination] | None = None
+    data: Dataset | None, selected: Iterable[Combination] | None = None
 ) -> Iterator[tuple[Combination, Verdict]]:
-    """Yield the verdicts of some combinations, or of all."""
-    for combination in combinations() if some is None else some:
+    """Yield the verdicts of the selected combinations; of all by default."""
+    if selected is None:
+        selected = combinations()
+    for combination in selected:
         yield combination, attempt(combination, data)
 
 
@@ -196,11 +198,12 @@ def _table(
     verdicts: Mapping[Combination, Verdict], row_kind: str, reasons: list[str]
 ) -> Iterator[str]:
     """Yield the lines of a table with a row for each method or topology."""
+    algorithms: dict[str, None] = {}  # in their order
     cells: dict[str, dict[str, list[Verdict]]] = {}
     for combination, verdict in verdicts.items():
         row = cells.setdefault(getattr(combination, row_kind), {})
         row.setdefault(combination.algorithm, []).append(verdict)
-    algorithms = list(dict.fromkeys(combination.algorithm for combination in verdicts))
+        algorithms[combination.algorithm] = None
     yield f"| | {' | '.join(algorithms)} |"
     yield "|---" * (len(algorithms) + 1) + "|"
     for name, row in cells.items():
@@ -216,5 +219,8 @@ def _cell(verdicts: list[Verdict], reasons: list[str]) -> str:
 
 
 def _distinct_reasons(verdicts: Iterable[Verdict]) -> list[str]:
-    reasons = [verdict.reason for verdict in verdicts]
-    return list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    reasons: dict[str, None] = {}  # in the order of their first verdict
+    for verdict in verdicts:
+        if verdict.reason is not None:
+            reasons[verdict.reason] = None
+    return list(reasons)

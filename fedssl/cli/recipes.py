@@ -35,11 +35,10 @@ def chosen(pattern: str | None) -> dict[str, Recipe]:
         selected = {name: known[name] for name in matching(known, pattern)}
     else:
         text = pattern.lower()
-        selected = {
-            name: recipe
-            for name, recipe in known.items()
-            if text in name or _is_published_in(recipe, text)
-        }
+        selected = {}
+        for name, recipe in known.items():
+            if text in name or _is_published_in(recipe, text):
+                selected[name] = recipe
     if not selected:
         raise ConfigError(f'no recipe matches "{pattern}"; fedssl recipes lists all of them')
     return selected
@@ -47,8 +46,10 @@ def chosen(pattern: str | None) -> dict[str, Recipe]:
 
 def _is_published_in(recipe: Recipe, text: str) -> bool:
     """True if the text is a paper or table that has the recipe; "table 1" is not table 10."""
-    places = [place.lower() for place in recipe.places]
-    return any(text == place or text in place.split(", ") for place in places)
+    for place in recipe.places:
+        if text == place.lower() or text in place.lower().split(", "):
+            return True
+    return False
 
 
 def print_recipes(selected: Mapping[str, Recipe]) -> None:

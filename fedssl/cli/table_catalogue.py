@@ -25,20 +25,21 @@ def catalogue(suffix: str) -> list[dict[str, Any]]:
 
 def cells_of(table: Table) -> list[dict[str, Any]]:
     """Return the cells of a table as plain values."""
-    return [
-        {
-            "row": cell.row,
-            "column": cell.column,
-            "recipe": cell.recipe,
-            "set": list(cell.set),
-            "probe": cell.probe,
-            "settings": list(cell.settings),
-            "on": cell.on,
-            "published": cell.published,
-            "cannot": cell.cannot,
-        }
-        for cell in table.cells
-    ]
+    return list(map(_plain_cell, table.cells))
+
+
+def _plain_cell(cell: Cell) -> dict[str, Any]:
+    return {
+        "row": cell.row,
+        "column": cell.column,
+        "recipe": cell.recipe,
+        "set": list(cell.set),
+        "probe": cell.probe,
+        "settings": list(cell.settings),
+        "on": cell.on,
+        "published": cell.published,
+        "cannot": cell.cannot,
+    }
 
 
 def _summary(table: Table, suffix: str) -> dict[str, Any]:
@@ -62,7 +63,8 @@ def _distinct_trainings(cells: Iterable[Cell], suffix: str) -> Collection[dict[s
     trainings: dict[str, dict[str, Any]] = {}
     for cell in cells:
         values = merge_changes(find_recipe(cell.recipe + suffix), parse_assignments(cell.set))
-        trained = {key: value for key, value in values.items() if key != "probe"}
+        trained = dict(values)
+        trained.pop("probe", None)
         trainings.setdefault(json.dumps(trained, sort_keys=True), values)
     return trainings.values()
 
@@ -121,6 +123,10 @@ def _probe_text(cell: Cell) -> str:
 
 def _remarks(table: Table) -> list[str]:
     """Return the note of a table and why cells are not reproducible, each reason once."""
-    reasons = [f"not reproducible: {cell.cannot}" for cell in table.cells if cell.cannot]
-    remarks = [table.note, *reasons] if table.note else reasons
-    return list(dict.fromkeys(remarks))
+    remarks: dict[str, None] = {}
+    if table.note:
+        remarks[table.note] = None
+    for cell in table.cells:
+        if cell.cannot:
+            remarks[f"not reproducible: {cell.cannot}"] = None
+    return list(remarks)

@@ -10,4 +10,6 @@ UNLIMITED = 10_000  # columns: a table has one line per row
 def wide_console(width: int = UNLIMITED) -> Console:
     """Return a console with the width of the terminal, or `width` if there is no terminal."""
     console = Console()
-    return console if console.is_terminal else Console(width=width)
+    if console.is_terminal:
+        return console
+    return Console(width=width)

@@ -1,6 +1,11 @@
 """Errors for users: each is one sentence that a user can act on, with an exit code per class."""
 
+from __future__ import annotations
+
+import contextlib
 import errno
+from collections.abc import Iterator
+from pathlib import Path
 
 
 class FedsslError(Exception):
@@ -67,8 +72,23 @@ def out_of_memory(problem: BaseException) -> OutOfMemory:
     return OutOfMemory(
         "the machine has too little memory for this: try a smaller train.batch, method.view_size "
         "or model, or fewer train.workers; "
-        f"what was saved before is intact ({first_line[:200]})"
+        f"files saved before are intact ({first_line[:200]})"
     )
+
+
+@contextlib.contextmanager
+def explained_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of memory, and of writing to a folder, into errors that a user can act on."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as problem:
+        if is_out_of_memory(problem):
+            raise out_of_memory(problem) from problem
+        if not isinstance(problem, OSError):
+            raise
+        raise RunError(
+            f"{folder} cannot be written: {problem}; files saved before are intact"
+        ) from problem
 
 
 class ClientError(FedsslError):

@@ -1,10 +1,11 @@
 """Identify the code and the machine that produced a figure.
 
-The digest of the code changes with every statement that may change a figure. Comments, docstrings and layout do not
-change it, nor do modules that only present results. It does not cover plugins.
+The digest of the code changes with every statement that may change a figure. Comments, docstrings
+and layout do not change it, nor do modules that only present results. It does not cover plugins.
 
-`equal_code.txt` lists digests of code that the golden tests have shown to compute the same bits. All of them are
-reported as the first, so that a change of names or layout does not make earlier figures look outdated.
+`equal_code.txt` lists digests of code that the golden tests have shown to compute the same bits.
+All of them are reported as the first, so that a change of names or layout does not make earlier
+figures look outdated.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ PACKAGE = Path(__file__).parent.parent
 EQUAL_CODE = Path(__file__).parent / "equal_code.txt"
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 UNKNOWN = "unknown"  # the code of figures made before digests were kept
-# Modules and packages that only present results. runs/rounds_log.py is not one: tables read figures from its log.
+# Modules and packages that only present results. runs/rounds_log.py is not one: tables read figures
+# from its log.
 PRESENTATION = {
     "analysis",
     "cli",
@@ -47,18 +49,21 @@ def code() -> str:
 
 def package_digest(package: Path) -> str:
     """Return the digest of a package's source, not looked up in the table of equal code."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         name = file.relative_to(package)
         module = name.with_suffix("")
-        parts = {part.as_posix() for part in (module, *module.parents)}
-        if not PRESENTATION & parts:
-            whole.update(f"{name.as_posix()}\n{statements(file.read_text('utf-8'))}\n".encode())
-    return whole.hexdigest()[:8]
+        prefixes = {prefix.as_posix() for prefix in (module, *module.parents)}
+        if not PRESENTATION & prefixes:
+            digest.update(f"{name.as_posix()}\n{statements(file.read_text('utf-8'))}\n".encode())
+    return digest.hexdigest()[:8]
 
 
 def statements(source: str) -> str:
-    """Return a form of source code without comments, docstrings and layout, the same for every version of Python."""
+    """Return source code without comments, docstrings and layout.
+
+    The result is the same for every version of Python.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
@@ -67,7 +72,7 @@ def statements(source: str) -> str:
 
 
 def _flatten(node: object) -> Iterator[str]:
-    """Yield a syntax tree as text. Fields without a value are left out: versions of Python add such fields."""
+    """Yield a syntax tree as text, without empty fields: versions of Python add such fields."""
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}"
         for field, value in ast.iter_fields(node):

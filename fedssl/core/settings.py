@@ -67,7 +67,7 @@ def validate(cls: type[S], values: Mapping[str, Any], where: str = "") -> S:
 def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> str:
     """Return a sentence that names the key and states the first problem of a failed validation."""
     problem = _first_problem(failure)
-    path = [str(part) for part in problem["loc"]]
+    path = list(map(str, problem["loc"]))
     key = ".".join([where, *path] if where else path)
     if problem["type"] == "extra_forbidden":
         known = _model_at(cls, path[:-1]).model_fields
@@ -183,7 +183,7 @@ class Registry(Generic[T]):
             owner = f" of the package {point.dist.name}" if point.dist is not None else ""
             raise ConfigError(
                 f'{self.noun} "{point.name}" is a plugin{owner}, '
-                f"and {point.value} cannot be loaded: {type(problem).__name__}: {problem}"
+                f"but {point.value} cannot be loaded: {type(problem).__name__}: {problem}"
             ) from problem
         return cls
 

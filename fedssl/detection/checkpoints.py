@@ -46,10 +46,12 @@ class Checkpoints:
         self, iteration: int, weights: Mapping[str, Tensor], momenta: Mapping[str, Tensor]
     ) -> None:
         """Write a checkpoint and delete those before the last two."""
-        tensors = dict(weights)
-        for name, tensor in momenta.items():
-            tensors[MOMENTUM + name] = tensor
-        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        tensors = {}
+        for name, weight in weights.items():
+            tensors[name] = weight.detach().cpu().contiguous()
+        for name, momentum in momenta.items():
+            tensors[MOMENTUM + name] = momentum.detach().cpu().contiguous()
+        data = save(tensors)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(self.folder / f"{iteration:08d}-{_digest(data)}.safetensors", data)
         for old in self.files()[KEPT:]:

@@ -198,7 +198,7 @@ def _parse_segmentation(annotation: Entry, height: int, width: int, where: str) 
     if list(segmentation["size"]) != [height, width]:
         raise DataError(
             f"{where} has a mask of (height, width) = {segmentation['size']}, "
-            f"but its image is of {[height, width]}"
+            f"but its image has {[height, width]}"
         )
     return {"counts": segmentation["counts"], "size": [height, width]}
 

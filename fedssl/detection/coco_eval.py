@@ -158,6 +158,10 @@ def _index_results(truth: Any, detections: list[Detection], kind: str) -> Any:
         return COCO()  # loadRes does not accept an empty list
     entries = []
     for image, category, score, box, mask in detections:
-        shape = {"bbox": box} if kind == "boxes" else {"segmentation": mask}
-        entries.append({"image_id": image, "category_id": category, "score": score, **shape})
+        entry: dict[str, Any] = {"image_id": image, "category_id": category, "score": score}
+        if kind == "boxes":
+            entry["bbox"] = box
+        else:
+            entry["segmentation"] = mask
+        entries.append(entry)
     return truth.loadRes(entries)

@@ -23,7 +23,7 @@ from torch import nn
 from fedssl import nets
 from fedssl.core.console import Notify, ignore_message, meter, print_to_stderr
 from fedssl.core.devices.select import resolve_device
-from fedssl.core.errors import ConfigError, RunError
+from fedssl.core.errors import ConfigError, explained_errors
 from fedssl.core.files import integrity
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.lock import locked_directory
@@ -92,19 +92,12 @@ def fine_tune(
     datasets = _read_datasets(task, notify)
     identity = task.identity()
     folder = folder or default_dir(backbone, identity)
-    try:
-        with locked_directory(folder):
-            integrity.repair(folder, notify)
-            _check_identity(folder, identity, notify)
-            metrics = _read_finished(folder, notify)
-            if not metrics:
-                metrics = _train_and_evaluate(
-                    task, datasets, folder, device=torch_device, quiet=quiet
-                )
-    except OSError as error:
-        raise RunError(
-            f"{folder} cannot be written: {error}; files saved before are intact"
-        ) from error
+    with explained_errors(folder), locked_directory(folder):
+        integrity.repair(folder, notify)
+        _check_identity(folder, identity, notify)
+        metrics = _read_finished(folder, notify)
+        if not metrics:
+            metrics = _train_and_evaluate(task, datasets, folder, device=torch_device, quiet=quiet)
     return {"dir": str(folder)} | metrics
 
 
@@ -201,7 +194,9 @@ def _read_datasets(task: FineTuning, notify: Notify) -> Datasets:
     _check_same_categories(task, train, val)
     with_objects = [image for image in train.images if image.single_objects]
     if not with_objects:
-        raise ConfigError(f"{task.train.annotations} has no object to learn from")
+        raise ConfigError(
+            f"{task.train.annotations} has no objects, so there is nothing to learn from"
+        )
     empty = len(train.images) - len(with_objects)
     if empty and not task.settings.keep_empty:
         notify(
@@ -239,7 +234,7 @@ def _export(
 
 
 def _check_identity(folder: Path, identity: Mapping[str, Any], notify: Notify) -> None:
-    """Record the identity in the directory; a ConfigError if it has another fine-tuning."""
+    """Record the identity in the directory; raise ConfigError if it has another fine-tuning."""
     text = integrity.read_text(folder, SETTINGS, notify)
     has_checkpoints = any((folder / "checkpoints").glob("*.safetensors"))
     has_started = has_checkpoints or (folder / METRICS).is_file()
@@ -257,7 +252,7 @@ def _check_identity(folder: Path, identity: Mapping[str, Any], notify: Notify) -
             if key.startswith("settings."):
                 difference = f"{key} was {recorded.get(key)!r}, not {value!r}"
             raise ConfigError(
-                f"{folder} has another fine-tuning ({difference}): "
+                f"{folder} holds another fine-tuning ({difference}): "
                 "choose another --dir, or leave it out"
             )
     integrity.write_copied(folder, SETTINGS, json.dumps(identity, indent=2) + "\n")
@@ -265,9 +260,9 @@ def _check_identity(folder: Path, identity: Mapping[str, Any], notify: Notify) -
 
 def _flatten(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings under "settings.NAME", then the other values."""
-    flat = {f"settings.{key}": value for key, value in identity["settings"].items()}
-    others = {key: value for key, value in identity.items() if key != "settings"}
-    return flat | others
+    others = dict(identity)
+    settings = others.pop("settings")
+    return {f"settings.{key}": value for key, value in settings.items()} | others
 
 
 def _read_finished(folder: Path, notify: Notify) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -92,7 +92,7 @@ class Batches:
 
         They are loaded ahead by threads.
         """
-        jobs = (job for iteration in range(first, last) for job in self._jobs(iteration))
+        jobs = chain.from_iterable(map(self._jobs, range(first, last)))
         samples = prefetch(self._load, jobs, PREFETCHED_BATCHES * self.batch)
         for _ in range(first, last):
             yield list(islice(samples, self.batch))
@@ -115,10 +115,12 @@ def prefetch(work: Callable[[Job], Result], jobs: Iterable[Job], limit: int) -> 
     pending = deque[Future[Result]]()
     jobs = iter(jobs)
     try:
-        pending.extend(pool.submit(work, job) for job in islice(jobs, limit))
+        for job in islice(jobs, limit):
+            pending.append(pool.submit(work, job))
         while pending:
             result = pending.popleft().result()
-            pending.extend(pool.submit(work, job) for job in islice(jobs, 1))
+            for job in islice(jobs, 1):
+                pending.append(pool.submit(work, job))
             yield result
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -139,7 +141,9 @@ def load_sample(image: AnnotatedImage, channels: int, mirrored: bool = False) ->
         "masks": torch.from_numpy(masks),
     }
     sample = Sample(pixels, target)
-    return mirror(sample) if mirrored else sample
+    if mirrored:
+        return mirror(sample)
+    return sample
 
 
 def read_image(image: AnnotatedImage, channels: int) -> Tensor:

@@ -42,10 +42,8 @@ def locate(split: str, data: Path | None, explicit: ExplicitPaths) -> Part:
     parts = _search(split, data)
     if explicit.annotations is not None:
         parts = [part._replace(annotations=explicit.annotations) for part in parts[:1]]
-    if explicit.images is not None:
-        parts = [part._replace(images=explicit.images) for part in parts]
     if len(parts) == 1:
-        return parts[0]
+        return parts[0]._replace(images=explicit.images or parts[0].images)
     problem = "has several parts" if parts else "has no part"
     raise ConfigError(
         f'{data} {problem} "{split}" in COCO\'s layout ({LAYOUTS.replace("SPLIT", split)}): '

@@ -80,8 +80,11 @@ def build_detector(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(settings.seed, "detector"))
         body = _body(backbone, settings)
-        channels = [_output_channels(getattr(body, f"layer{i}")) for i in range(1, 5)]
-        levels = {f"layer{i + 1}": str(i) for i in range(4)}
+        channels = []
+        levels = {}
+        for level, (stage,) in enumerate(STAGES[1:]):
+            channels.append(_output_channels(getattr(body, stage)))
+            levels[stage] = str(level)
         model: nn.Module = MaskRCNN(
             BackboneWithFPN(body, levels, channels, settings.width),
             min_size=shorter,
@@ -117,7 +120,9 @@ def _body(backbone: ExportedBackbone, settings: DetectionSettings) -> nn.Module:
     from torchvision import models
     from torchvision.ops import FrozenBatchNorm2d
 
-    norm = FrozenBatchNorm2d if settings.norm == "frozen" else nn.BatchNorm2d
+    norm: type[nn.Module] = nn.BatchNorm2d
+    if settings.norm == "frozen":
+        norm = FrozenBatchNorm2d
     body: nn.Module = getattr(models, backbone.backbone)(weights=None, norm_layer=norm)
     body.fc = nn.Identity()
     if backbone.stem == "cifar":

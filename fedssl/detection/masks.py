@@ -25,7 +25,10 @@ def to_rle(segmentation: Any, height: int, width: int) -> dict[str, Any]:
         counts = segmentation["counts"]
         if isinstance(counts, list):
             if sum(counts) != height * width or min(counts) < 0:
-                raise ValueError(f"runs of {sum(counts)} pixels for {height * width}")
+                raise ValueError(
+                    f"its run lengths cover {sum(counts)} pixels, "
+                    f"but its image has {height * width}"
+                )
             return dict(mask.frPyObjects(segmentation, height, width))
     except (OverflowError, TypeError, ValueError) as error:
         raise DataError(f"a segmentation is neither polygons nor run lengths: {error}") from None

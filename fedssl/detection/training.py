@@ -138,7 +138,7 @@ class Training:
         images = self._steps * self.batches.batch
         if not math.isfinite(total):
             raise RunError(
-                f"the loss is not finite by iteration {done:,}: "
+                f"the loss became infinite or NaN by iteration {done:,}: "
                 f"start again with an lr below {self.settings.peak_lr:g}"
             )
         self._loss_sums = {}
@@ -195,7 +195,8 @@ def _build_optimizer(model: nn.Module, settings: DetectionSettings) -> torch.opt
 @contextlib.contextmanager
 def _private_randomness(device: torch.device) -> Iterator[None]:
     """Restore torch's default generators at the end."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    cuda_devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda_devices):
         yield
 
 

@@ -44,7 +44,7 @@ class Round(NamedTuple):
 
     @classmethod
     def of(cls, number: int, sites: Sites, guard: Guard, typical: Typical | None) -> Round:
-        """Return the round that a guard has seen; a failed one leaves the typical upload as it was."""
+        """Return the round that a guard has seen; a failed one keeps the typical upload."""
         finished = cls(number, sites, guard.reports, typical)
         if finished.failed:
             return finished
@@ -151,4 +151,4 @@ def _too_many_failures(guard: Guard) -> str:
     reason = "no client answered"
     if guard.reports:
         reason = str(guard.reports[0].dropped)
-    return f"{MAX_FAILED_ROUNDS} rounds in a row failed; the last: {reason}"
+    return f"{MAX_FAILED_ROUNDS} rounds in a row failed; the reason in the last: {reason}"

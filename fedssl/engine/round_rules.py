@@ -88,9 +88,9 @@ class RoundRules:
                 "(quorum)"
             )
         if accepted < self.min_uploads:
-            uploads = "1 valid upload" if accepted == 1 else f"{accepted} valid uploads"
             return (
-                f"the round had {uploads}, and a merge needs {self.min_uploads} (guard.min_uploads)"
+                f"valid uploads in this round: {accepted}; a merge needs {self.min_uploads} "
+                "(guard.min_uploads)"
             )
         return None
 

@@ -39,14 +39,15 @@ from fedssl.probes import (
 
 # Settings that a probe of the whole model starts from: those of an experiment are for its linear
 # probe.
-ANEW = {"labels": 0, **dict.fromkeys(OF_TRAINING)}
+RESET_SETTINGS = {"labels": 0, **dict.fromkeys(OF_TRAINING)}
 
 
 def check_probe(name: str) -> None:
     """Raise ConfigError if there is no probe of this name."""
     if name == "transfer":
         raise ConfigError(
-            'transfer is a probe on other images: "linear" or "semi" on another data set, --on NAME'
+            'there is no probe "transfer": to measure how well features transfer, use probe '
+            '"linear" or "semi" on another data set, with --on NAME'
         )
     if name not in PROBES:
         known = "; known: " + ", ".join(PROBES)
@@ -59,7 +60,8 @@ def check_suits(probe: str, experiment: Experiment) -> None:
     if PROBES[probe].learns == "nothing" and not experiment.method.method.classifies:
         name = experiment.to_dict()["method"]["name"]
         raise ConfigError(
-            f'probe "{probe}" measures the classifier that the run has trained; {name} trains none'
+            f'probe "{probe}" measures the classifier that a run has trained, but method "{name}" '
+            'trains none: choose another probe, such as "linear"'
         )
 
 
@@ -76,7 +78,7 @@ def with_probe_settings(
     _check_used(experiment, probe, settings)
     changes = dict(settings)
     if PROBES[probe].whole:
-        changes = ANEW | changes
+        changes = RESET_SETTINGS | changes
     changed = experiment.with_changes({f"probe.{key}": value for key, value in changes.items()})
     check_suits(probe, changed)
     return changed
@@ -88,15 +90,15 @@ def _check_used(experiment: Experiment, probe: str, settings: Mapping[str, objec
     for key in settings:
         if key in ProbeSettings.model_fields and key not in uses:
             raise ConfigError(
-                f'probe "{probe}" does not use {key}; it uses {", ".join(uses) or "no settings"}'
+                f'probe "{probe}" has no setting "{key}"; its settings: {", ".join(uses) or "none"}'
             )
     if "solver" not in uses or settings.get("solver", experiment.probe.solver) != "lbfgs":
         return
     ignored = [key for key in ("protocol", *OF_TRAINING) if key in settings]
     if ignored:
         raise ConfigError(
-            f'solver = "lbfgs" finds the minimum itself and makes no use of {", ".join(ignored)}: '
-            'leave that out, or set solver = "protocol"'
+            f'solver = "lbfgs" does not use {", ".join(ignored)}: leave that out, or set '
+            'solver = "protocol"'
         )
 
 
@@ -115,7 +117,8 @@ class Evaluation:
         self._normalisation = normalisation(experiment, self._channels)
         if data.test is not None and len(data.test) and data.test.image[0] != self._channels:
             raise DataError(
-                f"test images have {data.test.image[0]} channels, training images {self._channels}"
+                f"test images have {data.test.image[0]} channels, but training images have "
+                f"{self._channels}: both must have the same number"
             )
 
     def backbone(self, state: State) -> nets.Backbone:
@@ -196,19 +199,19 @@ class Evaluation:
 
     def _semi(self, model: ModelFeatures) -> Tensor:
         probe = self.experiment.probe
-        few = self.images.few
+        subset = self.images.fine_tuning_subset
         # Batch normalisation in training mode needs the statistics of two images or more.
-        if len(few.images) < 2 and not probe.frozen:
+        if len(subset.images) < 2 and not probe.frozen:
             labelled = len(self.images.train)
             raise ConfigError(
-                f"1 of {labelled} labelled images is too few to fine-tune with: set more with "
-                "labels"
+                "fine-tuning needs at least 2 labelled images, but the settings select 1 of "
+                f"{labelled}: raise labels"
             )
-        protocol = fine_tuning(probe.protocol, few.share)
+        protocol = fine_tuning(probe.protocol, subset.share)
         tuned = fine_tune(
             self.backbone(model.state),
-            few.images.pixels.to(self.device),
-            few.images.labels.to(self.device),
+            subset.images.pixels.to(self.device),
+            subset.images.labels.to(self.device),
             classes=self.images.classes,
             normalisation=self._normalisation,
             protocol=protocol.changed(probe.epochs, probe.lr, probe.batch),

@@ -19,7 +19,7 @@ HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
     "and are measured on the other"
 )
-SEEN = "the model has seen the images it is fine-tuned on in pre-training"
+SEEN = "the images used for fine-tuning were also used in pre-training"
 FROZEN = (
     "frozen: the head alone was trained, on features in evaluation mode; the papers fine-tune the "
     "whole model, and the authors' code (EasyFL) trains another head on a backbone in training "
@@ -75,9 +75,10 @@ class LabelledImages:
     @cached_property
     def classes(self) -> int:
         """The number of classes; a classifier may have more than there are images of."""
-        of_classifier = getattr(self.experiment.method, "classes", 0)
-        of_labels = [int(images.labels.max()) + 1 for images in self._sets]
-        return max(of_classifier, len(self.test.classes), *of_labels)
+        classes = max(getattr(self.experiment.method, "classes", 0), len(self.test.classes))
+        for images in self._sets:
+            classes = max(classes, int(images.labels.max()) + 1)
+        return classes
 
     def learned_from(self, probe: str) -> int:
         """Return the number of labelled images that a probe learns from."""
@@ -85,7 +86,7 @@ class LabelledImages:
         if learns == "all":
             return min(self._requested(probe), len(self.train))
         if learns == "few":
-            return len(self.few.images)
+            return len(self.fine_tuning_subset.images)
         return 0
 
     def _requested(self, probe: str) -> int:
@@ -103,10 +104,10 @@ class LabelledImages:
         labelled = len(self.train)
         notes = [self.note]
         if PROBES[probe].learns == "few":
-            notes.append(self.few.note)
+            notes.append(self.fine_tuning_subset.note)
         if "frozen" in uses and settings.frozen:
             notes.append(FROZEN)
-        too_many = f"is more than the {labelled} labelled images there are: all of them"
+        too_many = f"is more than the {labelled} labelled images: all of them"
         if "k" in uses and settings.k > labelled:
             notes.append(f"k = {settings.k} {too_many} vote")
         if self._requested(probe) > labelled:
@@ -114,7 +115,7 @@ class LabelledImages:
         return [note for note in notes if note]
 
     @cached_property
-    def few(self) -> LabelledSubset:
+    def fine_tuning_subset(self) -> LabelledSubset:
         """The images for `semi`: those left out of pre-training if they are enough, else any."""
         experiment = self.experiment
         train = self.train
@@ -127,9 +128,9 @@ class LabelledImages:
             if len(unseen) >= wanted:
                 pool = train.select(unseen)
             elif len(unseen):
-                note = f"{SEEN}: only {len(unseen)} were left out of it"
+                note = f"{SEEN}: data.leave_out kept only {len(unseen)} of them out"
             else:
-                note = f"{SEEN}: data.leave_out keeps them from it"
+                note = f"{SEEN}: set data.leave_out to keep them out"
         if wanted < len(pool):
             index = balanced(pool.labels, wanted, generator(experiment.seed, "labelled"))
             pool = pool.select(index)

@@ -7,13 +7,15 @@ from fedssl.data import Dataset
 # Probes that need the labels of the clients' own images, and why.
 NEEDS_CLIENT_LABELS = {
     "per-client": (
-        "the training images have no labels, so the classes of each client are not known"
+        'probe "per-client" needs the classes of each client\'s images, but the training images '
+        'have no labels: choose another probe, such as "linear"'
     ),
     "collaborative": (
-        "clients fine-tune with labels of their own, and the training images have none"
+        'probe "collaborative" fine-tunes on labels of each client\'s images, but the training '
+        'images have no labels: choose another probe, such as "linear"'
     ),
 }
-_NEEDS_TEST = "probes are measured on labelled test images, and"
+_NEEDS_TEST = "probes are measured on labelled test images, but"
 
 
 def missing_labels(data: Dataset, probe: str = "knn", trained_on: bool = True) -> str | None:
@@ -32,14 +34,14 @@ def missing_labels(data: Dataset, probe: str = "knn", trained_on: bool = True) -
         return None
     if len(test) == 1:
         return (
-            "the training images have no labels, and one labelled test image cannot be both "
-            "learned from and measured on: probes need two or more"
+            "the training images have no labels, so probes learn from one half of the labelled "
+            "test images and are measured on the other, but there is only 1 test image: add more"
         )
     return NEEDS_CLIENT_LABELS.get(probe)
 
 
 def _no_test_images(labelled: bool, count: int, trained_on: bool) -> str:
-    """Return that test images are missing, and where they could come from."""
+    """Return a sentence that test images are missing, and how to provide them."""
     problem = "there are neither test images nor labels here"
     source = "data.test=PATH names a folder of them"
     if labelled:
@@ -47,5 +49,5 @@ def _no_test_images(labelled: bool, count: int, trained_on: bool) -> str:
         holdout = f"data.holdout=N sets N of the {count:,} labelled training images aside"
         source = f"{holdout}, or {source}"
     if trained_on:
-        return f"{problem}: measure on others with --on, or train anew, where {source}"
-    return f"{problem}: --set {source}"
+        return f"{problem}. Measure on another data set with --on, or start a new run: {source}"
+    return f"{problem}. Use --set: {source}"

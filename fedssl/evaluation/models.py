@@ -40,9 +40,10 @@ class PersonalModels(Mapping[str, State]):
         self._has: dict[str, bool | None] = dict.fromkeys(clients)  # None: not read yet
 
     def __getitem__(self, client: str) -> State:
-        state = self._make(client) if client in self else None
-        if state is None:
+        if client not in self:
             raise KeyError(client)
+        state = self._make(client)
+        assert state is not None
         return state
 
     def __contains__(self, client: object) -> bool:
@@ -69,29 +70,29 @@ class Models(Mapping[str, State]):
     """
 
     def __init__(
-        self, own: Mapping[str, State], shared: Mapping[str, State], apart: Collection[str]
+        self, personal: Mapping[str, State], shared: Mapping[str, State], apart: Collection[str]
     ) -> None:
-        self._own = own
+        self._personal = personal
         self._shared = shared
         self.apart = frozenset(apart)
 
     def __getitem__(self, name: str) -> State:
         if name in self._shared:
             return self._shared[name]
-        return self._own[name]
+        return self._personal[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._own
+        yield from self._personal
         yield from self._shared
 
     def __contains__(self, name: object) -> bool:
-        return name in self._shared or name in self._own
+        return name in self._shared or name in self._personal
 
     def __len__(self) -> int:
-        return len(self._own) + len(self._shared)
+        return len(self._personal) + len(self._shared)
 
     def __bool__(self) -> bool:
-        return bool(self._shared) or bool(self._own)
+        return bool(self._shared) or bool(self._personal)
 
 
 def models_of(
@@ -107,19 +108,19 @@ def models_of(
     models that sites export, `global` with one server, else by site; with peers also their `mean`,
     apart.
     """
-    own = _own_models(experiment, sites, memory, device)
+    personal = _personal_models(experiment, sites, memory, device)
     exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
     peers = experiment.topology.consensus and len(sites) > 1
-    if not own:
+    if not personal:
         if peers:
             exported[MEAN] = _mean_of(list(exported.values()))
         shared = _named(exported, single=len(sites) == 1, taken=NOTHING)
         means = [name for name in shared if peers and name.partition("/")[0] == MEAN]
-        return Models(own, shared, apart=means)
+        return Models(personal, shared, apart=means)
     if peers:
         exported = {MEAN: _mean_of(list(exported.values()))}
     shared = _named(exported, single=len(sites) == 1, taken=memory)
-    return Models(own, shared, apart=list(shared))
+    return Models(personal, shared, apart=list(shared))
 
 
 def _named(
@@ -145,13 +146,15 @@ def saved_models(experiment: Experiment, folder: Path, notify: Notify) -> Models
     """Return the models in the newest checkpoint of a run directory."""
     snapshot = Store(folder).load(notify, check_rows=False)
     if snapshot is None:
-        finished = (folder / "results.json").is_file()
-        when = "any more" if finished else "yet"
-        raise ConfigError(f"{folder} has no checkpoint {when}")
+        if (folder / "results.json").is_file():
+            raise ConfigError(
+                f"{folder} has no checkpoint any more: restore its folder checkpoints from a backup"
+            )
+        raise ConfigError(f"{folder} has no checkpoint yet: start its training with `fedssl run`")
     return models_of(experiment, snapshot.sites, snapshot.memory)
 
 
-def _own_models(
+def _personal_models(
     experiment: Experiment,
     sites: Sites,
     memory: Mapping[str, StoredMemory],
@@ -163,7 +166,9 @@ def _own_models(
         return {}
 
     def personal(client: str) -> State | None:
-        site = sites[client] if client in sites else next(iter(sites.values()))
+        site = sites.get(client)  # of a peer
+        if site is None:
+            site = next(iter(sites.values()))
         try:
             state = memory[client].tree
         except (OSError, ValueError) as problem:  # deleted, damaged, or replaced by a running run

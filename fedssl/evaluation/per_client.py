@@ -31,18 +31,20 @@ class ClientModels(Mapping[str, State]):
 
     def __init__(self, models: Models, clients: Sequence[str]) -> None:
         self._models = models
-        self._shared = next(iter(models)) if len(models) == 1 else None
-        if self._shared is not None:
-            self._clients = list(clients)
+        self._shared: str | None = None
+        self._clients: list[str] = []
+        if len(models) == 1:
+            self._shared = next(iter(models))
+            self._clients += clients
             return
-        self._clients = []
         for client in clients:
             # A client may have the name of a shared model, such as "global": that is not its own.
             if client in models and client not in models.apart:
                 self._clients.append(client)
         if not self._clients:
             raise ConfigError(
-                f"this run's models are not those of its clients: {', '.join(models)}"
+                f'probe "{PROBE}" measures the model of each client, but no client has its own '
+                f"model in this run ({', '.join(models)}): choose another probe, such as linear"
             )
 
     def __getitem__(self, client: str) -> State:
@@ -68,13 +70,13 @@ def per_client(
     train = evaluation.data.train
     if not train.labelled:
         raise ConfigError(NEEDS_CLIENT_LABELS[PROBE])
-    held = {client: index for client, index in owners.items() if len(index)}
-    score = evaluation.measure(ClientModels(models, list(held)), (PROBE,))[PROBE]
-    if len(score) < len(held):
-        missing = len(held) - len(score)
-        score.add_note(f"{missing} of {len(held)} clients have no model of their own yet")
-    counts = histogram(held, train.labels, evaluation.images.classes)
-    for client, class_counts in zip(held, counts, strict=True):
+    nonempty = {client: index for client, index in owners.items() if len(index)}
+    score = evaluation.measure(ClientModels(models, list(nonempty)), (PROBE,))[PROBE]
+    if len(score) < len(nonempty):
+        missing = len(nonempty) - len(score)
+        score.add_note(f"{missing} of {len(nonempty)} clients do not have their own model yet")
+    counts = histogram(nonempty, train.labels, evaluation.images.classes)
+    for client, class_counts in zip(nonempty, counts, strict=True):
         if client in score:
             matrix = torch.tensor(score.confusion[client])
             score.own_mix[client] = weighted(matrix, class_counts)

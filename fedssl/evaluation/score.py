@@ -123,12 +123,12 @@ def _mean(percentages: list[float]) -> float | None:
     return rounded(statistics.fmean(percentages))
 
 
-def percent(part: int, whole: int) -> float:
+def percent(count: int, total: int) -> float:
     """Return a share in percent.
 
     817 of 1000 are 81.7, where 100 · (817 / 1000) in floating point is 81.69999999999999.
     """
-    return rounded(100 * part / whole)
+    return rounded(100 * count / total)
 
 
 def rounded(percentage: float) -> float:

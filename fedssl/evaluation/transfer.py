@@ -22,14 +22,16 @@ def other_images(on: On, image: tuple[int, int, int], root: Path, notify: Notify
     """Return the images of another data set, in the shape (C, H, W) that a run's backbone takes."""
     if not isinstance(on, str | Mapping | Dataset):
         raise ConfigError(
-            "images to measure on are a data set's name, a table as under [data], or a Dataset"
+            "on= must be the name of a data set, a table of settings as under [data], or a "
+            f"fedssl Dataset (got {type(on).__name__})"
         )
     if isinstance(on, str):
         on = {"name": on}
     if not isinstance(on, Dataset):
         on = _source(on, root).load(root, notify)
-    test = None if on.test is None else _fit(on.test, image)
-    return Dataset(_fit(on.train, image), test)
+    if on.test is None:
+        return Dataset(_fit(on.train, image), None)
+    return Dataset(_fit(on.train, image), _fit(on.test, image))
 
 
 def _source(table: Mapping[str, Any], root: Path) -> Source:
@@ -38,16 +40,20 @@ def _source(table: Mapping[str, Any], root: Path) -> Source:
     name = settings.pop("name", None)
     if name in (None, "given"):
         raise ConfigError(
-            "images to measure on come from a data set that has a name, or as a Dataset in Python"
+            "the images to measure on need the name of a data set, for example --on cifar10; "
+            "in Python, images in memory are passed as a fedssl Dataset"
         )
     if name not in SOURCES.names() and find_path(str(name), root).is_dir():
         options = f"--on folder --set data.path={name} --set data.layout=classes --set data.size=N"
-        raise ConfigError(f"--on takes the name of a data set, and {name} is a folder: {options}")
+        raise ConfigError(
+            f"--on takes the name of a data set, but {name} is a folder: use {options}"
+        )
     source = validate(settings_class("data", name), settings, "data")
     assert isinstance(source, Source)
     if source.mean is not None or source.leave_out:
         raise ConfigError(
-            "images to measure on are normalised as those of pre-training, and none are left out"
+            "data.mean, data.std and data.leave_out cannot be set for the images to measure on: "
+            "they are normalised like the training images, and all of them are used"
         )
     return source
 

@@ -29,13 +29,16 @@ def read_data(experiment: Experiment, root: Path, dataset: Any, notify: Notify) 
 
 
 def read_public(experiment: Experiment, data: Dataset, root: Path, notify: Notify) -> Tensor | None:
-    """Return the public images (n, C, H, W), shaped like the training images; None if not needed."""
+    """Return the public images (n, C, H, W); None if the algorithm needs none.
+
+    They have the shape of the training images.
+    """
     if experiment.algorithm.needs_public:
         return experiment.public.take(
             data.train, root, generator(experiment.seed, "public"), notify
         )
     if experiment.public != HeldOut():
-        notify("[public] is not used: the algorithm as set needs no public images")
+        notify("[public] is ignored: with these settings the algorithm needs no public images")
     return None
 
 
@@ -44,8 +47,8 @@ def partition_data(
 ) -> tuple[Dataset, dict[str, Tensor]]:
     """Return the images as clients see them, and the indices that each client holds.
 
-    The result is for training; models are measured on `data`. Public images and images that are left
-    out are removed after dealing, so that all others go to the same clients as without them.
+    The result is for training; models are measured on `data`. Public images and images that are
+    left out are removed after dealing, so that all others go to the same clients as without them.
     """
     parts = experiment.partition.split(
         data, experiment.clients, generator(experiment.seed, "partition")
@@ -54,12 +57,18 @@ def partition_data(
     parts = {client: index[~torch.isin(index, excluded)] for client, index in parts.items()}
     owners = dict(experiment.topology.owners(parts))
     _check_names(experiment, owners)
-    empty = [client for client, index in owners.items() if not len(index)]
-    if len(empty) == len(owners):
-        raise DataError("no client has any images")
+    empty = []
+    present = []
+    for client, index in owners.items():
+        if len(index):
+            present.append(client)
+        else:
+            empty.append(client)
+    if not present:
+        raise DataError("no client has any images: check [data] and [partition]")
     if empty:
         notify(f"clients without images do not take part: {', '.join(empty)}")
-    check_plan(experiment, [client for client in owners if client not in empty])
+    check_plan(experiment, present)
     return experiment.partition.shift(data, parts), owners
 
 
@@ -70,7 +79,7 @@ def _check_names(experiment: Experiment, owners: Mapping[str, Tensor]) -> None:
         reserved.add(MEAN)
     taken = reserved & owners.keys()
     if taken:
-        raise ConfigError(f'"{min(taken)}" is a reserved name: rename the client')
+        raise ConfigError(f'a client has the reserved name "{min(taken)}": rename it')
 
 
 def check_plan(experiment: Experiment, clients: list[str]) -> None:
@@ -98,8 +107,8 @@ def left_out(experiment: Experiment, data: Dataset) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
     if not train.labelled:
         raise ConfigError(
-            "data.leave_out draws the same number of images of each class, and the training images "
-            "have no labels"
+            "data.leave_out needs labels, to draw the same number of images of each class, but the "
+            "training images have none: leave it out, or use labelled images"
         )
     rows = torch.arange(len(train))
     rows = rows[~torch.isin(rows, public_rows(experiment, data))]

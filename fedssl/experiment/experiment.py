@@ -25,7 +25,7 @@ from fedssl.experiment.plain_values import parse_assignments, parse_toml, read_t
 from fedssl.method import METHODS, Method, MethodSettings
 from fedssl.probes import ProbeSettings
 from fedssl.topologies.topology import TOPOLOGIES, Star, Topology
-from fedssl.training.trainer import TrainSettings
+from fedssl.training.settings import TrainSettings
 
 # Settings that earlier versions did not have, by table. They do not change the hash of an
 # experiment while they have their default values.
@@ -74,7 +74,7 @@ class Experiment(Settings):
     def _enough_clients(self) -> Self:
         if not self.clients and not self.partition.brings_clients:
             raise ValueError(
-                "clients must be a number above 0: this partition does not bring its own"
+                "clients must be above 0: this partition does not define the clients itself"
             )
         return self
 
@@ -108,10 +108,9 @@ class Experiment(Settings):
             return cls.from_toml(read_text(path), str(path))
         except UnknownNameError as problem:
             raise ConfigError(
-                f"{path}: {problem} (one of yours must be known here: in Python, import the module "
-                "that registers it before fedssl is asked for the run; for the command line, "
-                f'install it as a plugin, with the entry point "{problem.name}" in the group '
-                f'"{problem.group}")'
+                f"{path}: {problem} (if it is your own: in Python, import the module that "
+                "registers it before you open the run; for the command line, install it as a "
+                f'plugin, with the entry point "{problem.name}" in the group "{problem.group}")'
             ) from None
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,8 +181,8 @@ class Experiment(Settings):
         self._check_topology()
         if self.algorithm.needs_public and self._is_public():
             raise ConfigError(
-                "[public] names the images of [data] itself: leave the table out to hold some of "
-                "them out"
+                "[public] and [data] are the same images, but clients train on private images: "
+                "leave out [public] to set some images of [data] aside as public"
             )
         if self.clients and self.topology.has_server:
             check_uploads(self.topology.participants(self.clients), self.clients, self.min_uploads)
@@ -195,14 +194,17 @@ class Experiment(Settings):
         missing = self.algorithm.requires - method.provides
         if missing:
             raise ConfigError(
-                f'algorithm "{self._algorithm_name}" as set needs a method with a '
-                f'{" and a ".join(sorted(missing))}; "{METHODS.name_of(type(method))}" as set has '
-                "none"
+                f'algorithm "{self._algorithm_name}" needs a method with a '
+                f"{' and a '.join(sorted(missing))}; with these settings method "
+                f'"{METHODS.name_of(type(method))}" has none. Choose another method or algorithm: '
+                "`fedssl combinations` lists those that fit"
             )
-        if self.algorithm.needs_pairs and [group.count for group in method.views] != [2]:
+        views = [group.count for group in method.views]
+        if self.algorithm.needs_pairs and views != [2]:
+            counts = " + ".join(map(str, views))
             raise ConfigError(
                 f'algorithm "{self._algorithm_name}" needs a method with two views of each image, '
-                f'of one kind; "{METHODS.name_of(type(method))}" as set has others'
+                f'of one kind; method "{METHODS.name_of(type(method))}" makes {counts}'
             )
 
     @property
@@ -216,15 +218,14 @@ class Experiment(Settings):
         if not self.topology.has_server:
             raise ConfigError(
                 f'algorithm "{self._algorithm_name}" needs a server; '
-                f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none'
+                f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none: choose "star"'
             )
         for name in self.probe.beside:
             # Here "random" is an untrained backbone, not the graph of that name.
             if name != "random" and not TOPOLOGIES[name].has_server:
-                algorithm = ALGORITHMS.name_of(type(self.algorithm))
                 raise ConfigError(
                     f'probe.beside compares with "{name}", which has no server, but algorithm '
-                    f'"{algorithm}" needs one: set probe.beside = []'
+                    f'"{self._algorithm_name}" needs one: set probe.beside = []'
                 )
 
     def _without_memory(self) -> Method:
@@ -237,7 +238,7 @@ class Experiment(Settings):
             if not is_out_of_memory(problem):
                 raise
             raise ConfigError(
-                "the model is too large for any memory: lower the sizes under [method]"
+                "the model is too large for any machine: lower the sizes under [method]"
             ) from None
 
     def _is_public(self) -> bool:
@@ -248,13 +249,13 @@ class Experiment(Settings):
         return all(data.get(key) == public.get(key) for key in ("name", "path", "part"))
 
 
-def check_uploads(asked: int, clients: int, needed: int) -> None:
-    """Raise ConfigError if a round asks fewer clients than a server needs uploads from."""
-    if asked < needed:
+def check_uploads(participants: int, clients: int, needed: int) -> None:
+    """Raise ConfigError if fewer clients train in a round than a server needs uploads from."""
+    if participants < needed:
         raise ConfigError(
-            f"each round asks {asked} of {clients} clients, but a server needs {needed} valid "
-            "uploads to merge: raise clients or topology.participation, or set "
-            f"guard.min_uploads = {asked}"
+            f"in each round {participants} of {clients} clients train, but a server needs {needed} "
+            "valid uploads to merge: raise clients or topology.participation, or set "
+            f"guard.min_uploads = {participants}"
         )
 
 

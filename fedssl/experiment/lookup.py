@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,6 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 def _all_names(known: Iterable[str]) -> list[str]:
     names = list(known)
-    for variant in VARIANTS:
-        names += [f"{name}-{variant}" for name in known]
+    for name, variant in product(known, VARIANTS):
+        names.append(f"{name}-{variant}")
     return names

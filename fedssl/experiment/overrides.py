@@ -50,7 +50,7 @@ CHANGEABLE = (
 def settings_class(table: str, name: Any) -> type[Settings]:
     """Return the settings class of a choice, e.g. that of `[method]` with `name = "byol"`."""
     if not isinstance(name, str):
-        raise ConfigError(f"{table}.name is text (got {name!r})")
+        raise ConfigError(f"{table}.name must be text (got {name!r})")
     cls: type[Any] = CHOICES[table][name]
     return cls.Settings if issubclass(cls, Method) else cls
 
@@ -81,7 +81,9 @@ def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     """
     check_depth(changes, "a change")
     merged: dict[str, Any] = _with_preset_tables(copy.deepcopy(dict(values)))
-    assignments = {full_key(key, value): value for key, value in flatten(changes).items()}
+    assignments = {}
+    for key, value in flatten(changes).items():
+        assignments[full_key(key, value)] = value
     for key in sorted(assignments, key=_order):
         _assign(merged, key, assignments[key])
     return merged
@@ -112,10 +114,10 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
             f'"{key[:60]}..." is nested too deeply: no setting has more than {MAX_LEVELS} levels'
         )
     table = values
-    for part in path:
-        table = table.setdefault(part, {})
+    for name in path:
+        table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise ConfigError(f'"{key}": "{part}" is not a table')
+            raise ConfigError(f'"{key}" cannot be set: "{name}" is a value, not a table')
     if leaf == "name" and len(path) == 1 and path[0] in CHOICES:
         _drop_other_keys(path[0], table, value)
     if leaf == "preset":
@@ -129,7 +131,7 @@ def _drop_other_keys(choice: str, table: dict[str, Any], name: str) -> None:
     old_fields: dict[str, Any] = {}
     if "name" in table:
         old_fields = settings_class(choice, table["name"]).model_fields
-    for key in [key for key in table if key != "name"]:
+    for key in table.keys() - {"name"}:
         if key not in new_fields or _is_default(old_fields.get(key), table[key]):
             del table[key]
 

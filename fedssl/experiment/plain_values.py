@@ -76,7 +76,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ConfigError(f'"{text}" is not key=value')
+        raise ConfigError(f'"{text}" is not of the form key=value, such as rounds=10')
     try:
         parsed = tomllib.loads(f"v = {value}")["v"]
     except RecursionError:

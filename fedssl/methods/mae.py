@@ -103,8 +103,8 @@ class MAE(Method):
         self.seen = max(1, min(self.patches - 1, seen))
         if self.patches < 2:
             raise ConfigError(
-                f"an image of {size} pixels is one patch, of which a mask leaves nothing; "
-                "use larger images"
+                f'method "mae" needs at least two patches in an image, but images of {size} pixels '
+                "have only one: use larger images"
             )
         pixels = backbone.channels * backbone.patch**2
         self.decoder = Decoder(

@@ -106,9 +106,9 @@ class MoCo(Method):
             return None
         rounds = -(-size // keys)
         return (
-            f"makes {keys:,} keys in a round and fills method.queue = {size} after {rounds:,}: "
-            "until then its other negatives are random numbers, and later most are long out of "
-            f"date; try method.queue = {keys}"
+            f"makes {keys:,} keys a round and needs {rounds:,} rounds to fill method.queue = "
+            f"{size}. Until then the rest of the queue is random numbers, and later most keys are "
+            f"out of date. Try method.queue = {keys}"
         )
 
     @property

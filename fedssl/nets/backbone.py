@@ -29,8 +29,12 @@ class Backbone(nn.Module, ABC):
     @property
     def channels(self) -> int:
         """Return the number of channels of its images, from its first convolution."""
-        return next(
-            module.in_channels for module in self.modules() if isinstance(module, nn.Conv2d)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                return module.in_channels
+        raise TypeError(
+            f"the number of channels of {type(self).__name__} is unknown, because it has no "
+            "convolution: override its property `channels`"
         )
 
     @abstractmethod
@@ -48,5 +52,5 @@ def build(name: str, channels: int = 3, stem: str = "cifar") -> Backbone:
         hint = suggest(stem, stems) or f"; known: {', '.join(stems)}"
         raise ConfigError(f'unknown stem "{stem}"{hint}')
     if channels < 1:
-        raise ConfigError(f"a backbone reads images of one channel or more (got {channels})")
+        raise ConfigError(f"images must have at least one channel (got {channels})")
     return BACKBONES[name](channels, stem)  # type: ignore[arg-type]  # checked above

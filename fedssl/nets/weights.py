@@ -107,7 +107,8 @@ def read_weights(path: Path | str) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise ConfigError(f"there is no weights file {path}") from None
     except (SafetensorError, OSError, ValueError, KeyError) as failure:
         raise ConfigError(
-            f"{path} is not a safetensors file ({failure}); pickled weights are not read"
+            f"{path} is not a safetensors file ({failure}). Pickled weights are not supported: "
+            "convert them with safetensors.torch.save_file"
         ) from None
     return header, tensors
 
@@ -166,7 +167,9 @@ def _rename_tensors(
     for full_name, tensor in tensors.items():
         name = _strip_prefixes(full_name, expected)
         if name in renamed:
-            raise ConfigError(f"the weights file has {name} twice, under different prefixes")
+            raise ConfigError(
+                f"the weights file has {name} twice, under different prefixes: remove one of them"
+            )
         if name in expected or not name.startswith(_CLASSIFIERS):
             renamed[name] = tensor
     return renamed

@@ -96,7 +96,7 @@ def _head(features: int, classes: int, protocol: Protocol, seed: int) -> nn.Modu
 
 def _optimizer(model: nn.Sequential, protocol: Protocol) -> torch.optim.Optimizer:
     """Return an optimizer with two groups: the backbone, and the head with its learning rate."""
-    backbone, head = (list(part.parameters()) for part in model)
+    backbone, head = (list(module.parameters()) for module in model)
     groups = [
         {"params": backbone, "lr": protocol.lr},
         {"params": head, "lr": protocol.head_lr or protocol.lr},

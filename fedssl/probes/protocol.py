@@ -65,5 +65,7 @@ FEW = 0.03  # below this share of the labels the protocol for 1% applies
 
 def fine_tuning(name: Name, share: float) -> Protocol:
     """Return a paper's protocol for fine-tuning with a share of the labels."""
-    few, more = FINE_TUNING[name]
-    return few if share < FEW else more
+    with_one_percent, with_ten_percent = FINE_TUNING[name]
+    if share < FEW:
+        return with_one_percent
+    return with_ten_percent

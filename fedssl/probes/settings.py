@@ -14,7 +14,7 @@ from fedssl.probes.protocol import Name
 
 def _check_whole_above_one(labels: float) -> float:
     if labels > 1 and labels != int(labels):
-        raise ValueError("a share of the images is at most 1, a number of them is whole")
+        raise ValueError("must be a share of the images, at most 1, or a whole number of images")
     return labels
 
 

@@ -43,7 +43,8 @@ def collaborative(
     """
     if len(models) > 1:
         raise ConfigError(
-            f"clients fine-tune one model together, and this run has several: {', '.join(models)}"
+            f'probe "{PROBE}" fine-tunes one model that all clients share, but this run has '
+            f"several ({', '.join(models)}): choose another probe, such as linear"
         )
     if not evaluation.data.train.labelled:
         raise ConfigError(NEEDS_CLIENT_LABELS[PROBE])
@@ -67,10 +68,10 @@ def _check_labels(owners: Mapping[str, Tensor]) -> str | None:
         return None
     if not any(len(index) > 1 for index in owners.values()):
         raise ConfigError(
-            "every client has a single labelled image, and training takes two: set a larger share "
-            "of labels"
+            "every client has a single labelled image, but training needs at least two: raise the "
+            "share labels"
         )
-    return f"{single} of {len(owners)} clients have a single labelled image, and do not train"
+    return f"{single} of {len(owners)} clients have a single labelled image and do not train"
 
 
 def _fine_tuned_predictions(evaluation: Evaluation, state: State, data: Dataset) -> Tensor:
@@ -86,7 +87,7 @@ def _fine_tuned_predictions(evaluation: Evaluation, state: State, data: Dataset)
                 LocalRun(experiment, run, data, None, evaluation.device, title=PROBE, quiet=True)
             )
         except Interrupted:
-            raise Interrupted("stopped; nothing is kept of this fine-tuning") from None
+            raise Interrupted("stopped; this fine-tuning was discarded") from None
         tuned = saved_models(experiment, run, ignore_message)["global"]
         return predict_labels(experiment, tuned, images.test.held, evaluation.device)
 
@@ -98,7 +99,10 @@ def labelled_part(experiment: Experiment, seen: Dataset, owners: Mapping[str, Te
     """
     share = experiment.probe.labels or FEW_LABELS
     if share > 1:
-        raise ConfigError("labels of each client's own are a share of its images, up to 1")
+        raise ConfigError(
+            f'probe "{PROBE}" takes labels as a share of each client\'s images, at most 1 '
+            f"(got {share:g})"
+        )
     labels = seen.train.labels
     labelled = {}
     for client, index in owners.items():

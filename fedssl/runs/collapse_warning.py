@@ -50,11 +50,10 @@ class Collapse:
         )
         signs = []
         if spread < MIN_SPREAD:
-            signs.append(f"the spread of embeddings is {spread:.2g} (1 is far apart)")
+            signs.append(f"the spread of embeddings is {spread:.2g} (0: all alike, 1: far apart)")
         if rank_share < MIN_RANK_SHARE:
             signs.append(
-                f"the effective rank of features has fallen to {rank_share:.0%} of the largest it "
-                "was"
+                f"the effective rank of features has fallen to {rank_share:.0%} of its maximum"
             )
         return signs
 
@@ -70,6 +69,6 @@ class Collapse:
         if self._bad_rounds < ROUNDS:
             return None
         return (
-            f"images look ever more alike to the model, {self._bad_rounds} rounds in a row: "
+            f"the features of images become alike (collapse), {self._bad_rounds} rounds in a row: "
             f"{self._signs}"
         )

@@ -60,7 +60,9 @@ def check_features(
     for site, tree in sites.items():
         problem = find_problem(to_device(tree, device))
         if problem is not None:
-            raise RunError(f"{site}: {problem}; no backbone was exported")
+            raise RunError(
+                f"{site}: {problem}, so no backbone was exported. Start again with a lower train.lr"
+            )
 
 
 def probe_batch(image: tuple[int, int, int]) -> Tensor:

@@ -158,7 +158,7 @@ def _notes(evaluation: Evaluation, models: Models, of_rounds: list[str]) -> list
         notes.append(evaluation.images.note)
     if not models:
         notes.append(
-            "no model was measured: each client has one of its own, and none of them is here"
+            "no model was measured: each client has its own model, and none is on this machine"
         )
     notes += of_rounds
     if not _measurable(evaluation, models):
@@ -193,11 +193,11 @@ def _read_history(folder: Path) -> History:
     notes = []
     # Unless the learning rate is constant, one run of that length would give other weights.
     if len(lengths) > 1:
-        notes.append(f"begun as a run of {min(lengths)} rounds and prolonged to {max(lengths)}")
+        notes.append(f"started as a run of {min(lengths)} rounds and extended to {max(lengths)}")
     if collapse.likely:
         notes.append(collapse.likely)
     if len(codes) > 1:
-        notes.append(f"made by code that was changed on the way: {', '.join(codes)}")
+        notes.append(f"the code was changed during the run: {', '.join(codes)}")
     return History(notes, list(codes))
 
 

@@ -65,7 +65,7 @@ def train_locally(run: LocalRun) -> None:
     mode = resolve_mode(settings.mode, run.device)
     problem = kernels.missing(run.device)
     if mode == "captured" and problem:
-        run.notify(f"{problem}: nothing is compiled, and training runs at about half its speed")
+        run.notify(f"{problem}, so training is not compiled and takes about twice as long")
     if mode != "eager":
         # What other runs of this process have compiled must not decide how this one computes.
         torch.compiler.reset()
@@ -88,7 +88,7 @@ def _train_in_folder(run: LocalRun) -> None:
     images = check_same_images(experiment, folder, seen, owners, run.public, run.notify)
 
     def record() -> None:
-        """Write what the directory is about. Called last: a refused start leaves nothing behind."""
+        """Write the experiment and the hash of its images, once nothing can be refused any more."""
         integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
         integrity.write_copied(folder, IMAGES, images)
         integrity.remove_copied(folder, FLOWER)  # of a start on Flower that failed
@@ -108,8 +108,8 @@ def _refuse_flower(folder: Path) -> None:
     on_flower = (folder / FLOWER).is_file() or integrity.copy_of(folder, FLOWER) is not None
     if on_flower and started(folder):
         raise ConfigError(
-            f"{folder} holds a run on Flower, whose clients keep their state on their own disks: "
-            "resume it there, or choose another --dir"
+            f"{folder} holds a run on Flower, whose clients store their state on their own "
+            "machines: resume it on Flower, or choose another --dir"
         )
 
 
@@ -134,13 +134,13 @@ class LocalSession:
         )
 
     def train(self, resumed: Snapshot | None, record: Callable[[], None]) -> None:
-        """Train the rounds that are left; `record` is called when nothing can be refused any more."""
+        """Train the rounds that are left; call `record` once nothing can be refused any more."""
         last = resumed
         if last is None:
             sites = self._federation.first_sites(self._meter())
             record()
             last = self._session.begin(sites)
-            self._caution()
+            self._print_client_warning()
         else:
             record()
         memory = Memory(
@@ -163,9 +163,9 @@ class LocalSession:
     def _meter(self) -> Meter:
         if self._run.quiet:
             return unmetered
-        return lambda what, total: meter(what, total, self._run.notify)
+        return lambda title, total: meter(title, total, self._run.notify)
 
-    def _caution(self) -> None:
+    def _print_client_warning(self) -> None:
         """Print the method's advice for a client with the median number of images."""
         sizes = [shard.images for shard in self._federation.shards.values() if shard.images > 1]
         if not sizes:
@@ -176,9 +176,7 @@ class LocalSession:
         trained = settings.epochs * (images // batch) * batch
         client_warning = self._federation.trainer.method.client_warning(trained)
         if client_warning:
-            self._run.notify(
-                f"a client with {images:,} images, as many as the median one has, {client_warning}"
-            )
+            self._run.notify(f"the median client has {images:,} images: it {client_warning}")
 
     def _open_runtime(self, memory: Memory, progress: Progress) -> ActiveRuntime:
         stop = threading.Event()

@@ -38,11 +38,11 @@ def draw(
     folder: Path, evaluation: Evaluation, test: Images, *, table: Mapping[str, Any], models: Models
 ) -> None:
     """Draw picture.png: the rounds, the table, and features of test images before and after."""
-    some = test.select(torch.arange(min(MAPPED, len(test))))
+    mapped = test.select(torch.arange(min(MAPPED, len(test))))
     image = evaluation.data.train.image
     untrained = untrained_models(evaluation.experiment, image, evaluation.device)
-    before = _features(evaluation, untrained, some)
-    after = _features(evaluation, models, some)
+    before = _features(evaluation, untrained, mapped)
+    after = _features(evaluation, models, mapped)
     rounds = [
         {"round": line["round"], "knn": line["knn"]}
         for line in read_rounds(folder / "rounds.jsonl")
@@ -54,8 +54,8 @@ def draw(
         table,
         before=before,
         after=after,
-        labels=some.labels.numpy(),
-        classes=some.classes,
+        labels=mapped.labels.numpy(),
+        classes=mapped.classes,
     )
 
 

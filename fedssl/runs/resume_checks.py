@@ -63,8 +63,8 @@ def _check_not_edited(path: Path, recorded: Experiment) -> None:
     if changed:
         keys = _listed(changed, list(changed), "when the run was started", "in the file now")
         raise ConfigError(
-            f"{path} was changed after the run was started ({keys}). Undo that; settings are "
-            "changed with --set"
+            f"{path} was changed after the run was started ({keys}). Undo the edit; "
+            "change settings with --set"
         )
 
 
@@ -123,14 +123,14 @@ def _check_resumable(folder: Path, begun: Experiment, wanted: Experiment, notify
     if wanted.rounds < begun.rounds:
         refused.append("rounds")
     if refused:
-        keys = _listed(changed, refused, "there", "asked for")
+        keys = _listed(changed, refused, "in that run", "now")
         raise ConfigError(
             f"{folder} holds a run of another experiment ({keys}). Choose another --dir"
         )
     if wanted.rounds > begun.rounds and wanted.train.schedule != "constant":
         notify(
-            f"{begun.rounds} rounds become {wanted.rounds}: the learning rate follows the longer "
-            "schedule from here"
+            f"the run is extended from {begun.rounds} to {wanted.rounds} rounds: from here on the "
+            "learning rate follows the longer schedule"
         )
 
 
@@ -168,7 +168,7 @@ def check_same_images(
     inputs = digest.hexdigest()
     recorded = integrity.read_text(folder, IMAGES, notify) if started(folder) else None
     if recorded is not None and recorded.split()[:1] != [inputs]:
-        problem = "on other images, or on these dealt otherwise"
+        problem = "with other images, or with these images on other clients"
         if method.method.learns_from_labels:
             problem += ", or with other labels"
         if method.init is not None:
@@ -189,7 +189,8 @@ def _hash_client_images(data: Dataset, owners: Mapping[str, Tensor], *others: An
     for client, index in owners.items():
         header = json.dumps([client, len(index), *data.train.image]).encode()
         chunks = data.train.held.select(index).chunks(1024)
-        for piece in chain([header], (chunk.numpy().data for chunk in chunks)):
-            for each in (digest, *others):
-                each.update(piece)
+        pixels = (chunk.numpy().data for chunk in chunks)
+        for block in chain([header], pixels):
+            for hasher in (digest, *others):
+                hasher.update(block)
     return digest.hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch import Tensor
 from fedssl import federation, nets
 from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.devices.select import resolve_device
-from fedssl.core.errors import ConfigError, RunError, is_out_of_memory, out_of_memory
+from fedssl.core.errors import ConfigError, RunError, explained_errors
 from fedssl.core.files import integrity
+from fedssl.core.state.state import State
 from fedssl.data import Dataset, from_python
 from fedssl.evaluation.evaluate import Evaluation, backbone_of, with_probe_settings
 from fedssl.evaluation.models import Models, saved_models
@@ -34,8 +35,8 @@ from fedssl.runs.rounds_log import read_rounds
 
 RUNS = Path("runs")
 MAY_BE_SEEN = (
-    "the run was trained on images of this data set, and may have seen those that it is measured "
-    "with"
+    "the run was trained on this data set, so images that it is measured on may have been used in "
+    "training"
 )
 # Probes that need the images of each client.
 WITH_CLIENTS = {"per-client": per_client, "collaborative": collaborative}
@@ -96,8 +97,8 @@ class Run:
         seen, owners = partition_data(self.experiment, data, notify)
         if not same_images(self.dir, seen, owners, print_to_stderr):
             raise ConfigError(
-                f"the images are not those that {self.dir} was trained on: which client had which, "
-                "and which were left out, is not known any more"
+                f"the images are not those that {self.dir} was trained on, so the images of each "
+                "client are unknown: use the original images, or another probe"
             )
         return seen, owners
 
@@ -107,17 +108,27 @@ class Run:
 
     def backbone(self, model: str | None = None) -> nets.Backbone:
         """Return a trained backbone as a module in eval mode; `model` names one of several."""
-        models = self._some_models()
+        models = self._existing_models()
         if model is None and len(models) > 1:
-            raise ConfigError(f"this run has several models, name one of: {', '.join(models)}")
+            raise ConfigError(
+                f"this run has several models, set model= to one of: {', '.join(models)}"
+            )
         if model is not None and model not in models:
             raise ConfigError(f'this run has no model "{model}"; known: {", ".join(models)}')
         state = models[model or next(iter(models))]
-        entries = state.layout.entries
-        first = next(e for e in entries if e.part == "backbone" and len(e.shape) == 4)
-        channels = first.shape[1]
         with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
-            return backbone_of(state, federation.build_backbone(self.experiment, channels))
+            backbone = federation.build_backbone(self.experiment, self._channels(state))
+            return backbone_of(state, backbone)
+
+    def _channels(self, state: State) -> int:
+        """Return the channels of the run's images: those that a model's first convolution takes.
+
+        A backbone without convolutions does not tell them; the images do.
+        """
+        for entry in state.layout.entries:
+            if entry.part == "backbone" and len(entry.shape) == 4:
+                return entry.shape[1]
+        return self._image()[0]
 
     def evaluate(self, probe: str = "linear", on: On | None = None, **settings: Any) -> Score:
         """Return a probe's accuracy in percent for every model.
@@ -126,7 +137,7 @@ class Run:
         a data set, a table as under [data], or a Dataset.
         """
         changed = with_probe_settings(self.experiment, probe, settings)
-        models = self._some_models()
+        models = self._existing_models()
         if on is not None and not self._trained_on(on):
             return self._transfer(changed, probe, on, models)
         data = self.data()
@@ -141,13 +152,18 @@ class Run:
         """Return a probe's score on other images than those of pre-training."""
         if probe in WITH_CLIENTS:
             raise ConfigError(
-                f'probe "{probe}" needs the images of each client, and others belong to none'
+                f'probe "{probe}" uses the images of each client, so it cannot measure on another '
+                "data set: leave out on="
             )
         if PROBES[probe].learns == "nothing":
-            raise ConfigError("a classifier knows the classes it was trained on, and no others")
+            raise ConfigError(
+                f'probe "{probe}" predicts only the classes that the run was trained on, so it '
+                'cannot measure on another data set: choose another probe, such as "linear"'
+            )
         data = other_images(on, self._image(), self._data_dir, print_to_stderr)
-        without = changed.with_changes({"data.leave_out": 0.0})  # they are not among these images
-        evaluation = Evaluation(without, data, self.device, seen=False)
+        # Images left out of pre-training are not among these.
+        all_images = changed.with_changes({"data.leave_out": 0.0})
+        evaluation = Evaluation(all_images, data, self.device, seen=False)
         score = evaluation.measure(models, (probe,), models.apart)[probe]
         if self._same_source(on) is not None:
             score.add_note(MAY_BE_SEEN)
@@ -156,16 +172,16 @@ class Run:
     def _trained_on(self, on: On) -> bool:
         """True if these are the images of the run itself."""
         table = self._same_source(on)
-        own = self.experiment.to_dict()["data"]
-        return table is not None and own | table == own
+        trained = self.experiment.to_dict()["data"]
+        return table is not None and trained | table == trained
 
     def _same_source(self, on: On) -> dict[str, Any] | None:
         """Return `on` as a table if it is the data set of the run, whichever part; else None."""
         table = {"name": on} if isinstance(on, str) else on
-        own = self.experiment.to_dict()["data"]
-        if not isinstance(table, Mapping) or own["name"] == "given":
+        trained = self.experiment.to_dict()["data"]
+        if not isinstance(table, Mapping) or trained["name"] == "given":
             return None
-        if own["name"] != table.get("name") or _path(own) != _path(table):
+        if trained["name"] != table.get("name") or _path(trained) != _path(table):
             return None
         return dict(table)
 
@@ -179,13 +195,13 @@ class Run:
                 return channels, height, width
         return self.data().train.image
 
-    def _some_models(self) -> Models:
+    def _existing_models(self) -> Models:
         """Return the models of the newest checkpoint; report damage to the files next to it."""
         integrity.check(self.dir, print_to_stderr)
         models = self.models()
         if not models:
             raise ConfigError(
-                f"{self.dir} has no model yet: clients have theirs when they have trained"
+                f"{self.dir} has no model yet: each client has its own, after its first round"
             )
         return models
 
@@ -222,8 +238,8 @@ def run(
     if dataset is not None:
         changed.setdefault("data.name", "given")
     title, chosen = _choose(experiment, changed)
-    own_name = bool(changed) or isinstance(experiment, Experiment)
-    folder = default_dir(title, chosen, own_name) if dir is None else Path(dir)
+    is_recipe = not changed and not isinstance(experiment, Experiment)
+    folder = default_dir(title, chosen, not is_recipe) if dir is None else Path(dir)
     torch_device = resolve_device(device)
     # Checked again under the lock, but here before images are read.
     check_resumable(chosen, folder, torch_device, ignore_message)
@@ -231,7 +247,7 @@ def run(
     notify = ignore_message if quiet else print_to_stderr
     data = read_data(chosen, root, dataset, notify)
     public = read_public(chosen, data, root, notify)
-    with _explained_errors(folder):
+    with explained_errors(folder):
         train_locally(LocalRun(chosen, folder, data, public, torch_device, title, quiet))
         if not finish(folder, data, public, device=torch_device, quiet=quiet):
             notify(_already_finished(folder, chosen.rounds))
@@ -240,12 +256,14 @@ def run(
 
 def _from_python(dataset: Any, test: Any) -> Dataset | None:
     """Return the images that a caller passes to `run`; None if there are none."""
-    ready = dataset is None or isinstance(dataset, Dataset)
-    if ready and test is not None:
+    if dataset is not None and not isinstance(dataset, Dataset):
+        return from_python(dataset, test)
+    if test is not None:
         raise ConfigError(
-            "test= goes with training images in dataset=; a Dataset brings its own test images"
+            "test= is used only together with training images in dataset=; a fedssl Dataset "
+            "contains its test images already"
         )
-    return dataset if ready else from_python(dataset, test)
+    return dataset
 
 
 def _choose(
@@ -260,26 +278,11 @@ def _choose(
     return title, load(experiment, changes)
 
 
-@contextlib.contextmanager
-def _explained_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of memory and of the disk into errors that a user can act on."""
-    try:
-        yield
-    except (MemoryError, RuntimeError, OSError) as problem:
-        if is_out_of_memory(problem):
-            raise out_of_memory(problem) from problem
-        if not isinstance(problem, OSError):
-            raise
-        raise RunError(
-            f"{folder} cannot be written: {problem}; what was saved before is intact"
-        ) from problem
-
-
 def _already_finished(folder: Path, rounds: int) -> str:
     return (
-        f"{folder} was finished already, all {rounds} rounds of it: nothing was trained or "
-        "measured. For more rounds, raise them and name it: "
-        f"--set rounds={2 * rounds} --dir {folder}; to start anew, choose another --dir"
+        f"{folder} was finished already, after {rounds} rounds, so nothing was trained or "
+        f"measured. To train more rounds, add --set rounds={2 * rounds} --dir {folder}; "
+        "to start again, choose another --dir"
     )
 
 

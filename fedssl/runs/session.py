@@ -1,4 +1,4 @@
-"""One process's part of a run, in any runtime: run rounds, log, measure, checkpoint, stop safely."""
+"""One process's part of a run, in any runtime: run rounds, log, measure, checkpoint, stop."""
 
 from __future__ import annotations
 
@@ -68,18 +68,21 @@ def load_newest(folder: Path, store: Store, notify: Notify) -> Snapshot | None:
     if snapshot is None:
         if rounds:
             raise RunError(
-                f"{folder} has finished rounds but no checkpoint to resume from; "
-                "nothing was changed"
+                f"{folder} has finished rounds but no checkpoint to resume from; nothing was "
+                "changed. Restore its checkpoints from a backup, or choose another --dir"
             )
         return None
     if not (folder / "experiment.toml").is_file():
         raise RunError(
-            f"{folder} has checkpoints but no experiment.toml that describes them; "
-            "nothing was changed"
+            f"{folder} has checkpoints but no experiment.toml that describes them; nothing was "
+            "changed. Restore that file from a backup, or choose another --dir"
         )
     if rounds < snapshot.rounds:
         log = folder / "rounds.jsonl"
-        notify(f"{log} has lost lines: {rounds} of {snapshot.rounds} rounds are left")
+        notify(
+            f"{log} has lost lines: it has {rounds} of the {snapshot.rounds} finished rounds. "
+            "Training is resumed; the metrics of the other rounds are missing"
+        )
     return snapshot
 
 
@@ -88,8 +91,8 @@ def raise_if_no_round_succeeded(folder: Path) -> None:
     failed = [line["failed"] for line in read_rounds(folder / "rounds.jsonl")]
     if failed and all(failed):
         raise RunError(
-            f"{folder}: no round had a valid upload, so nothing was learned; "
-            "rounds.jsonl has the reasons"
+            f"{folder}: no round had a valid upload, so nothing was learned. "
+            "rounds.jsonl lists the reason for each client"
         )
 
 
@@ -114,7 +117,7 @@ class Session:
     notify: Notify
 
     def begin(self, sites: Sites) -> Snapshot:
-        """Save the state before the first round, so that a started run is never taken for a new one."""
+        """Save the state before the first round: it marks the run as started."""
         snapshot = Snapshot(0, sites, {})
         self.store.save(snapshot)
         self.store.wait()
@@ -133,9 +136,9 @@ class Session:
         """Run the rounds after `last`. Finished rounds are saved also if this is interrupted."""
         code()  # computed now: source files may be edited during the run
         self._announce(last, resumed, quiet)
-        asked = self.experiment.topology.plan(self.clients, 0, self.experiment.seed).site_of
+        first_plan = self.experiment.topology.plan(self.clients, 0, self.experiment.seed)
         with round_progress(
-            title, self.experiment.rounds, last.rounds, len(asked), quiet
+            title, self.experiment.rounds, last.rounds, len(first_plan.site_of), quiet
         ) as progress:
             recorder = Recorder(self, progress, last)
             active = open_runtime(progress)

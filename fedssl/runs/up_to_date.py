@@ -19,8 +19,8 @@ def hash_images(images: Images | None) -> str | None:
     if images is None:
         return None
     digest = hashlib.sha256()
-    for part in images.held.chunks(1024):
-        digest.update(part.numpy().data)
+    for chunk in images.held.chunks(1024):
+        digest.update(chunk.numpy().data)
     return digest.hexdigest()
 
 

@@ -21,7 +21,7 @@ import tomli_w
 import torch
 
 from fedssl.core.errors import ConfigError, FedsslError
-from fedssl.evaluation.evaluate import ANEW, check_suits
+from fedssl.evaluation.evaluate import RESET_SETTINGS, check_suits
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values
 from fedssl.experiment.overrides import merge_changes
@@ -180,9 +180,9 @@ def _resolve_measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure
     if probe.whole:
         # A recipe's settings are those of its linear probe: only changes by the cell apply.
         requested = _without_probe_prefix(parse_assignments(cell.set))
-        for key in ANEW:
+        for key in RESET_SETTINGS:
             settings.pop(key, None)
-        for key in requested.keys() & ANEW.keys():
+        for key in requested.keys() & RESET_SETTINGS.keys():
             settings[key] = getattr(experiment.probe, key)
     settings |= cell_settings
     changed = []

@@ -37,7 +37,8 @@ class CaptureLock:
             return
         if self._is_reader:
             raise RuntimeError(
-                "a thread that runs layers one by one cannot compile or record a step meanwhile"
+                "a thread that holds the shared lock requested the exclusive one, which would be "
+                "a deadlock: compile or record steps outside of the `shared` block"
             )
         with self._one_writer:
             try:

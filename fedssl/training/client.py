@@ -23,7 +23,7 @@ from fedssl.training.trainer import Draw, Metrics, Task, Trainer, no_draws
 Meter = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def unmetered(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+def unmetered(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
     """Return a meter that shows no progress."""
     return nullcontext(lambda amount: None)
 
@@ -89,10 +89,9 @@ class Client:
         return self.trainer.measure(task, constants, *objectives)
 
     def _task(self, purpose: str, draw: Draw) -> Task:
-        labels = self._labels() if self.method.learns_from_labels else None
         return Task(
             self.pixels,
-            labels,
+            self._labels(),
             self.generator(purpose, self.trainer.device),
             rate=self.rate,
             progress=self.progress,
@@ -100,16 +99,20 @@ class Client:
             draw=draw,
         )
 
-    def _labels(self) -> Tensor:
+    def _labels(self) -> Tensor | None:
+        """Return the labels for a method that learns from them; None for all other methods."""
+        if not self.method.learns_from_labels:
+            return None
         if self.labels is None:
             raise ConfigError(
-                f"the method learns from labels; the training images of {self.id} have none"
+                f"the method learns from labels, but the training images of client {self.id} have "
+                "none: choose labelled images or a self-supervised method"
             )
         labels = self.labels()
         self.method.check_labels(labels)
         return labels.to(self.trainer.device)
 
-    def embed(self, state: State, what: Literal["h", "z", "p"] = "h") -> Tensor:
+    def embed(self, state: State, output: Literal["h", "z", "p"] = "h") -> Tensor:
         """Return features (n, d) of the clean images under `state`, in eval mode.
 
         The resident method is restored afterwards.
@@ -118,6 +121,6 @@ class Client:
         before = resident.clone()
         resident.load(state)
         try:
-            return self.trainer.embed(self.pixels, what)
+            return self.trainer.embed(self.pixels, output)
         finally:
             resident.load(before)

@@ -76,28 +76,29 @@ class CapturedSteps:
     def _record(self, inputs: Inputs, objective: Objective, constants: Constants) -> Graph:
         step = self._step
         before = [tensor.clone() for tensor in step.moving()]
-        own_inputs = _clone(inputs)
-        own_constants = {name: tensor.clone() for name, tensor in constants.items()}
+        recorded_inputs = _clone(inputs)
+        recorded_constants = {name: tensor.clone() for name, tensor in constants.items()}
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(step.device)
         for _ in range(WARM_UP):
-            step(own_inputs, objective, own_constants)
+            step(recorded_inputs, objective, recorded_constants)
         torch.cuda.synchronize(step.device)
         try:
             # thread_local: work of other threads must not invalidate the recording.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                out = step(own_inputs, objective, own_constants)
+                out = step(recorded_inputs, objective, recorded_constants)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as problem:  # the step waits for the device: .item(), `if tensor:`
             raise ConfigError(
-                f'this step cannot be a CUDA graph, try train.mode = "eager": {problem}'
+                "the training step cannot be recorded as a CUDA graph: set train.mode = "
+                f'"eager" to train without one. The error was: {problem}'
             ) from problem
         torch.cuda.synchronize(step.device)
         for tensor, value in zip(step.moving(), before, strict=True):  # undo the warm-up
             tensor.copy_(value)
         step.refresh()
-        return Graph(graph, _tensors(own_inputs), own_constants, out)
+        return Graph(graph, _tensors(recorded_inputs), recorded_constants, out)
 
 
 def _key(tensors: list[Tensor], objective: Objective, constants: Constants) -> Hashable:
@@ -111,15 +112,20 @@ def _shape(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:
-    labels = [] if inputs.labels is None else [inputs.labels]
-    return [inputs.rows, inputs.images, *inputs.uniforms, *labels, *inputs.draws.values()]
+    tensors = [inputs.rows, inputs.images, *inputs.uniforms]
+    if inputs.labels is not None:
+        tensors.append(inputs.labels)
+    return [*tensors, *inputs.draws.values()]
 
 
 def _clone(inputs: Inputs) -> Inputs:
+    labels = inputs.labels
+    if labels is not None:
+        labels = labels.clone()
     return inputs._replace(
         rows=inputs.rows.clone(),
         images=inputs.images.clone(),
         uniforms=tuple(tensor.clone() for tensor in inputs.uniforms),
-        labels=None if inputs.labels is None else inputs.labels.clone(),
+        labels=labels,
         draws={name: tensor.clone() for name, tensor in inputs.draws.items()},
     )

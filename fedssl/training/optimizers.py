@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-NONE: Mapping[int, Tensor] = MappingProxyType({})
+NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class Follower(NamedTuple):
@@ -62,10 +62,10 @@ class Optimizer(ABC):
         for tensor in self.tensors():
             tensor.zero_()
 
-    def step(self, grad: Tensor, apart: Mapping[int, Tensor] = NONE) -> None:
+    def step(self, grad: Tensor, separate: Mapping[int, Tensor] = NO_GRADIENTS) -> None:
         """Update the row; `grad` may be overwritten.
 
-        `apart` are gradients (m,) stored elsewhere, by their offset in `grad`.
+        `separate` are gradients (m,) stored elsewhere, by their offset in `grad`.
         """
         self._move(grad)
         if self.low is not None:
@@ -104,12 +104,12 @@ class FusedSGD(SGD):
     large = 1 << 20
     leads = True
 
-    def step(self, grad: Tensor, apart: Mapping[int, Tensor] = NONE) -> None:
+    def step(self, grad: Tensor, separate: Mapping[int, Tensor] = NO_GRADIENTS) -> None:
         end = 0
-        for start in sorted(apart):
+        for start in sorted(separate):
             self._sweep(end, grad[end:start])
-            self._sweep(start, apart[start])
-            end = start + len(apart[start])
+            self._sweep(start, separate[start])
+            end = start + len(separate[start])
         self._sweep(end, grad[end:])
 
     def _sweep(self, start: int, grad: Tensor) -> None:
@@ -125,18 +125,25 @@ class FusedSGD(SGD):
         for first, last in pairwise(sorted(cuts)):
             self._launch(slice(start + first, start + last), grad[first:last])
 
-    def _launch(self, part: slice, grad: Tensor) -> None:
+    def _launch(self, span: slice, grad: Tensor) -> None:
+        """Move one slice of the row, and the follower's slice that corresponds to it."""
         from fedssl.core.kernels.update import sgd  # needs Triton, which needs CUDA
 
-        low = None if self.low is None else self.low[part]
-        own = (self.row[part], low, self.buffer[part], grad, self.rate, self.decay, self.momentum)
+        optimized = (
+            self.row[span],
+            _sliced(self.low, span),
+            self.buffer[span],
+            grad,
+            self.rate,
+            self.decay,
+            self.momentum,
+        )
         follower = self.follower
-        if follower is None or not follower.start <= part.start < follower.end:
-            sgd(*own)
+        if follower is None or not follower.start <= span.start < follower.end:
+            sgd(*optimized)
             return
-        followed = slice(part.start - follower.start, part.stop - follower.start)
-        follower_low = None if follower.low is None else follower.low[followed]
-        sgd(*own, follower.row[followed], follower_low, follower.share)
+        followed = slice(span.start - follower.start, span.stop - follower.start)
+        sgd(*optimized, follower.row[followed], _sliced(follower.low, followed), follower.share)
 
 
 class Adam(Optimizer):
@@ -173,6 +180,12 @@ class Adam(Optimizer):
         correction2 = 1 - beta2**self.steps
         denominator = (self.second / correction2).sqrt_().add_(self.eps)
         self.row.sub_(self.first.div(denominator).mul_(self.rate / correction1))
+
+
+def _sliced(row: Tensor | None, span: slice) -> Tensor | None:
+    if row is None:
+        return None
+    return row[span]
 
 
 def _add_decay(grad: Tensor, row: Tensor, decay: float | Tensor) -> None:

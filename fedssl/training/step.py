@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -87,20 +86,22 @@ class Step:
     def _find_leaves(self) -> None:
         """Find the tensors that gradients are computed for, and their slots in the flat row."""
         method = self.method
-        trained = {name: p for name, p in method.named_parameters() if p.requires_grad}
         layout = method.state.layout.pick(method.trained, PARAMETERS)
-        slots = {}
-        for entry in layout.entries:
-            start = layout.offsets[entry.name]
-            slots[entry.name] = self.grad[start : start + entry.size]
-        low = {} if self._shadow is None else self._shadow.weights
-        self._slots = [slots[name] for name in trained]
-        self._leaves = [low.get(name, parameter) for name, parameter in trained.items()]
+        low_weights: Mapping[str, Tensor] = {}
+        if self._shadow is not None:
+            low_weights = self._shadow.weights
+        self._slots: list[Tensor] = []
+        self._leaves: list[Tensor] = []
         # An objective may also have a term in the weights themselves: the float32 ones.
         self._masters: dict[int, Tensor] = {}
-        for i, (name, parameter) in enumerate(trained.items()):
-            if name in low:
-                self._masters[i] = parameter
+        for name, parameter in method.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            if name in low_weights:
+                self._masters[len(self._leaves)] = parameter
+            start = layout.offsets[name]
+            self._slots.append(self.grad[start : start + parameter.numel()])
+            self._leaves.append(low_weights.get(name, parameter))
 
     def begin(self, rate: float, progress: float) -> None:
         """Reset all state that the previous client left."""
@@ -118,9 +119,11 @@ class Step:
 
     def __call__(self, inputs: Inputs, objective: Objective, constants: Constants) -> Output:
         """Run one step and return the output of the forward pass."""
-        compiles = self.compiled and not self._called
+        lock = CAPTURE_LOCK.shared()
+        if self.compiled and not self._called:  # the first call compiles
+            lock = CAPTURE_LOCK.exclusive()
         self._called = True
-        with CAPTURE_LOCK.exclusive() if compiles else CAPTURE_LOCK.shared():
+        with lock:
             return self._run(inputs, objective, constants)
 
     def _run(self, inputs: Inputs, objective: Objective, constants: Constants) -> Output:
@@ -128,8 +131,7 @@ class Step:
         if method.compiled != self.compiled:
             method.compile_with(self._loss if self.compiled else None)
         batch = self.batch(inputs)
-        with contextlib.nullcontext() if self._shadow is None else self._shadow.substituted():
-            out: Output = method(batch)
+        out = self._forward(batch)
         loss = objective(method, batch, out, constants)
         leaves = [*self._leaves, *self._masters.values()]
         grads = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -144,6 +146,16 @@ class Step:
             self.loss.add_(loss.detach())
         return out
 
+    def _forward(self, batch: Batch) -> Output:
+        """Return the method's output for a batch, computed with the bfloat16 copy if it exists."""
+        out: Output
+        if self._shadow is None:
+            out = self.method(batch)
+            return out
+        with self._shadow.substituted():
+            out = self.method(batch)
+        return out
+
     def _follower(self, momentum: float) -> Follower:
         """Return the target as a follower of the optimizer, which a sibling shares."""
         row = self.optimizer.row
@@ -151,7 +163,9 @@ class Step:
         online = self.method.parameter_row(self.method.mirrored)
         start = int(online.storage_offset() - row.storage_offset())
         assert 0 <= start <= len(row) - len(target), "the target mirrors a part that does not train"
-        low = None if self._shadow is None else self._shadow.slice_of(target)
+        low = None
+        if self._shadow is not None:
+            low = self._shadow.slice_of(target)
         return Follower(target, low, share=1 - momentum, start=start)
 
     def batch(self, inputs: Inputs) -> Batch:
@@ -178,21 +192,26 @@ class Step:
         count = len(self._leaves)
         terms = _flat_gradients(zip(self._masters, grads[count:], strict=True))
         flat = _flat_gradients(enumerate(grads[:count]))
-        apart = set()
-        if self.optimizer.large:
-            for i, grad in flat.items():
-                if len(grad) >= self.optimizer.large and i not in terms:
-                    apart.add(i)
-        for dtype in {leaf.dtype for leaf in self._leaves}:  # one kernel copies those of one type
-            copied = [i for i, g in flat.items() if g.dtype == dtype and i not in apart]
-            if copied:
-                torch._foreach_copy_([self._slots[i] for i in copied], [flat[i] for i in copied])
+        separate: dict[int, Tensor] = {}
+        copied: dict[torch.dtype, list[int]] = {}
+        for i, grad in flat.items():
+            if self._is_large(grad) and i not in terms:
+                separate[int(self._slots[i].storage_offset())] = grad
+            else:
+                copied.setdefault(grad.dtype, []).append(i)
+        for same_type in copied.values():  # one kernel copies those of one type
+            torch._foreach_copy_([self._slots[i] for i in same_type], [flat[i] for i in same_type])
         unused = [slot for i, slot in enumerate(self._slots) if i not in flat]
         if unused:
             torch._foreach_zero_(unused)
         if terms:
             torch._foreach_add_([self._slots[i] for i in terms], list(terms.values()))
-        return {int(self._slots[i].storage_offset()): flat[i] for i in apart}
+        return separate
+
+    def _is_large(self, grad: Tensor) -> bool:
+        """True if the optimizer can read a gradient (n,) in place."""
+        large = self.optimizer.large
+        return large is not None and len(grad) >= large
 
     def moving(self) -> list[Tensor]:
         """Return every tensor that a step changes and the next one reads."""

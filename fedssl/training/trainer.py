@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
-from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from fedssl import views
 from fedssl.core import kernels
 from fedssl.core.errors import ClientError, ConfigError
-from fedssl.core.settings import Settings
 from fedssl.core.state.arithmetic import finite
 from fedssl.core.state.layout import PARAMETERS
 from fedssl.data.image_pool import Pixels, as_pixels
@@ -25,41 +23,8 @@ from fedssl.training.capture_lock import CAPTURE_LOCK
 from fedssl.training.cuda_graph import CapturedSteps
 from fedssl.training.optimizers import SGD, Adam, FusedSGD, Optimizer
 from fedssl.training.representation_metrics import alignment, effective_rank, spread, uniformity
+from fedssl.training.settings import TrainSettings as TrainSettings
 from fedssl.training.step import Inputs, Objective, Step
-
-
-class TrainSettings(Settings):
-    """How a client trains in one round. Defaults are FedEMA's, with one local epoch."""
-
-    epochs: PositiveInt = 1
-    batch: int = Field(128, ge=2)
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = Field(0.032, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(5e-4, ge=0)
-    decay_norms: bool = True  # off: biases and normalisation layers are not decayed
-    # over rounds, constant inside a round
-    schedule: Literal["cosine", "constant", "step"] = "cosine"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on CUDA, fp32 on a CPU
-    # auto: captured on CUDA, eager on a CPU
-    mode: Literal["auto", "eager", "compiled", "captured"] = "auto"
-    # CPU threads per client: one and two threads give different bits
-    threads: int = Field(1, gt=0, le=256)
-    deterministic: bool = False  # on CUDA: equal bits from run to run
-    # clients trained side by side; 0: as many as the machine has room for
-    workers: int = Field(0, ge=0, le=1024)
-    # of what clients keep; auto: the first with room
-    memory: Literal["auto", "device", "host", "disk"] = "auto"
-    checkpoint_every: float = Field(60.0, ge=0)  # seconds between checkpoints; 0: every round
-
-    def rate(self, round: int, rounds: int) -> float:
-        """Return the learning rate of a round (counted from 0) out of `rounds`."""
-        if self.schedule == "cosine":
-            return 0.5 * self.lr * (1 + math.cos(math.pi * round / rounds))
-        if self.schedule == "step":
-            steps = sum(round >= share * rounds for share in (0.3, 0.6, 0.9))
-            return float(self.lr * 0.3**steps)
-        return self.lr
 
 
 class Metrics(NamedTuple):
@@ -120,10 +85,16 @@ class Trainer:
         row = method.parameter_row(method.trained)
         optimizer = make_optimizer(settings, method, row, fused=compiled and cuda)
         self.step = Step(method, optimizer, compiled)
-        # Small clients have batches of any size: compiling for each would take too long.
-        self._plain = Step(method, optimizer, sibling=self.step) if compiled else self.step
-        self._captured = CapturedSteps(self.step) if mode == "captured" else None
-        self.stream = torch.cuda.Stream(self.device) if cuda else None
+        self._plain_step = self.step
+        if compiled:
+            # Small clients have batches of any size: compiling for each would take too long.
+            self._plain_step = Step(method, optimizer, sibling=self.step)
+        self._captured_step: CapturedSteps | None = None
+        if mode == "captured":
+            self._captured_step = CapturedSteps(self.step)
+        self.stream: torch.cuda.Stream | None = None
+        if cuda:
+            self.stream = torch.cuda.Stream(self.device)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -151,16 +122,18 @@ class Trainer:
         pixels = as_pixels(task.pixels, self.device)
         size = min(self.settings.batch, len(pixels))
         if size < 2:
-            raise ClientError(f"too few images: {len(pixels)}, at least 2 are needed to train")
+            raise ClientError(
+                f"too few images: training needs at least 2, but it has {len(pixels)}"
+            )
         started = time.perf_counter()
         self.step.begin(task.rate, task.progress)
         self.method.train()
         step = self._step_for(size)
         steps = 0
         for _ in range(self.settings.epochs):
-            looked_up = self.method.before_epoch(lambda: self.embed(pixels))
-            if looked_up:
-                constants = {**constants, **looked_up}
+            epoch_constants = self.method.before_epoch(lambda: self.embed(pixels))
+            if epoch_constants:
+                constants = {**constants, **epoch_constants}
             self.step.refresh()
             for index, images in pixels.batches(self._order(pixels, task), size):
                 if task.stop.is_set():
@@ -169,10 +142,10 @@ class Trainer:
                 steps += 1
             loss = self.step.loss.item() / steps
             if not math.isfinite(loss):
-                raise ClientError("its loss is not finite any more")
+                raise ClientError("its loss became infinite or NaN; a lower train.lr may help")
         # The last step's loss is that of the weights before it.
         if not finite(self.method.state.floats):
-            raise ClientError("its weights are not finite any more")
+            raise ClientError("its weights became infinite or NaN; a lower train.lr may help")
         return Metrics(
             loss=loss,
             steps=steps,
@@ -187,8 +160,8 @@ class Trainer:
     def _step_for(self, size: int) -> Step | CapturedSteps:
         """Return the step for batches of a size: only those of full size are compiled."""
         if size != self.settings.batch:
-            return self._plain
-        return self._captured or self.step
+            return self._plain_step
+        return self._captured_step or self.step
 
     def _order(self, pixels: Pixels, task: Task) -> Tensor:
         """Draw the order of a client's images for one epoch."""
@@ -205,7 +178,7 @@ class Trainer:
             before = method.state.clone()
             size = min(self.settings.batch, len(pixels))
             index, images = next(iter(pixels.batches(self._order(pixels, task), size)))
-            batch = self._plain.batch(self._inputs(task, index, images))
+            batch = self._plain_step.batch(self._inputs(task, index, images))
             self.step.refresh()
             try:
                 out = method.train()(batch)
@@ -230,18 +203,26 @@ class Trainer:
             self.method.train(training)
 
     def embed(
-        self, pixels: Tensor | Pixels, what: Literal["h", "z", "p"] = "h", batch: int = 512
+        self, pixels: Tensor | Pixels, output: Literal["h", "z", "p"] = "h", batch: int = 512
     ) -> Tensor:
-        """Return features (n, d) of clean images (n, C, H, W) in eval mode."""
+        """Return features (n, d) of clean images (n, C, H, W) in eval mode.
+
+        `output` selects the backbone's, the projector's or the predictor's.
+        """
+        features = []
         with self.eval_mode() as method:
-            chunks = as_pixels(pixels, self.device).chunks(batch)
-            return torch.cat([getattr(method.encode(method.clean(x)), what) for x in chunks])
+            for images in as_pixels(pixels, self.device).chunks(batch):
+                encoded = method.encode(method.clean(images))
+                features.append(getattr(encoded, output))
+            return torch.cat(features)
 
     def _inputs(self, task: Task, index: Tensor, images: Tensor) -> Inputs:
         stream = task.generator
         n = len(index)
         uniforms = tuple(views.draw(g.count * n, stream, self.device) for g in self.method.views)
-        labels = None if task.labels is None else task.labels[index]
+        labels = task.labels
+        if labels is not None:
+            labels = labels[index]
         draws = {**self.method.draw(n, stream), **task.draw(n, stream)}
         return Inputs(index, images, uniforms, labels=labels, draws=draws)
 
@@ -251,7 +232,10 @@ def _check_trainable(method: Method) -> None:
     for name, parameter in method.named_parameters():
         part = name.split(".")[0]
         if not parameter.requires_grad and part in method.trained:
-            raise TypeError(f"{name} is in a trained part but takes no gradient: make it a buffer")
+            raise TypeError(
+                f"parameter {name} has requires_grad=False, but it is in a trained part of the "
+                "method: register it as a buffer instead"
+            )
 
 
 def make_optimizer(
@@ -261,18 +245,21 @@ def make_optimizer(
     decay: float | Tensor = settings.weight_decay
     if decay and not settings.decay_norms:
         decay = _decay_per_element(settings.weight_decay, method).to(row.device)
-    if settings.optimizer == "sgd":
-        kind = FusedSGD if fused and not isinstance(decay, Tensor) else SGD
-        return kind(row, decay, settings.momentum)
-    return Adam(row, decay, decoupled=settings.optimizer == "adamw")
+    if settings.optimizer != "sgd":
+        return Adam(row, decay, decoupled=settings.optimizer == "adamw")
+    if fused and not isinstance(decay, Tensor):
+        return FusedSGD(row, decay, settings.momentum)
+    return SGD(row, decay, settings.momentum)
 
 
 def _decay_per_element(weight_decay: float, method: Method) -> Tensor:
     """Return the decay of each trained parameter (n,): 0 for biases and normalisation layers."""
     decays = []
     for entry in method.state.layout.pick(method.trained, PARAMETERS).entries:
-        decayed = entry.role == "weight" and len(entry.shape) > 1
-        decays.append(torch.full((entry.size,), weight_decay if decayed else 0.0))
+        decay = 0.0
+        if entry.role == "weight" and len(entry.shape) > 1:
+            decay = weight_decay
+        decays.append(torch.full((entry.size,), decay))
     return torch.cat(decays)
 
 
@@ -283,11 +270,16 @@ def resolve_mode(mode: str, device: torch.device) -> str:
     or eager as one if nothing can be compiled.
     """
     if mode == "captured" and device.type != "cuda":
-        raise ConfigError('train.mode = "captured" needs a CUDA device')
+        raise ConfigError(
+            f'train.mode = "captured" needs a CUDA device, but the device is "{device}": '
+            'set train.mode = "auto"'
+        )
     if mode == "compiled":
         problem = kernels.missing(device)
         if problem:
-            raise ConfigError(f'train.mode = "compiled" cannot be: {problem}')
+            raise ConfigError(
+                f'train.mode = "compiled" is not possible here: {problem}. Set train.mode = "auto"'
+            )
     if mode == "auto":
         return "captured" if device.type == "cuda" else "eager"
     return mode

@@ -61,18 +61,21 @@ class Augment(Settings):
     @classmethod
     def _check_at_most_one(cls, value: Range) -> Range:
         if value[1] > 1:
-            raise ValueError("a crop is at most the whole image, 1.0")
+            raise ValueError("must be at most 1.0, the whole image")
         return value
 
     @field_validator("blur_kernel")
     @classmethod
     def _check_odd(cls, value: int | None) -> int | None:
         if value is not None and value % 2 == 0:
-            raise ValueError("a blur kernel has an odd number of taps")
+            raise ValueError("must be an odd number of pixels")
         return value
 
     def kernel(self, size: int) -> int:
-        """Return the taps of the blur for views of this side: odd, and 23 for 224 as in SimCLR."""
+        """Return the width of the blur kernel in pixels, for views of this side.
+
+        It is odd, and 23 for a side of 224 as in SimCLR.
+        """
         return self.blur_kernel or max(3, size // 10 | 1)
 
 
@@ -87,10 +90,11 @@ class ViewGroup:
     def __post_init__(self) -> None:
         if self.count < 1 or self.size < 1:
             raise ConfigError(
-                f"a view group needs views and pixels (got {self.count} of side {self.size})"
+                "a view group needs at least one view of at least one pixel "
+                f"(got {self.count} views of {self.size} pixels a side)"
             )
         if self.augment.blur and self.augment.kernel(self.size) // 2 >= self.size:
             raise ConfigError(
-                f"a blur of {self.augment.kernel(self.size)} taps reaches beyond "
-                f"views of side {self.size}"
+                f"a blur kernel of {self.augment.kernel(self.size)} pixels is too wide for views "
+                f"of {self.size} pixels a side: lower augment.blur_kernel, or use larger images"
             )

@@ -268,7 +268,7 @@ def test_weights_from_a_file_are_not_shuffled(make_trainer: MakeTrainer) -> None
     home = Client("home", torch.empty(0), None, {}, trainer, 0, 0)
     with pytest.raises(
         ConfigError,
-        match=r'^algorithm.start = "independent" would shuffle the weights that method.init',
+        match=r'^algorithm.start = "independent" shuffles the first weights',
     ):
         FeatARC(start="independent").init(home)
     assert FeatARC().init(home).keys() == {"model.0", "model.1"}

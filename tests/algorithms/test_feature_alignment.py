@@ -123,6 +123,6 @@ def test_predictions_of_another_width_are_refused(make_trainer: MakeTrainer, pix
     batch = _batch(trainer, images, [0, 1, 2])
     constants = {KEY: torch.zeros(8, 5)}
     with pytest.raises(
-        ConfigError, match=r"^predictions of 3 numbers cannot be aligned with projections of 5$"
+        ConfigError, match=r"predictions have 3 numbers and projections 5: use heads of one width$"
     ):
         alignment(method, batch, method(batch), constants)

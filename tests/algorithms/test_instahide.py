@@ -79,8 +79,8 @@ def a_client(trainer: Trainer, images: Any, **changes: Any) -> Client:
     return Client("a", images, None, {}, trainer, **{"seed": 1, "round": 2, **changes})
 
 
-def made(client: Client, k: int, most: int = 99, flips: bool = False) -> Tensor:
-    return torch.cat(list(mixtures(client, k, most, flips)))
+def made(client: Client, k: int, limit: int = 99, flips: bool = False) -> Tensor:
+    return torch.cat(list(mixtures(client, k, limit, flips)))
 
 
 @pytest.mark.parametrize("normalised", [False, True])
@@ -130,7 +130,7 @@ def test_as_many_mixtures_as_images_but_no_more_than_wanted(
 ) -> None:
     client = a_client(make_trainer("mocov2"), pixels(count))
     assert made(client, 4).shape == (count, 3, 8, 8)
-    assert len(made(client, 4, most=3)) == min(count, 3)
+    assert len(made(client, 4, limit=3)) == min(count, 3)
 
 
 def test_where_a_row_stands_says_nothing_of_its_partners() -> None:

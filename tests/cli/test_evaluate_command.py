@@ -24,7 +24,7 @@ def finished(here: Path, cli: Cli) -> str:
 
 
 def test_notes_of_a_run_are_printed_and_exported(finished: str) -> None:
-    assert "k = 200 is more than the 36 labelled images there are: all of them vote\n" in finished
+    assert "k = 200 is more than the 36 labelled images: all of them vote\n" in finished
     results = json.loads(Path("runs/mine/results.json").read_text())
     with safe_open("runs/mine/backbone.safetensors", "pt") as file:
         assert file.metadata()["notes"] == "; ".join(results["notes"])
@@ -67,7 +67,7 @@ def test_evaluate_a_model_for_each_client(here: Path, cli: Cli) -> None:
     _, out, _ = cli("evaluate", "alone", "--probe", "knn", "--set", "k=37")
     models = [line.partition(":")[0] for line in out.splitlines()[1:-1]]
     assert models == ["0", "1", "2", "on average"]
-    note = "k = 37 is more than the 36 labelled images there are: all of them vote"
+    note = "k = 37 is more than the 36 labelled images: all of them vote"
     assert out.splitlines()[-1] == note
     _, out, _ = cli("evaluate", "alone", "--probe", "per-client", "--set", "epochs=2")
     assert re.fullmatch(
@@ -91,22 +91,22 @@ def test_wrong_arguments_of_evaluate(finished: str, cli: Cli) -> None:
     for args, sentence in (
         (["nowhere"], "nowhere is not a run directory"),
         (["runs/mine", "--probe", "knnn"], 'unknown probe "knnn", did you mean "knn"?'),
-        (["runs/mine", "--probe", "transfer"], "another data set, --on NAME"),
+        (["runs/mine", "--probe", "transfer"], "another data set, with --on NAME"),
         (["runs/mine", "--on", "cifar1"], 'unknown data set "cifar1", did you mean "cifar10"?'),
         (["runs/mine", "--on", "cifar10", "--set", "data.hold=3"], 'unknown key "data.hold"'),
-        (["runs/mine", "--set", "data.size=3"], "name it with --on"),
-        (["runs/mine", "--set", "data={size=3}"], "name it with --on"),
+        (["runs/mine", "--set", "data.size=3"], "add --on NAME"),
+        (["runs/mine", "--set", "data={size=3}"], "add --on NAME"),
         (
             ["runs/mine", "--set", "probe={label=3}"],
             'unknown key "probe.label", did you mean "labels"?',
         ),
         (
             ["runs/mine", "--on", "data"],
-            "data is a folder: --on folder --set data.path=data --set data.layout=classes",
+            "data is a folder: use --on folder --set data.path=data --set data.layout=classes",
         ),
         (
             ["runs/mine", "--probe", "knn", "--set", "labels=100"],
-            'probe "knn" does not use labels; it uses k, temp',
+            'probe "knn" has no setting "labels"; its settings: k, temp',
         ),
         (["runs/mine", "--set", "label=3"], 'unknown key "probe.label", did you mean "labels"?'),
     ):

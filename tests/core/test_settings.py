@@ -183,6 +183,6 @@ def test_a_plugin_that_cannot_be_loaded_is_named(
     points = EntryPoints([EntryPoint("plum", value, "fedssl.fruits")])
     monkeypatch.setattr(settings, "entry_points", lambda **which: points.select(**which))
     with pytest.raises(
-        ConfigError, match=f'^fruit "plum" is a plugin, and {value} cannot be loaded: {reason}'
+        ConfigError, match=f'^fruit "plum" is a plugin, but {value} cannot be loaded: {reason}'
     ):
         _registry()["plum"]

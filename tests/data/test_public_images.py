@@ -62,26 +62,26 @@ def test_experiments_without_public_images_do_not_mention_them() -> None:
     [
         (
             {"public": "cifar100", "data.name": "cifar100"},
-            r"\[public\] names the images of \[data\] itself: .*",
+            r"\[public\] and \[data\] are the same images, .*",
         ),
         (
             {
                 "public": {"name": "folder", "path": "a", "size": 9, "layout": "flat"},
                 "data": {"name": "folder", "path": "a", "size": 8, "layout": "classes"},
             },
-            r"\[public\] names the images of \[data\] itself: .*",
+            r"\[public\] and \[data\] are the same images, .*",
         ),
         ({"public": "nowhere"}, 'unknown public data set "nowhere"; known: .*'),
         ({"public.pictures": 3}, 'unknown key "public.pictures"; known: .*images'),
         ({"public": {"name": "npz"}}, "public.path: field required"),
         (
             {"method": {"name": "mae", "backbone": "vit_mini"}},
-            'algorithm "fedca" as set needs a method with a projector; "mae" .*',
+            'algorithm "fedca" needs a method with a projector; .*"mae" .*',
         ),
         (
             {"method": {"name": "swav", "small": 2}},
             'algorithm "fedca" needs a method with two views of each image, of one kind; '
-            '"swav" as set has others',
+            'method "swav" makes 2 \\+ 2',
         ),
     ],
 )
@@ -179,4 +179,6 @@ def test_public_images_that_are_not_needed_are_not_loaded(tmp_path: Path) -> Non
     assert messages == []
     gone = plain.with_changes({"public": "npz", "public.path": "there-is-none.npz"})
     assert read_public(gone, dataset(), tmp_path, messages.append) is None
-    assert messages == ["[public] is not used: the algorithm as set needs no public images"]
+    assert messages == [
+        "[public] is ignored: with these settings the algorithm needs no public images"
+    ]

@@ -90,11 +90,11 @@ def test_objects_without_extent_are_dropped_and_counted(read: Read, change: dict
         ({"segmentation": None}, "annotation 5 has no segmentation"),
         (
             {"segmentation": {"counts": [200], "size": [20, 10]}},
-            r"= \[20, 10\], but its image is of \[10, 20\]",
+            r"= \[20, 10\], but its image has \[10, 20\]",
         ),
         (
             {"segmentation": {"counts": [100, 300], "size": [10, 20]}},
-            "annotation 5: .* runs of 400 pixels for 200",
+            "annotation 5: .* run lengths cover 400 pixels, but its image has 200",
         ),
         (
             {"segmentation": {"counts": [-5, 205], "size": [10, 20]}},

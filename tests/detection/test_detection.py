@@ -225,7 +225,8 @@ def test_annotations_that_do_not_fit_each_other(export: Make, shapes_of: Make, t
 
 def test_a_rate_that_is_too_high(export: Make, shapes_of: Make, tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(
-        RunError, match="the loss is not finite by iteration 20: start again with an lr below 1e"
+        RunError,
+        match="the loss became infinite or NaN by iteration 20: start again with an lr below 1e",
     ):
         fine_tune(
             export(),

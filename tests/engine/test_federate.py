@@ -222,7 +222,7 @@ def test_three_failed_rounds_in_a_row_are_the_end() -> None:
         ),
         [],
     )
-    with pytest.raises(RunError, match="3 rounds in a row failed; the last: ill"):
+    with pytest.raises(RunError, match="3 rounds in a row failed; the reason in the last: ill"):
         done.extend(going)
     assert [r.failed for r in done] == [False, False, *[True] * MAX_FAILED_ROUNDS]
     assert value(done[-1].sites[SERVER]) == 2
@@ -253,7 +253,7 @@ def test_a_single_valid_upload_is_not_merged() -> None:
     done = last(RoundRules(min_uploads=2))
     assert done.failed
     assert value(done.sites[SERVER]) == 1
-    why = "the round had 1 valid upload, and a merge needs 2 (guard.min_uploads)"
+    why = "valid uploads in this round: 1; a merge needs 2 (guard.min_uploads)"
     reports = [(report.dropped, report.memory_advanced) for report in done.reports]
     assert reports == [(why, True), ("ill", False), ("ill", False)]
     assert value(last(RoundRules()).sites[SERVER]) == 2
@@ -272,7 +272,7 @@ def test_a_merged_model_with_a_fault_is_not_used() -> None:
     done = []
     with pytest.raises(
         RunError,
-        match="3 rounds in a row failed; the last: the merged model is rejected: 2 is above",
+        match="3 rounds in a row failed; the reason in the last: the merged model is rejected: 2 is above",
     ):
         done.extend(going)
     assert [value(round.sites[SERVER]) for round in done] == [1, 1, 1, 1]

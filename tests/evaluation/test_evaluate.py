@@ -110,12 +110,12 @@ def test_few_labels_are_few() -> None:
     [
         (
             Dataset(images(6, 0)),
-            r"no test images here: .* data\.holdout=N sets N of the 6 labelled training images",
+            r"no test images here\. .* data\.holdout=N sets N of the 6 labelled training images",
         ),
         (Dataset(images(6, 0, False)), "neither test images nor labels here"),
         (
             Dataset(images(6, 0, False), images(1, 1)),
-            "one labelled test image cannot be both learned from and",
+            "but there is only 1 test image: add more",
         ),
         (Dataset(images(6, 0), images(6, 1, False)), "the 6 test images here have no labels"),
         (
@@ -135,35 +135,39 @@ def test_without_labels_there_is_nothing_to_measure(data: Dataset, sentence: str
 def test_the_advice_on_missing_test_images_depends_on_the_data_set() -> None:
     """The images of a run cannot be set aside any more; those of other data sets can, by --set."""
     data = Dataset(images(6, 0))
-    assert "--on, or train anew, where data.holdout=N" in (missing_labels(data) or "")
-    assert "here: --set data.holdout=N" in (missing_labels(data, trained_on=False) or "")
+    assert "--on, or start a new run: data.holdout=N" in (missing_labels(data) or "")
+    assert "here. Use --set: data.holdout=N" in (missing_labels(data, trained_on=False) or "")
 
 
 def test_probes_of_clients_need_their_labels() -> None:
     halved = Dataset(images(6, 0, False), images(6, 1))
     assert missing_labels(halved, "linear") is None
-    assert "the classes of each client are not known" in (
+    assert "needs the classes of each client's images" in (
         missing_labels(halved, "per-client") or ""
     )
-    assert "labels of their own" in (missing_labels(halved, "collaborative") or "")
+    assert "labels of each client's images" in (missing_labels(halved, "collaborative") or "")
     assert missing_labels(DATA, "collaborative") is None
 
 
 @pytest.mark.parametrize(
     ("probe", "key", "uses"),
     [
-        ("knn", "labels", "it uses k, temperature"),
-        ("linear", "k", "it uses labels, protocol, epochs, lr, batch, penalty, solver"),
-        ("semi", "penalty", "it uses labels, protocol, epochs, lr, batch, frozen"),
-        ("collaborative", "protocol", "it uses labels, epochs, lr, batch"),
-        ("classifier", "labels", "it uses no settings"),
-        ("per-client", "every", "it uses labels, protocol, epochs, lr, batch, penalty, solver"),
+        ("knn", "labels", "its settings: k, temperature"),
+        ("linear", "k", "its settings: labels, protocol, epochs, lr, batch, penalty, solver"),
+        ("semi", "penalty", "its settings: labels, protocol, epochs, lr, batch, frozen"),
+        ("collaborative", "protocol", "its settings: labels, epochs, lr, batch"),
+        ("classifier", "labels", "its settings: none"),
+        (
+            "per-client",
+            "every",
+            "its settings: labels, protocol, epochs, lr, batch, penalty, solver",
+        ),
     ],
 )
 def test_settings_that_a_probe_does_not_use_are_refused(probe: str, key: str, uses: str) -> None:
     with pytest.raises(ConfigError) as refused:
         with_probe_settings(experiment(), probe, {key: 1})
-    assert str(refused.value) == f'probe "{probe}" does not use {key}; {uses}'
+    assert str(refused.value) == f'probe "{probe}" has no setting "{key}"; {uses}'
 
 
 def test_an_experiment_may_have_settings_of_other_probes() -> None:
@@ -179,9 +183,7 @@ def test_an_experiment_may_have_settings_of_other_probes() -> None:
 )
 def test_an_exact_minimum_is_not_trained(probe: str, key: str, value: object) -> None:
     """Settings that the solver would ignore are refused; those of the experiment are not."""
-    sentence = (
-        rf'^solver = "lbfgs" finds the minimum itself and makes no use of {key}: leave that out'
-    )
+    sentence = rf'^solver = "lbfgs" does not use {key}: leave that out'
     with pytest.raises(ConfigError, match=sentence):
         with_probe_settings(experiment(), probe, {"solver": "lbfgs", key: value})
     exact = with_probe_settings(experiment(), probe, {"solver": "lbfgs"})
@@ -201,13 +203,10 @@ def test_a_note_if_settings_ask_for_more_images_than_there_are() -> None:
     asked = Evaluation(experiment(k=61, labels=61, epochs=1), DATA, CPU).measure(
         {"x": state()}, ("knn", "linear")
     )
-    assert (
-        asked["knn"].note
-        == "k = 61 is more than the 60 labelled images there are: all of them vote"
-    )
+    assert asked["knn"].note == "k = 61 is more than the 60 labelled images: all of them vote"
     assert (
         asked["linear"].note
-        == "labels = 61 is more than the 60 labelled images there are: all of them are used"
+        == "labels = 61 is more than the 60 labelled images: all of them are used"
     )
     enough = Evaluation(experiment(k=60, labels=60, epochs=1), DATA, CPU).measure(
         {"x": state()}, ("knn", "linear")
@@ -234,7 +233,7 @@ def test_one_labelled_image_is_too_few_to_fine_tune_with() -> None:
     semi = Evaluation(with_probe_settings(experiment(), "semi", {}), DATA, CPU)
     with pytest.raises(
         ConfigError,
-        match=r"^1 of 60 labelled images is too few to fine-tune with: set more with labe",
+        match=r"^fine-tuning needs at least 2 labelled images, but the settings select 1 of 60",
     ):
         semi.measure({"x": state()}, ("semi",))
 
@@ -465,7 +464,7 @@ def test_a_classifier_is_measured_as_it_was_trained() -> None:
         100 * sum(a == b for a, b in zip(predictions, labels.tolist(), strict=True)) / 30
     )
     assert len(set(predictions)) > 1
-    with pytest.raises(ConfigError, match="byol trains none"):
+    with pytest.raises(ConfigError, match='method "byol" trains none'):
         Evaluation(experiment(), DATA, CPU).measure({"global": state()}, ("classifier",))
 
 

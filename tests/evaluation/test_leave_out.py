@@ -55,7 +55,7 @@ def state() -> State:
 
 
 def few(chosen: Experiment, data: Dataset | None = None) -> Any:
-    return Evaluation(chosen, data or dataset(), CPU).images.few
+    return Evaluation(chosen, data or dataset(), CPU).images.fine_tuning_subset
 
 
 def numbers(pixels: Tensor) -> list[int]:
@@ -112,7 +112,7 @@ def test_classes_must_be_known() -> None:
     data = Dataset(Images(images(20, 0).pixels), images(20, 1))
     with pytest.raises(
         ConfigError,
-        match=r"^data.leave_out draws the same number of images of each class, and the training",
+        match=r"^data.leave_out needs labels, to draw the same number of images of each class",
     ):
         partition_data(experiment(data__leave_out=0.1), data, print)
 
@@ -138,7 +138,11 @@ def test_a_note_if_images_were_seen(leave_out: float, labels: float, count: int)
     labelled = few(
         with_probe_settings(experiment(data__leave_out=leave_out), "semi", {"labels": labels})
     )
-    why = "only 20 were left out of it" if leave_out else "data.leave_out keeps them from it"
+    why = (
+        "data.leave_out kept only 20 of them out"
+        if leave_out
+        else "set data.leave_out to keep them out"
+    )
     assert (len(labelled.images.labels), labelled.note) == (count, f"{SEEN}: {why}")
 
 
@@ -163,7 +167,7 @@ def test_fine_tuning_leaves_the_model_alone() -> None:
     before = model.floats.clone()
     scores = evaluation.measure({"x": model}, ("knn", "semi"))
     assert torch.equal(model.floats, before)
-    assert scores["semi"].note == f"{SEEN}: data.leave_out keeps them from it"
+    assert scores["semi"].note == f"{SEEN}: set data.leave_out to keep them out"
     assert scores["knn"].note is None
     assert sum(map(sum, scores["semi"].confusion["x"])) == 20
 
@@ -176,7 +180,10 @@ def test_a_run_that_left_images_out(tmp_path: Path) -> None:
     score = run.evaluate("semi", epochs=1)
     assert list(score) == ["global"]
     assert score.note is None
-    assert run.evaluate("semi", epochs=1, labels=0.3).note == f"{SEEN}: only 20 were left out of it"
+    assert (
+        run.evaluate("semi", epochs=1, labels=0.3).note
+        == f"{SEEN}: data.leave_out kept only 20 of them out"
+    )
     # Ten more: the images left out could not be told from others.
     others = Dataset(images(210, 0), images(20, 1))
     now = fedssl.Run(run.dir, device="cpu", dataset=others)

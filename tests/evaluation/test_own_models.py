@@ -112,7 +112,9 @@ def test_what_is_measured_and_exported(name: str, go: Go) -> None:
         saved = load_file(run.dir / f"backbone-{client}.safetensors")
         backbone = run.backbone(client)
         assert all(torch.equal(saved[key], tensor) for key, tensor in backbone.state_dict().items())
-    with pytest.raises(ConfigError, match=r"this run has several models, name one of: 0, 1, 2"):
+    with pytest.raises(
+        ConfigError, match=r"this run has several models, set model= to one of: 0, 1, 2"
+    ):
         run.backbone()
 
 
@@ -199,7 +201,7 @@ def test_before_any_client_has_trained(
     assert len(run.models()) == 0
     for ask in (run.backbone, run.evaluate):
         with pytest.raises(
-            ConfigError, match="has no model yet: clients have theirs when they have trained"
+            ConfigError, match="has no model yet: each client has its own, after its first round"
         ):
             ask()
 

@@ -108,7 +108,7 @@ def test_clients_without_a_model_are_counted(tmp_path: Path) -> None:
     }
     score = finished(tmp_path, **changes).evaluate("per-client")
     assert len(score) == 1
-    assert score.note == "2 of 3 clients have no model of their own yet"
+    assert score.note == "2 of 3 clients do not have their own model yet"
 
 
 def test_the_model_of_each_client() -> None:
@@ -118,7 +118,7 @@ def test_the_model_of_each_client() -> None:
     assert {name: own[name] for name in own} == {"0": a, "2": b}
     shared = ClientModels(Models({}, {"global": c}, []), ["0", "1"])
     assert {name: shared[name] for name in shared} == {"0": c, "1": c}
-    with pytest.raises(ConfigError, match="this run's models are not those of its clients: x, y"):
+    with pytest.raises(ConfigError, match=r"no client has its own model in this run \(x, y\)"):
         ClientModels(Models({}, {"x": a, "y": b}, []), ["0", "1"])
 
 
@@ -149,5 +149,5 @@ def test_classes_must_be_known(tmp_path: Path) -> None:
     data = Dataset(Images(images(60, 0).pixels), images(60, 1))
     chosen = experiment(partition__name="iid")
     run = fedssl.run(chosen, tmp_path / "run", "cpu", dataset=data, quiet=True)
-    with pytest.raises(ConfigError, match="the classes of each client are not known"):
+    with pytest.raises(ConfigError, match="needs the classes of each client's images"):
         run.evaluate("per-client")

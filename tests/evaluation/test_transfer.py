@@ -103,11 +103,11 @@ def test_a_data_set_by_name(run: fedssl.Run, tmp_path: Path) -> None:
         ({"name": "cifar10", "sise": 3}, 'unknown key "data.sise"'),
         (
             {"name": "cifar10", "leave_out": 0.1},
-            "normalised as those of pre-training, and none are left out",
+            "normalised like the training images, and all of them are used",
         ),
-        ("given", "come from a data set that has a name"),
-        ({"path": "x"}, "come from a data set that has a name"),
-        (3, "a data set's name, a table as under"),
+        ("given", "need the name of a data set"),
+        ({"path": "x"}, "need the name of a data set"),
+        (3, "the name of a data set, a table of settings as under"),
     ],
 )
 def test_refusals(run: fedssl.Run, on: Any, sentence: str) -> None:
@@ -155,5 +155,5 @@ def test_a_folder_has_to_be_named(tmp_path: Path) -> None:
 
 def test_a_clients_mix_is_of_its_own_images(run: fedssl.Run) -> None:
     for probe in ("per-client", "collaborative"):
-        with pytest.raises(ConfigError, match="needs the images of each client"):
+        with pytest.raises(ConfigError, match="uses the images of each client"):
             run.evaluate(probe, OTHER)

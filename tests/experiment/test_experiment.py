@@ -202,7 +202,7 @@ def test_assignments(text: str, expected: tuple[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "", "  =x"])
 def test_what_is_not_an_assignment(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not key=value"):
+    with pytest.raises(ConfigError, match="is not of the form key=value"):
         parse_assignment(text)
 
 
@@ -359,11 +359,11 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
     [
         (
             {"method.name": "simclr", "algorithm.update": "target"},
-            'algorithm "fedavg" as set needs a method with a target; "simclr" as set has none',
+            'algorithm "fedavg" needs a method with a target; .* method "simclr" has none\\..*',
         ),
         (
             {"method.predictor": False, "algorithm.predictor": "local"},
-            'algorithm "fedavg" as set needs a method with a predictor; "byol" as set has none',
+            'algorithm "fedavg" needs a method with a predictor; .* method "byol" has none\\..*',
         ),
         ({"method.backbone": "resnt18"}, 'unknown backbone "resnt18", did you mean "resnet18"[?]'),
         ({"method.stem": "cifr"}, 'unknown stem "cifr", did you mean "cifar"[?]'),
@@ -375,16 +375,16 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ),
         (
             {"method.view_size": 4, "method.augment.blur": 1.0, "method.augment.blur_kernel": 9},
-            "a blur of 9 taps .*",
+            "a blur kernel of 9 pixels .*",
         ),
         ({"partition.name": "quantity"}, "partition: give either shares or alpha"),
         (
             {"clients": 0},
-            "experiment: clients must be a number above 0: this partition does not bring its own",
+            "experiment: clients must be above 0: this partition does not define the clients itself",
         ),
         ({"clients": -1}, r"clients: input should be greater than or equal to 0 \(got -1\)"),
         ({"algorithm.name": "scaffold"}, 'unknown algorithm "scaffold"; known: .*fedavg.*'),
-        ({"train.lr.x": 3}, '"train.lr.x": "lr" is not a table'),
+        ({"train.lr.x": 3}, '"train.lr.x" cannot be set: "lr" is a value, not a table'),
     ],
 )
 def test_impossible_combinations_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
@@ -433,7 +433,7 @@ def test_an_algorithm_that_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> No
     lonely.check()
     monkeypatch.setattr(type(lonely.algorithm), "needs_server", True)
     with pytest.raises(
-        ConfigError, match=r'^algorithm "fedavg" needs a server; topology "isolated" has none$'
+        ConfigError, match=r'^algorithm "fedavg" needs a server; topology "isolated" has none'
     ):
         lonely.check()
     base().check()
@@ -525,7 +525,7 @@ def test_what_may_change_on_resume(key: str, value: Any, allowed: bool, tmp_path
         assert len(said) == (key == "rounds")  # a longer schedule is reported
     else:
         kept = (tmp_path / "experiment.toml").read_bytes()
-        with pytest.raises(ConfigError, match=f"{key}: .* there, .* asked for"):
+        with pytest.raises(ConfigError, match=f"{key}: .* in that run, .* now"):
             check_resumable(wanted, tmp_path, cpu, said.append)
         assert (tmp_path / "experiment.toml").read_bytes() == kept
 
@@ -543,7 +543,7 @@ def test_what_a_failed_start_left_does_not_block_another(tmp_path: Path) -> None
     path.write_text(base().to_toml())
     assert check_resumable(other, tmp_path, torch.device("cpu"), print).seed == 1
     path.write_text("# my own\n" + base().to_toml())
-    with pytest.raises(ConfigError, match=r"seed: 0 there, 1 asked for"):
+    with pytest.raises(ConfigError, match=r"seed: 0 in that run, 1 now"):
         check_resumable(other, tmp_path, torch.device("cpu"), print)
 
 
@@ -566,7 +566,7 @@ def test_a_refusal_shows_three_differences_at_most(
     with pytest.raises(ConfigError) as refusal:
         check_resumable(wanted, tmp_path, torch.device("cpu"), print)
     sentence = str(refusal.value)
-    assert sentence.count(" asked for") == 3
+    assert sentence.count(" in that run") == 3
     assert (more in sentence) if more else (" more" not in sentence)
 
 

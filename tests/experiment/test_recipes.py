@@ -472,13 +472,21 @@ def test_expanding_changes_no_file() -> None:
     ("grids", "more", "sentence"),
     [
         ([{"data": "all"}, {"data": ["x"]}], {}, 'two recipes are called "x", both in file.toml'),
-        ([{"data": "all"}, {"of": ["z"]}], {}, 'a grid is of "z", but no recipe above is'),
+        (
+            [{"data": "all"}, {"of": ["z"]}],
+            {},
+            'a grid starts from "z", but no recipe above it has that name',
+        ),
         (
             [{"data": "all"}],
             {"aliases": {"y": "x"}},
             'two recipes are called "y"; file.toml has the second',
         ),
-        ([{"name": "a-mini"}], {}, '"a-mini" is the name of a variant'),
+        (
+            [{"name": "a-mini"}],
+            {},
+            'recipe "a-mini" is named like a variant: choose another ending',
+        ),
     ],
 )
 def test_files_that_are_refused(

@@ -108,7 +108,7 @@ def test_a_run_of_another_experiment_is_refused_before_anything_starts(
     (tmp_path / "rounds.jsonl").write_text("{}\n")
     code, _, error = cli("flower", "up", "demo", "--set", "seed=5", "--dir", str(tmp_path))
     assert code == 2
-    assert "holds a run of another experiment (seed: 0 there, 5 asked for" in error
+    assert "holds a run of another experiment (seed: 0 in that run, 5 now" in error
     assert {path.name for path in tmp_path.iterdir()} == {"experiment.toml", "rounds.jsonl"}
 
 

@@ -163,7 +163,7 @@ def test_features_are_the_backbones_own() -> None:
 def test_other_backbones_are_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match="its backbone must be a vision transformer"):
         make(MAE)
-    with pytest.raises(ConfigError, match="an image of 4 pixels is one patch"):
+    with pytest.raises(ConfigError, match="images of 4 pixels have only one"):
         _method(size=4)
     with pytest.raises(ConfigError, match="10 x 10 is not a multiple of"):
         _method(size=10)

@@ -157,6 +157,7 @@ def test_a_queue_that_is_full_too_late(cls, make) -> None:
     of 101 later."""
     assert make(cls, queue=100).client_warning(10) is None
     assert make(cls, queue=101).client_warning(10) == (
-        "makes 20 keys in a round and fills method.queue = 101 after 6: until then its other negatives are random "
-        "numbers, and later most are long out of date; try method.queue = 20"
+        "makes 20 keys a round and needs 6 rounds to fill method.queue = 101. Until then the rest "
+        "of the queue is random numbers, and later most keys are out of date. "
+        "Try method.queue = 20"
     )

@@ -147,7 +147,8 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
         load_backbone(Tiny(), tmp_path / "absent.safetensors")
     torch.save({"a": torch.ones(1)}, tmp_path / "pickled.pth")
     with pytest.raises(
-        ConfigError, match=r"pickled\.pth is not a safetensors file .* pickled weights are not read"
+        ConfigError,
+        match=r"pickled\.pth is not a safetensors file .* Pickled weights are not supported",
     ):
         load_backbone(Tiny(), tmp_path / "pickled.pth")
 

@@ -27,8 +27,8 @@ WRONG = {
     "train.lr=inf": "train.lr: input should be a finite number",
     "train.batch=1": "train.batch: input should be greater than or equal to 2 (got 1)",
     "seed=2020-01-01": "seed: input should be a valid integer",
-    "method.name=5": "method.name is text (got 5)",
-    "method.name=[1]": "method.name is text (got [1])",
+    "method.name=5": "method.name must be text (got 5)",
+    "method.name=[1]": "method.name must be text (got [1])",
     "method=5": "method: input should be",
     "seed.deep=1": "seed: input should be a valid integer",
     "method.name=byoll": 'unknown method "byoll", did you mean "byol"?',
@@ -45,10 +45,10 @@ WRONG = {
     "data.name=cifr10": 'unknown data set "cifr10", did you mean "cifar10"?',
     "probe.beside=['randm']": 'unknown comparison "randm", did you mean "random"?',
     "probe.beside=random": "probe.beside: input should be a list (got ",
-    "algorithm.update=both": 'algorithm "fedavg" as set needs a method with a target; "simclr" as set has none',
+    "algorithm.update=both": 'algorithm "fedavg" needs a method with a target; with these settings method "simclr" has none. Choose another method or algorithm: `fedssl combinations` lists those that fit',
     "data.mean=[0.5]": "mean and std must be given together",
-    "=3": '"=3" is not key=value',
-    "rounds": '"rounds" is not key=value',
+    "=3": '"=3" is not of the form key=value, such as rounds=10',
+    "rounds": '"rounds" is not of the form key=value, such as rounds=10',
 }
 
 
@@ -172,7 +172,7 @@ def test_images_that_are_not_there(federation: Any, cli: Any) -> None:
         (
             ["data.mean=[0.5]", "data.std=[0.5]"],
             2,
-            "data.mean has 1 numbers, the images have 3 channels",
+            "data.mean has 1 numbers, but the images have 3 channels",
         ),
         (["clients=100"], 2, "48 images are too few for 100 clients"),
         (["partition.name=natural"], 2, 'partition "natural" needs data with owners'),

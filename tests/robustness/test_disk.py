@@ -31,7 +31,7 @@ def test_disk_full_while_a_run_goes_on(method: str, tier: str, federation: Any) 
     code, _, err = federation.run("run", method, "rounds=6", memory, preexec_fn=_small_files_only)
     assert code == 4
     assert "Traceback" not in err
-    said = r"fedssl: (a checkpoint|a client's memory) could not be written: \[Errno 27\] File too large"
+    said = r"fedssl: (a checkpoint|a client's memory) could not be written.*: \[Errno 27\] File too large"
     assert re.match(said, err.splitlines()[-1])
     snapshot = Store(federation.root / "run").load(print)
     assert snapshot is not None
@@ -283,10 +283,7 @@ def test_more_rounds_with_a_constant_rate_are_the_same_as_at_once(federation: An
 def test_a_longer_schedule_is_said(federation: Any, capsys: pytest.CaptureFixture[str]) -> None:
     federation.here("run", "simclr", "rounds=1")
     federation.here("run", "simclr", "rounds=2", quiet=False)
-    assert (
-        "1 rounds become 2: the learning rate follows the longer schedule from here"
-        in capsys.readouterr().err
-    )
+    assert "the run is extended from 1 to 2 rounds" in capsys.readouterr().err
 
 
 def test_results_of_a_shorter_run_are_not_those_of_a_longer_one(federation: Any) -> None:
@@ -307,7 +304,8 @@ def test_other_images_in_the_same_directory(federation: Any) -> None:
     np.savez(path, **arrays)
     for rounds in (1, 2):
         with pytest.raises(
-            ConfigError, match="holds a run on other images, or on these dealt otherwise"
+            ConfigError,
+            match="holds a run with other images, or with these images on other clients",
         ):
             federation.here("run", "simclr", f"rounds={rounds}")
 
@@ -329,7 +327,7 @@ def test_the_same_images_dealt_otherwise(federation: Any) -> None:
     lists.write_text(json.dumps({"a": list(range(20)), "b": list(range(20, 40))}))
     federation.here("run", "simclr", *settings)
     lists.write_text(json.dumps({"a": list(range(21)), "b": list(range(21, 40))}))
-    with pytest.raises(ConfigError, match="dealt otherwise"):
+    with pytest.raises(ConfigError, match="these images on other clients"):
         federation.here("run", "simclr", *settings)
 
 

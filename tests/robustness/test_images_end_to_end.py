@@ -179,7 +179,7 @@ def test_few_images(method: str, tmp_path: Path) -> None:
         assert list(clients) == ["1", "2", "3", "4", "5", "6"]
         assert clients.pop("1") == {
             "client": "1",
-            "dropped": "too few images: 1, at least 2 are needed to train",
+            "dropped": "too few images: training needs at least 2, but it has 1",
             "bytes_down": line["clients"][1]["bytes_down"],
             "memory_moved_on": False,
         }

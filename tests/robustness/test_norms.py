@@ -151,7 +151,8 @@ def test_a_longer_schedule_is_no_explosion(run: Callable[..., fedssl.Run]) -> No
 def test_all_exploded(run: Callable[..., fedssl.Run], federation: Any) -> None:
     """Three failed rounds end the run; the model is that of the last round that counted."""
     with pytest.raises(
-        RunError, match="3 rounds in a row failed; the last: the norm of its update is"
+        RunError,
+        match="3 rounds in a row failed; the reason in the last: the norm of its update is",
     ):
         run(
             "all",

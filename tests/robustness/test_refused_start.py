@@ -67,7 +67,7 @@ def test_a_start_that_fails_at_its_first_checkpoint_does_not_block_another(
         with pytest.raises(RunError, match="No space left"):
             federation.here("run", "simclr", "rounds=1", "seed=1")
     assert federation.here("run", "simclr", "rounds=1", "seed=2").experiment.seed == 2
-    with pytest.raises(ConfigError, match="seed: 2 there, 1 asked for"):
+    with pytest.raises(ConfigError, match="seed: 2 in that run, 1 now"):
         federation.here("run", "simclr", "rounds=1", "seed=1")
 
 

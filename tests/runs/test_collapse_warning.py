@@ -92,7 +92,7 @@ def test_a_resumed_run_counts_earlier_rounds() -> None:
     warning = Collapse(earlier).update(line(3, (0.09, 10.0)))
     assert warning is not None
     assert "2 rounds in a row: the spread of embeddings is 0.09" in warning
-    assert "fallen to 12% of the largest it was" in warning
+    assert "fallen to 12% of its maximum" in warning
     warned_before = Collapse([*earlier, line(3, (0.9, 19.0))])
     assert warned_before.update(line(4, (0.9, 19.0))) is None
 

@@ -91,9 +91,9 @@ def test_a_message_if_a_run_was_finished_already(
     assert "finished already" not in capsys.readouterr().err
     go()
     assert [line for line in capsys.readouterr().err.splitlines() if "finished" in line] == [
-        f"{tmp_path / 'run'} was finished already, all 2 rounds of it: nothing was trained or "
-        "measured. For more rounds, raise them and name it: --set rounds=4 --dir "
-        f"{tmp_path / 'run'}; to start anew, choose another --dir"
+        f"{tmp_path / 'run'} was finished already, after 2 rounds, so nothing was trained or "
+        "measured. To train more rounds, add --set rounds=4 --dir "
+        f"{tmp_path / 'run'}; to start again, choose another --dir"
     ]
     go({"rounds": 4, "probe.k": 3})
     assert "finished already" not in capsys.readouterr().err
@@ -127,8 +127,8 @@ def test_a_queue_longer_than_clients_can_fill(go: Go, capsys: pytest.CaptureFixt
     That is 32 keys in a round, so the queue is full after 128 rounds.
     """
     note = (
-        "as many as the median one has, makes 32 keys in a round and fills method.queue = 4096 "
-        "after 128: "
+        "the median client has 20 images: it makes 32 keys a round and needs 128 rounds to fill "
+        "method.queue = 4096. "
     )
     go({"method.name": "mocov2", "method.queue": 4096})
     assert note in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_a_run_of_a_method_that_is_not_known_here(
     assert (code, out) == (2, "")
     assert err == (
         f'fedssl: {tmp_path / "run" / "experiment.toml"}: unknown method "simclr2", did you mean '
-        '"simclr"? (one of yours must be known here: in Python, import the module that registers '
-        "it before fedssl is asked for the run; for the command line, install it as a plugin, with "
+        '"simclr"? (if it is your own: in Python, import the module that registers it before you '
+        "open the run; for the command line, install it as a plugin, with "
         'the entry point "simclr2" in the group "fedssl.methods")\n'
     )

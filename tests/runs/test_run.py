@@ -187,6 +187,39 @@ def test_channels(channels: int, small: Experiment, tmp_path: Path) -> None:
     assert math.isfinite(run.evaluate("knn").mean)
 
 
+class MeanColour(nets.Backbone):
+    """Features of the mean colour of an image: a backbone without any convolution."""
+
+    dim = 8
+
+    def __init__(self, channels: int = 3, stem: str = "cifar") -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(channels, self.dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.linear(images.mean((2, 3)))
+        return features
+
+
+@pytest.mark.parametrize("exported", [True, False])
+def test_channels_of_a_backbone_without_convolutions(
+    exported: bool, small: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the header of the exported file; without that file, they are the images'."""
+    monkeypatch.setattr(nets.BACKBONES, "_classes", {"mean-colour": MeanColour})
+    experiment = small.with_changes({"method.backbone": "mean-colour"})
+    data = Dataset(Images(*_images(30, 5)), Images(*_images(12, 5)))
+    run = fedssl.run(experiment, tmp_path / "run", dataset=data, quiet=True)
+    if not exported:
+        (run.dir / "backbone.safetensors").unlink()
+    backbone = run.backbone()
+    assert backbone(torch.zeros(2, 5, 10, 10)).shape == (2, 8)
+    saved = next(iter(run.models().values())).pick(("backbone",)).tensors()
+    assert torch.equal(backbone.linear.weight, saved["backbone.linear.weight"])
+    with pytest.raises(TypeError, match=r"MeanColour .* override its property `channels`"):
+        assert backbone.channels
+
+
 class Plain(torch.utils.data.Dataset[tuple[Tensor, int]]):
     def __init__(self, pixels: Tensor, labels: Tensor) -> None:
         self.pixels = pixels
@@ -322,7 +355,7 @@ def test_test_images_that_would_not_be_looked_at_are_refused(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     for dataset in (None, labelled):
-        with pytest.raises(ConfigError, match="test= goes with training images in dataset="):
+        with pytest.raises(ConfigError, match="test= is used only together with training images"):
             fedssl.run(small, tmp_path / "run", dataset=dataset, test=_images(6), quiet=True)
     assert not (tmp_path / "run").exists()
 
@@ -354,7 +387,9 @@ def test_topologies(small: Experiment, labelled: Dataset, tmp_path: Path) -> Non
     ]
     score = alone.results["table"]["this run"]["knn"]
     assert score["mean"] == pytest.approx(np.mean(list(score["models"].values())))
-    with pytest.raises(ConfigError, match="this run has several models, name one of: 0, 1, 2"):
+    with pytest.raises(
+        ConfigError, match="this run has several models, set model= to one of: 0, 1, 2"
+    ):
         alone.backbone()
     assert alone.backbone("1")(torch.zeros(2, 3, 10, 10)).shape == (2, 512)
     with pytest.raises(ConfigError, match="no model"):
@@ -602,9 +637,7 @@ def test_a_note_if_the_code_changed_during_a_run(
     (run.dir / "results.json").unlink()
     again = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     assert again.results["environment"]["code"] == f"0ld0c0de, {code()}"
-    assert again.results["notes"] == [
-        f"made by code that was changed on the way: 0ld0c0de, {code()}"
-    ]
+    assert again.results["notes"] == [f"the code was changed during the run: 0ld0c0de, {code()}"]
 
 
 def test_predictions_by_class_are_stored(
@@ -640,7 +673,7 @@ def test_a_note_if_a_run_was_prolonged(
         (of, pytest.approx(small.train.rate(number, of)))
         for number, of in ((0, 2), (1, 2), (2, 4), (3, 4))
     ]
-    note = "begun as a run of 2 rounds and prolonged to 4"
+    note = "started as a run of 2 rounds and extended to 4"
     assert longer.results["notes"] == [note]
     with safe_open(longer.dir / "backbone.safetensors", "pt") as file:
         assert (file.metadata()["notes"], file.metadata()["rounds"]) == (note, "4")
@@ -654,7 +687,7 @@ def test_test_images_of_another_kind_are_refused_before_training(
 ) -> None:
     x = torch.randint(256, (24, 3, 12, 12), dtype=torch.uint8)
     y = torch.arange(24) % 3
-    with pytest.raises(DataError, match="test images have 1 channels, training images 3"):
+    with pytest.raises(DataError, match="test images have 1 channels, but training images have 3"):
         fedssl.run(
             small, tmp_path / "run", "cpu", dataset=from_python((x, y), (x[:, :1], y)), quiet=True
         )
@@ -775,7 +808,7 @@ def test_clients_have_names_of_their_own(
     owned = Dataset(
         labelled.train, labelled.test, {"a": torch.arange(6), name: torch.arange(6, 12)}
     )
-    with pytest.raises(ConfigError, match=f'"{name}" is a reserved name'):
+    with pytest.raises(ConfigError, match=f'reserved name "{name}"'):
         fedssl.run(listed, tmp_path, "cpu", dataset=owned, quiet=True)
 
 
@@ -834,7 +867,7 @@ def test_a_run_whose_models_are_all_elsewhere_is_finished(
     finish(tmp_path, labelled, None, device, quiet=True, alone=True)
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["table"], results["models"]) == ({}, 0)
-    assert "each client has one of its own" in results["notes"][0]
+    assert "each client has its own model" in results["notes"][0]
     monkeypatch.setattr("fedssl.runs.finalize.export", lambda *_: pytest.fail("not finished"))
     finish(tmp_path, labelled, None, device, quiet=True, alone=True)
 

@@ -166,10 +166,11 @@ def test_a_classifier_that_is_not_trained_is_refused(tmp_path: Path) -> None:
     simclr = Cell("r", "c", "demo", "classifier")
     assert (
         refusal(simclr)
-        == 'probe "classifier" measures the classifier that the run has trained; simclr trains none'
+        == 'probe "classifier" measures the classifier that a run has trained, but method "simclr" '
+        'trains none: choose another probe, such as "linear"'
     )
     assert refusal(replace(simclr, set=("method=supervised", "method.classes=10"))) is None
-    with pytest.raises(ConfigError, match="simclr trains none"):
+    with pytest.raises(ConfigError, match='method "simclr" trains none'):
         fedssl.sweep("demo", probes=["classifier"], dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 

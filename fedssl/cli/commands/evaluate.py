@@ -39,7 +39,7 @@ def evaluate(
     probe_settings, data_settings = _split_settings(parse_assignments(set))
     if data_settings and on is None:
         raise ConfigError(
-            "--set data.… changes another data set to measure with: name it with --on"
+            "--set data.… changes the data set named by --on, but there is no --on: add --on NAME"
         )
     data = None if on is None else data_settings | {"name": on}
     run = Run(dir, data_dir, device)

@@ -54,10 +54,9 @@ def _list(pattern: str | None, as_json: bool) -> None:
 
     recipes = chosen(pattern)
     if as_json:
-        values = {
-            name: {"about": recipe.about, "source": recipe.source}
-            for name, recipe in recipes.items()
-        }
+        values = {}
+        for name, recipe in recipes.items():
+            values[name] = {"about": recipe.about, "source": recipe.source}
         print(json.dumps(values))
     else:
         print_recipes(recipes)

@@ -73,8 +73,8 @@ def read_lines(path: Path, notify: Notify) -> Iterator[bytes]:
                 yield line
             elif number < copy.count:
                 raise RunError(
-                    f"line {number + 1} of {path} is damaged, and so is its copy; "
-                    "nothing was changed"
+                    f"line {number + 1} of {path} is damaged, and so is its copy; nothing was "
+                    "changed. Restore the file from a backup, or start in a new directory"
                 )
             else:
                 break
@@ -93,7 +93,7 @@ def repair(path: Path, notify: Notify) -> int:
     """
     copy = copy_path(path)
     lengths = [len(line) for line in whole_lines(path)]
-    if _agree(path, copy, size=sum(lengths)):
+    if _have_same_lines(path, copy, size=sum(lengths)):
         return len(lengths)
     if lengths and not copy.exists():
         notify(
@@ -117,7 +117,7 @@ def repair(path: Path, notify: Notify) -> int:
     return number
 
 
-def _agree(path: Path, copy: Path, size: int) -> bool:
+def _have_same_lines(path: Path, copy: Path, size: int) -> bool:
     """True if both files hold the same whole lines, `size` bytes in the file, and nothing else."""
     if not path.exists() or not copy.exists() or path.stat().st_size != size:
         return not path.exists() and not copy.exists()

@@ -72,7 +72,8 @@ def _locked_file(path: Path, wait: Notify | None) -> Iterator[IO[str]]:
                 owner = file.read().strip() or "?"
                 if wait is None:
                     raise RunError(
-                        f"{path.parent} is in use by process {owner}; nothing was changed"
+                        f"{path.parent} is in use by process {owner}; nothing was changed. "
+                        "Wait until that process has finished"
                     )
                 wait(f"waiting for process {owner}, which is at work in {path.parent}")
                 wait = ignore_message  # one message is enough

@@ -60,9 +60,7 @@ class Layout:
     entries: tuple[Entry, ...]
 
     def __hash__(self) -> int:
-        return (
-            self._hash
-        )  # layouts are keys of the caches below, several times per client and round
+        return self._hash  # computed once: layouts are keys of the caches below
 
     @cached_property
     def _hash(self) -> int:

@@ -38,7 +38,7 @@ class Mean:
     def result(self) -> State:
         """Return the mean of the states added so far; raise ValueError if there are none."""
         if self._sum is None or self._weight <= 0:
-            raise ValueError("a mean of nothing: add a state with a positive weight first")
+            raise ValueError("the mean has no state: add one with a positive weight first")
         self._add_pending(self._sum.floats)
         floats = arithmetic.divide(self._sum.floats, self._weight)
         return State(self._sum.layout, floats, self._sum.counts)

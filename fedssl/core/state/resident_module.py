@@ -43,7 +43,8 @@ class ResidentModule(nn.Module):
         self._norms = [module for module in self.modules() if isinstance(module, _BatchNorm)]
         if any(not hasattr(norm, "groups") for norm in self._norms):
             raise TypeError(
-                "a backbone or head has torch's BatchNorm, which ignores views: use fedssl.nets'"
+                "a backbone or head has a BatchNorm layer of torch.nn, which mixes the statistics "
+                "of views: use the norm layers in fedssl.nets"
             )
         if "target" in self._modules:
             self._online_row = self.parameter_row(self.mirrored)

@@ -1,7 +1,7 @@
 """Client memory between rounds: stored with the round that wrote it, wherever there is room.
 
-A thread reads ahead from the disk and writes behind to it while clients train. Nothing is changed in
-place, so a client's memory can be read at any point of its way to the disk.
+A thread reads ahead from the disk and writes behind to it while clients train. Nothing is changed
+in place, so a client's memory can be read at any point of its way to the disk.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class Memory:
     def __init__(
         self,
         rows: BlobFile | None = None,
-        found: Mapping[str, StoredMemory] | None = None,
+        resumed: Mapping[str, StoredMemory] | None = None,
         tier: Wanted = "auto",
         device: torch.device | None = None,
         clients: int = 1,
         ahead: int = 1,
     ) -> None:
-        """`found` are the memories of a resumed run, `clients` the number of clients.
+        """`resumed` are the memories of a resumed run, `clients` the number of clients.
 
         At most `ahead` rows are read ahead and written behind.
         """
@@ -103,8 +103,10 @@ class Memory:
         self._device = device or torch.device("cpu")
         self._clients = clients
         self._ahead = ahead
-        self._tier: Tier | None = None if rows is not None else "device"
-        self._latest = dict(found or {})
+        self._tier: Tier | None = None  # chosen when the first memory is written
+        if rows is None:
+            self._tier = "device"
+        self._latest = dict(resumed or {})
         self._finished = self._latest.copy()  # after the last finished round
         self._attempts: dict[str, int] = {}
         # In the order of their turns; a dict, so that a turn can be removed from the middle.
@@ -133,8 +135,8 @@ class Memory:
         while self._expected and len(self._fetched) < self._ahead:
             turn = next(iter(self._expected))
             del self._expected[turn]
-            found = self._before(turn)
-            if found is not None and found.on_disk_only:
+            stored = self._before(turn)
+            if stored is not None and stored.on_disk_only:
                 self._fetched[turn] = self._thread.submit(self._load, turn)
 
     def read(self, turn: Turn) -> Tree:
@@ -143,24 +145,28 @@ class Memory:
             self._expected.pop(turn, None)
             fetched = self._fetched.pop(turn, None)
             self._fetch()
-        return fetched.result() if fetched is not None else self._load(turn)
+        if fetched is not None:
+            return fetched.result()
+        return self._load(turn)
 
     def _load(self, turn: Turn) -> Tree:
-        found = self._before(turn)
-        if found is None:
+        stored = self._before(turn)
+        if stored is None:
             return {}
-        read = found.on_disk_only
+        read_from_disk = stored.on_disk_only
         try:
-            tree = found.tree
+            tree = stored.tree
         except (OSError, ValueError) as problem:
             raise RunError(
-                f"the memory of client {turn.client} cannot be read: {problem}; the same command "
-                "resumes from the last intact checkpoint"
+                f"the stored memory of client {turn.client} cannot be read: {problem}. Run the "
+                "same command again to resume from the last intact checkpoint"
             ) from problem
-        return pinned(tree) if read and self._device.type == "cuda" else tree
+        if read_from_disk and self._device.type == "cuda":
+            return pinned(tree)
+        return tree
 
     def _before(self, turn: Turn) -> StoredMemory | None:
-        """Return the newest memory older than the round: a repeated round reads what it read before."""
+        """Return the newest memory older than the round, the same again if a round is repeated."""
         latest = self._latest.get(turn.client)
         finished = self._finished.get(turn.client)
         if latest is None or latest.round < turn.round:
@@ -176,9 +182,11 @@ class Memory:
         if not tree and turn.client not in self._latest:
             return True  # a client that keeps nothing costs nothing
         tier = self._choose(tree)
-        kept = tree if tier == "device" else on_host(tree)
+        placed = tree
+        if tier != "device":
+            placed = on_host(tree)
         # The event is recorded when the copy has arrived.
-        version = StoredMemory(turn.round, kept, event=ready(tree))
+        version = StoredMemory(turn.round, placed, event=ready(tree))
         with self._lock:
             if self._attempts.get(turn.client) != turn.attempt:
                 return False
@@ -197,12 +205,15 @@ class Memory:
         assert self._rows is not None
         with self._lock:
             self._behind.append(self._thread.submit(version.release, self._rows))
-            oldest = self._behind.popleft() if len(self._behind) > self._ahead else None
-        if oldest is not None:
-            try:
-                oldest.result()
-            except OSError as problem:
-                raise RunError(f"a client's memory could not be written: {problem}") from problem
+            if len(self._behind) <= self._ahead:
+                return
+            oldest = self._behind.popleft()
+        try:
+            oldest.result()
+        except OSError as problem:
+            raise RunError(
+                f"a client's memory could not be written to {self._rows.path}: {problem}"
+            ) from problem
 
     def snapshot(self) -> dict[str, StoredMemory]:
         """Return all memories at the end of a round, and keep them in case the next one fails."""
@@ -217,5 +228,5 @@ class Memory:
         return self._latest[client].tree
 
     def close(self) -> None:
-        """Wait for pending writes. What could not be written stays in memory for a last checkpoint."""
+        """Wait for pending writes. Memories not written are kept for a last checkpoint."""
         self._thread.shutdown(cancel_futures=False)

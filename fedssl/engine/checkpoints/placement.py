@@ -29,18 +29,20 @@ def choose(wanted: Wanted, device: torch.device, size: int, clients: int) -> Tie
             return "device"
         # torch pins blocks of powers of two.
         needed = VERSIONS * clients * (1 << (size - 1).bit_length())
-    return "host" if needed <= MARGIN * free_host_memory() else "disk"
+    if needed <= MARGIN * free_host_memory():
+        return "host"
+    return "disk"
 
 
 def on_device(tree: Tree, device: torch.device) -> Tree:
     """Return the tree on a device; a copy from pinned memory is asynchronous."""
 
     def placed(tensor: Tensor) -> Tensor:
-        there = tensor.to(device, non_blocking=True)
+        moved = tensor.to(device, non_blocking=True)
         if device.type == "cuda":
             # It may be another stream's: its memory must not be reused before this stream is done.
-            there.record_stream(torch.cuda.current_stream(device))
-        return there
+            moved.record_stream(torch.cuda.current_stream(device))
+        return moved
 
     return _mapped(tree, placed)
 
@@ -75,9 +77,13 @@ def ready(tree: Tree) -> torch.cuda.Event | None:
 
 
 def _mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
-    def one(value: Value) -> Value:
+    """Return a tree with every tensor changed."""
+    changed: dict[str, Value] = {}
+    for key, value in tree.items():
         if isinstance(value, State):
-            return State(value.layout, change(value.floats), change(value.counts))
-        return change(value) if isinstance(value, Tensor) else value
-
-    return {key: one(value) for key, value in tree.items()}
+            changed[key] = State(value.layout, change(value.floats), change(value.counts))
+        elif isinstance(value, Tensor):
+            changed[key] = change(value)
+        else:
+            changed[key] = value
+    return changed

@@ -2,11 +2,12 @@
 
     checkpoints/00012.json           the manifest: the SHA-256 of all that makes up round 12
     checkpoints/00012.safetensors    the sites
-    memory/rows                      what clients remember: for each its place in this file is in the manifest
+    memory/rows                      client memories; the manifest has the place of each
 
-A file is written under a temporary name, synced and renamed; new rows are synced before the manifest, which comes
-last, so a checkpoint is there whole or not at all. The last two are kept. A row is written to a place that neither
-of them refers to, and one that did not change is not written again: a checkpoint costs one sync for all clients.
+A file is written under a temporary name, synced and renamed; new rows are synced before the
+manifest, which comes last, so that a checkpoint is either complete or absent. The last two are
+kept. A row is written to a place that neither of them refers to, and one that did not change is not
+written again: a checkpoint costs one sync for all clients.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Snapshot(NamedTuple):
 
 class _Opened(NamedTuple):
     rows: BlobFile
-    # The places of each checkpoint on disk, by round; a place that is held is not overwritten.
+    # The places of each checkpoint's rows, by round; they are not overwritten while they are here.
     kept: dict[int, dict[str, Extent]]
 
 
@@ -68,20 +69,17 @@ class Store:
         """The rows file, with the places reserved that the checkpoints on disk refer to."""
         rows = BlobFile(self._path)
         kept: dict[int, dict[str, Extent]] = {}
-        known: dict[tuple[int, int, str], Extent] = {}  # rows that did not change are in both
+        claimed: dict[tuple[int, int, str], Extent] = {}  # rows that did not change are in both
         for manifest in self._manifests()[:CHECKPOINTS_KEPT]:
             with contextlib.suppress(ValueError, KeyError):  # damaged: its rows are not needed
                 memory = unseal(manifest.read_bytes())["memory"]
-                places = {
-                    client: (offset, length, sha256)
-                    for client, (_, offset, length, sha256) in memory.items()
-                }
-                known |= {
-                    place: rows.claim(*place) for place in places.values() if place not in known
-                }
-                kept[int(manifest.stem)] = {
-                    client: known[place] for client, place in places.items()
-                }
+                extents = {}
+                for client, (_, offset, length, sha256) in memory.items():
+                    place = (offset, length, sha256)
+                    if place not in claimed:
+                        claimed[place] = rows.claim(*place)
+                    extents[client] = claimed[place]
+                kept[int(manifest.stem)] = extents
         return _Opened(rows, kept)
 
     @property
@@ -109,20 +107,22 @@ class Store:
         sites = self.checkpoints / f"{snapshot.rounds:05d}.safetensors"
         files = {f"checkpoints/{sites.name}": write_atomic(sites, dumps(_flatten(snapshot.sites)))}
         rows, kept = self._opened
-        places = {client: version.write(rows) for client, version in snapshot.memory.items()}
+        extents = {}
+        places = {}
+        for client, version in snapshot.memory.items():
+            extent = version.write(rows)
+            extents[client] = extent
+            places[client] = [version.round, extent.offset, extent.length, extent.sha256]
         rows.sync()
         body = {
             "rounds": snapshot.rounds,
             "sites": list(snapshot.sites),
-            "memory": {
-                client: [snapshot.memory[client].round, place.offset, place.length, place.sha256]
-                for client, place in places.items()
-            },
+            "memory": places,
             "files": files,
             "usual": snapshot.typical,
         }
         write_atomic(sites.with_suffix(".json"), seal(body))
-        kept[snapshot.rounds] = places
+        kept[snapshot.rounds] = extents
         self._forget_old()
 
     def _manifests(self) -> list[Path]:
@@ -131,9 +131,10 @@ class Store:
 
     def oldest(self) -> int:
         """Return the round of the oldest kept checkpoint, to which a run may have to return."""
-        return min(
-            (int(manifest.stem) for manifest in self._manifests()[:CHECKPOINTS_KEPT]), default=0
-        )
+        newest_first = self._manifests()[:CHECKPOINTS_KEPT]
+        if not newest_first:
+            return 0
+        return int(newest_first[-1].stem)
 
     def _forget_old(self) -> None:
         manifests = self._manifests()
@@ -161,7 +162,8 @@ class Store:
                     if not manifest.exists():
                         break  # not damaged: a newer one replaced it while it was being read
                     notify(
-                        f"checkpoint {manifest.stem} is damaged ({problem}); trying the previous one"
+                        f"checkpoint {manifest.stem} is damaged ({problem}); "
+                        "trying the previous one"
                     )
                 except OSError as problem:
                     # A fault of the disk, perhaps temporary: no reason to use an older checkpoint.
@@ -189,25 +191,25 @@ class Store:
         snapshot = self.load(notify)
         if snapshot is None:
             return None
-        damaged = [
-            manifest for manifest in self._manifests() if int(manifest.stem) > snapshot.rounds
-        ]
-        for manifest in damaged + self.damaged_spares(snapshot, notify):
+        newer = [path for path in self._manifests() if int(path.stem) > snapshot.rounds]
+        for manifest in newer + self.damaged_spares(snapshot, notify):
             manifest.rename(manifest.with_suffix(".damaged"))
-        held = self._opened.kept[snapshot.rounds]
-        return snapshot._replace(
-            memory={c: StoredMemory(v.round, extent=held[c]) for c, v in snapshot.memory.items()}
-        )
+        extents = self._opened.kept[snapshot.rounds]
+        memory = {}
+        for client, version in snapshot.memory.items():
+            memory[client] = StoredMemory(version.round, extent=extents[client])
+        return snapshot._replace(memory=memory)
 
     def damaged_spares(self, newest: Snapshot, notify: Callable[[str], None]) -> list[Path]:
         """Verify older checkpoints and return the manifests of damaged ones.
 
         Rows that the newest one refers to as well have been verified with it.
         """
-        extents = [
-            version.extent for version in newest.memory.values() if version.extent is not None
-        ]
-        known = {(extent.offset, extent.length, extent.sha256) for extent in extents}
+        known = set()
+        for version in newest.memory.values():
+            extent = version.extent
+            if extent is not None:
+                known.add((extent.offset, extent.length, extent.sha256))
         damaged = []
         for spare in self._manifests():
             if int(spare.stem) >= newest.rounds:
@@ -250,9 +252,11 @@ class Store:
 
 
 def _flatten(sites: Sites) -> dict[str, Value]:
-    return {
-        f"{i}/{key}": value for i, tree in enumerate(sites.values()) for key, value in tree.items()
-    }
+    flat: dict[str, Value] = {}
+    for i, tree in enumerate(sites.values()):
+        for key, value in tree.items():
+            flat[f"{i}/{key}"] = value
+    return flat
 
 
 def _unflatten(flat: Mapping[str, Value], names: list[str]) -> dict[str, Tree]:

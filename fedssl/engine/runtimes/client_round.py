@@ -74,29 +74,31 @@ class ClientRound:
 
 
 def run_client(
-    work: RunContext, part: ClientRound, trainer: Trainer, upload_device: torch.device
+    work: RunContext, client_round: ClientRound, trainer: Trainer, upload_device: torch.device
 ) -> Reply:
-    """Train one client on the trainer's device and return its reply; the upload is on `upload_device`."""
+    """Train one client on the trainer's device; return its reply, the upload on `upload_device`."""
     try:
         with trainer.active():
-            client = _client(work, part, trainer)
-            message = on_device(part.message, trainer.device)
+            client = _client(work, client_round, trainer)
+            message = on_device(client_round.message, trainer.device)
             upload, memory = work.algorithm.client(client, message)
-            part.store_memory(memory)
+            client_round.store_memory(memory)
         return Reply(
-            part.client,
+            client_round.client,
             client.count,
             on_device(upload, upload_device),
             metrics=client.metrics[0] if client.metrics else None,
-            round=part.round,
+            round=client_round.round,
             notes=client.notes,
         )
     except ClientError as problem:
-        return failed_reply(part.client, str(problem))
+        return failed_reply(client_round.client, str(problem))
     except (MemoryError, RuntimeError) as problem:
         if not is_out_of_memory(problem):
             raise
-        return failed_reply(part.client, "the device is out of memory; try a smaller train.batch")
+        return failed_reply(
+            client_round.client, "the device is out of memory; try a smaller train.batch"
+        )
 
 
 def failed_reply(client: str, error: str) -> Reply:
@@ -104,17 +106,17 @@ def failed_reply(client: str, error: str) -> Reply:
     return Reply(client, images=0, upload=None, metrics=None, error=error)
 
 
-def _client(work: RunContext, part: ClientRound, trainer: Trainer) -> Client:
-    position = work.position(part.round)
+def _client(work: RunContext, client_round: ClientRound, trainer: Trainer) -> Client:
+    position = work.position(client_round.round)
     device = trainer.device
     return Client(
-        id=part.client,
-        pixels=part.shard.on(device),
-        labels=part.shard.labels,
-        memory=on_device(part.load_memory(), device),
+        id=client_round.client,
+        pixels=client_round.shard.on(device),
+        labels=client_round.shard.labels,
+        memory=on_device(client_round.load_memory(), device),
         trainer=trainer,
         seed=work.seed,
-        round=part.round,
+        round=client_round.round,
         rate=position.rate,
         progress=position.progress,
         rounds=position.rounds,

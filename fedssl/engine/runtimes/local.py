@@ -43,7 +43,7 @@ class LocalRuntime:
         self._shards = shards
         self._memory = memory
         self._on_client = on_client
-        self._home = trainers[0].device
+        self._merge_device = trainers[0].device
         # Last in, first out: the trainer used last has captured its step.
         self._idle: LifoQueue[Trainer] = LifoQueue()
         for trainer in trainers:
@@ -90,7 +90,7 @@ class LocalRuntime:
         return [started[client] for client in group]
 
     def _run(self, turn: Turn, message: Tree) -> Reply:
-        part = ClientRound(
+        client_round = ClientRound(
             client=turn.client,
             round=turn.round,
             shard=self._shards[turn.client],
@@ -100,12 +100,12 @@ class LocalRuntime:
         )
         trainer = self._idle.get()
         try:
-            reply = run_client(self._work, part, trainer, self._home)
+            reply = run_client(self._work, client_round, trainer, self._merge_device)
         finally:
             self._idle.put(trainer)
         self._on_client(reply)
         return reply
 
     def close(self) -> None:
-        """Wait for clients in training, which `RunContext.stop` ends within a step, and end the threads."""
+        """Wait for clients in training and end the threads; `RunContext.stop` makes that quick."""
         self._pool.shutdown(cancel_futures=True)

@@ -50,9 +50,9 @@ class Guard:
         """`clients` take part in the round; `sent` has their messages, removed when answered.
 
         Updates of clients in `bounded` are limited by `bound`. `weights` has the image counts that
-        clients declared, and their shares of the mean. `received_keys` returns the keys under which an
-        upload's models were sent, where they differ. `statistics_reference` returns models that a client's
-        running statistics are compared with although they were not sent.
+        clients declared, and their shares of the mean. `received_keys` returns the keys under which
+        an upload's models were sent, where they differ. `statistics_reference` returns models that
+        a client's running statistics are compared with although they were not sent.
         """
         self.schema = schema
         self.round = round
@@ -68,7 +68,7 @@ class Guard:
     def __call__(self, replies: Iterable[Reply]) -> Iterator[Candidate]:
         """Yield a candidate for every client that was asked and has replied, once."""
         checked = map(self._check, replies)
-        decided = map(self._decide, self._held(checked))
+        decided = map(self._decide, self._in_order(checked))
         return filter(_is_expected, decided)  # a loop would hold an upload while the next is made
 
     def unexpected(self, reply: Reply) -> str | None:
@@ -147,37 +147,36 @@ class Guard:
 
     # -- compared with each other --
 
-    def _held(self, candidates: Iterator[Candidate]) -> Iterator[Candidate]:
+    def _in_order(self, candidates: Iterator[Candidate]) -> Iterator[Candidate]:
         """Yield candidates in their order, holding those that must wait for others."""
-        held: deque[Candidate] = deque()
+        waiting: deque[Candidate] = deque()
         if self.bound.needs_first_uploads and self._bounded:
-            self._collect_first(held, candidates)
-        while held:
-            yield held.popleft()
-        while self._take(held, candidates):
-            if any(self._must_wait(candidate) for candidate in held):
+            self._collect_first(waiting, candidates)
+        while waiting:
+            yield waiting.popleft()
+        while self._take(waiting, candidates):
+            if any(map(self._must_wait, waiting)):
                 continue
-            while held:
-                yield held.popleft()
-        while held:
-            yield held.popleft()
+            while waiting:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
 
-    def _collect_first(self, held: deque[Candidate], candidates: Iterator[Candidate]) -> None:
+    def _collect_first(self, waiting: deque[Candidate], candidates: Iterator[Candidate]) -> None:
         """Hold the first valid uploads of a round and take them as the round's reference."""
         valid = 0
-        while valid < WARMUP_UPLOADS and self._take(held, candidates):
-            valid += held[-1].error is None
-        movements = [candidate.movement for candidate in held]
-        known = [movement for movement in movements if movement is not None]
-        self.bound = self.bound.with_first_uploads(known)
+        while valid < WARMUP_UPLOADS and self._take(waiting, candidates):
+            valid += waiting[-1].error is None
+        movements = [candidate.movement for candidate in waiting if candidate.movement is not None]
+        self.bound = self.bound.with_first_uploads(movements)
 
-    def _take(self, held: deque[Candidate], candidates: Iterator[Candidate]) -> bool:
+    def _take(self, waiting: deque[Candidate], candidates: Iterator[Candidate]) -> bool:
         """Hold one more candidate; False if there is none. Leaves no name that refers to it."""
-        count = len(held)
-        held.extend(islice(candidates, 1))
-        if len(held) == count:
+        count = len(waiting)
+        waiting.extend(islice(candidates, 1))
+        if len(waiting) == count:
             return False
-        movement = held[-1].movement
+        movement = waiting[-1].movement
         if movement is not None:
             self.bound = self.bound.with_arrival(movement)
         return True

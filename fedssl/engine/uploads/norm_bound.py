@@ -218,7 +218,9 @@ class NormBound:
     @property
     def _typical_shift(self) -> float | None:
         """The larger of the earlier rounds' median and this round's; None if neither is known."""
-        earlier = None if self.reference is None else self.reference.shift
+        earlier = None
+        if self.reference is not None:
+            earlier = self.reference.shift
         current = None
         if len(self.shifts) > 1:  # a single upload gives no reference
             current = _lower_median(self.shifts)
@@ -231,8 +233,10 @@ def _known_shifts(movements: Iterable[Movement]) -> list[float]:
 
 def _larger(a: float | None, b: float | None) -> float | None:
     """Return the larger of two numbers that may be unknown."""
-    if a is None or b is None:
-        return b if a is None else a
+    if a is None:
+        return b
+    if b is None:
+        return a
     return max(a, b)
 
 

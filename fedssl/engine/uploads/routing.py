@@ -28,11 +28,13 @@ class Routing:
         position = {client: i for i, client in enumerate(plan.site_of)}
         last = {}  # position of the last client that feeds a site
         for site, clients in plan.mixing.items():
-            asked = [client for client in clients if client in position]
-            for client in asked:
-                self._sites_of[client].append(site)
-            self._missing[site] = len(asked)
-            last[site] = max((position[client] for client in asked), default=-1)
+            last[site] = -1
+            self._missing[site] = 0
+            for client in clients:
+                if client in position:
+                    self._sites_of[client].append(site)
+                    self._missing[site] += 1
+                    last[site] = max(last[site], position[client])
         self._order = sorted(plan.sites, key=lambda site: last[site])
 
     def __iter__(self) -> Iterator[tuple[str, Iterator[Upload]]]:

@@ -30,7 +30,7 @@ class GuardSettings(Settings):
     def _above_the_median(cls, bound: float) -> float:
         if 0 < bound < 1:
             raise ValueError(
-                "must be at least 1, or half of the clients are dropped; 0 is no bound"
+                "must be 0 (no bound) or at least 1: below 1, half of the clients would be dropped"
             )
         return bound
 

@@ -45,14 +45,14 @@ def _valid_rows(upload: Tree, schema: Schema, key: str, spec: Features) -> tuple
     if mismatch is not None:
         return _empty_rows({key: spec.rows, **columns}, upload), f"all left out, {mismatch}"
     features = tensor(upload, key)
-    some = features[: spec.most]
-    lengths = torch.linalg.vector_norm(some, dim=1)
+    considered = features[: spec.most]
+    lengths = torch.linalg.vector_norm(considered, dim=1)
     valid = (lengths - 1).abs() <= UNIT_TOLERANCE  # False for NaN
-    if len(some) == len(features) and bool(valid.all()):
+    if len(considered) == len(features) and bool(valid.all()):
         return {}, None
     bad = int((~valid).sum())
-    not_finite = int((~torch.isfinite(some).all(1)).sum())
-    surplus = len(features) - len(some)
+    not_finite = int((~torch.isfinite(considered).all(1)).sum())
+    surplus = len(features) - len(considered)
     reasons = []
     if not_finite:
         reasons.append(f"{not_finite} not finite")

@@ -46,7 +46,8 @@ class Recipe:
         """Where it is published, as a list: "FedU, Table 1", "FedU, Table 2", "FedEMA, Table 5"."""
         places = []
         for paper, tables in _cited()[self.name].items():
-            places += [f"{paper}, {table}" for table in tables]
+            for table in tables:
+                places.append(f"{paper}, {table}")
         return places
 
     @property
@@ -69,7 +70,7 @@ def recipes() -> Mapping[str, Recipe]:
             if name in by_name:
                 raise ValueError(f'two recipes are called "{name}"; {family}.toml has the second')
             if name.endswith(variant_endings):
-                raise ValueError(f'"{name}" is the name of a variant')
+                raise ValueError(f'recipe "{name}" is named like a variant: choose another ending')
             by_name[name] = Recipe(name, family, layers)
     return by_name
 
@@ -78,7 +79,9 @@ def families() -> dict[str, str]:
     """Return the paper of each recipe file, by the name of the file; "" without a paper."""
     papers = {}
     for family, file in _files().items():
-        papers[family] = f"{file['paper']}: {file['cite']}" if "cite" in file else ""
+        papers[family] = ""
+        if "cite" in file:
+            papers[family] = f"{file['paper']}: {file['cite']}"
     return papers
 
 
@@ -87,14 +90,15 @@ def summary(values: Table) -> str:
 
     "byol × fedema, resnet18, cifar10, classes 2, 5 clients, 100 rounds of 5 epochs"
     """
-    chosen = [
-        values[table]["name"] for table in ("method", "algorithm", "topology") if table in values
-    ]
+    names = []
+    for table in ("method", "algorithm", "topology"):
+        if table in values:
+            names.append(values[table]["name"])
     data = values["data"]
     epochs = values.get("train", {}).get("epochs", 1)
     plural = "s" if epochs > 1 else ""
     words = [
-        " × ".join(chosen),
+        " × ".join(names),
         values["method"].get("backbone", ""),
         data.get("path", data["name"]),
         _partition_words(values.get("partition", {"name": "iid"})),

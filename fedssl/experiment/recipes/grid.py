@@ -56,8 +56,8 @@ def expand(family: str, files: Mapping[str, Table]) -> Iterator[tuple[str, Layer
     """Yield the name and the layers of each recipe in a file."""
     file = files[family]
     if "grid" not in file:
-        values = {key: value for key, value in file.items() if key != "opening"}
-        values["note"] = file["opening"].removeprefix("# ")
+        values = dict(file)
+        values["note"] = values.pop("opening").removeprefix("# ")
         yield family, (("", values),)
         return
     base, axes = _base_and_axes(family, files)
@@ -104,7 +104,9 @@ def _start_names(grid: Table, known: Mapping[str, Layers]) -> list[str]:
         return []
     for pattern in grid["of"]:
         if not matching(known, pattern):
-            raise ValueError(f'a grid is of "{pattern}", but no recipe above is')
+            raise ValueError(
+                f'a grid starts from "{pattern}", but no recipe above it has that name'
+            )
     return matching(known, *grid["of"])
 
 
@@ -122,11 +124,15 @@ def _base_and_axes(family: str, files: Mapping[str, Table]) -> tuple[Table, dict
 
 def _words(axis: str, chosen: Any, axes: Mapping[str, Table]) -> list[tuple[str, Table]]:
     """Return the words that a grid uses of an axis, each with its changes."""
-    table = chosen if isinstance(chosen, dict) else axes[axis]
+    if isinstance(chosen, dict):  # an axis defined in the grid
+        table: Table = chosen
+    else:
+        table = axes[axis]
     if "values" in table:
         table = {f"{axis}{value:g}": _numeric_change(table, value) for value in table["values"]}
-    words = chosen if isinstance(chosen, list) else list(table)
-    return [(word, table[word]) for word in words]
+    if isinstance(chosen, list):
+        return [(word, table[word]) for word in chosen]
+    return list(table.items())
 
 
 def _numeric_change(axis: Table, value: float) -> Table:

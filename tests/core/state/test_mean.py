@@ -61,7 +61,7 @@ def test_mean_against_a_loop_in_any_order(weights: list[int]) -> None:
 
 
 def test_a_mean_refuses_nothing_and_another_layout() -> None:
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="the mean has no state"):
         Mean().result()
     mean = Mean()
     mean.add(random_state(), 1)

@@ -202,7 +202,7 @@ def test_a_disk_that_fails_is_said(rows: BlobFile, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         memory.write(memory.expect("a", 0), tree(1))
-        with pytest.raises(RunError, match=r"a client's memory could not be written: .*No space"):
+        with pytest.raises(RunError, match=r"a client's memory could not be written to .*No space"):
             memory.write(memory.expect("b", 0), tree(2))
         memory.close()
     assert [number(memory.latest(c)) for c in "ab"] == [1, 2]
@@ -218,7 +218,7 @@ def test_a_row_that_is_damaged_is_said(rows: BlobFile) -> None:
     rows.path.write_bytes(data)
     memory = Memory(rows, memory.snapshot())
     with pytest.raises(
-        RunError, match=r"the memory of client a cannot be read: .*does not match its hash"
+        RunError, match=r"the stored memory of client a cannot be read: .*does not match its hash"
     ):
         memory.read(memory.expect("a", 1))
     memory.close()

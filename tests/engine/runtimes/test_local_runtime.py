@@ -358,7 +358,7 @@ def test_a_client_that_cannot_train_is_dropped_with_its_reason(
     assert [r.dropped for r in reports[:5]] == [
         None,
         "no electricity",
-        "too few images: 1, at least 2 are needed to train",
+        "too few images: training needs at least 2, but it has 1",
         "the device is out of memory; try a smaller train.batch",
         None,
     ]
