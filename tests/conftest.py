@@ -10,13 +10,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import factories
 import hypothesis
 import pytest
 import torch
 
-from fedssl.method import METHODS
-from fedssl.nets import CNN, ViTMini
-from fedssl.training.trainer import Trainer, TrainSettings
+from fedssl.training.trainer import Trainer
 
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
@@ -67,34 +66,10 @@ def _import_torchvision() -> None:
             operators.announce()
 
 
-class Tiny(CNN):
-    """A backbone of 24 features, 6 for each quarter of the image, and three hundred weights."""
-
-    widths = (4, 6)
-
-
-class TinyViT(ViTMini):
-    """Two blocks of width 8; an image of 8 pixels a side is four patches."""
-
-    width, depth, heads = 8, 2, 2
-
-
 @pytest.fixture
 def make_trainer() -> Callable[..., Trainer]:
-    """make_trainer("byol", train={"batch": 4}, momentum=0.5): small widths, always the same weights, 8x8 images."""
-
-    def make(name: str = "byol", train: dict[str, Any] | None = None, **settings: Any) -> Trainer:
-        cls = METHODS[name].Settings
-        sizes = {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5, "clusters": 5, "bottleneck": 4}
-        sizes |= {"classes": 5, "width": 3}
-        small = {k: v for k, v in sizes.items() if k in cls.model_fields}
-        net = TinyViT if cls.model_fields["backbone"].default.startswith("vit") else Tiny
-        with torch.random.fork_rng():
-            torch.manual_seed(5)
-            method = cls(**{**small, **settings}).build(net(), 8)
-        return Trainer(method, TrainSettings(**{"batch": 8, "lr": 0.05, **(train or {})}))
-
-    return make
+    """Return factories.make_trainer."""
+    return factories.make_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -139,13 +114,8 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
 @pytest.fixture
 def pixels() -> Callable[..., torch.Tensor]:
-    """pixels(n, seed): uint8 images (n, 3, 8, 8)."""
-
-    def make(n: int, seed: int = 0) -> torch.Tensor:
-        stream = torch.Generator().manual_seed(seed)
-        return torch.randint(256, (n, 3, 8, 8), dtype=torch.uint8, generator=stream)
-
-    return make
+    """Return factories.random_pixels."""
+    return factories.random_pixels
 
 
 @pytest.fixture

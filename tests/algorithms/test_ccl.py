@@ -8,7 +8,6 @@ By hand, with toy.py's clients and a momentum encoder that makes (pixel, target 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 import toy
+from factories import (
+    first_site,
+    make_client,
+    make_experiment,
+    make_trainer,
+    random_pixels,
+    train_rounds,
+)
 from test_ccl_losses import looped_contrast, looped_matching
 from torch import Tensor, nn
 from toy import Federation, Numbers, Scripted, Toy
@@ -31,11 +38,8 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.state.codec import dumps
 from fedssl.core.state.mean import Mean
 from fedssl.core.state.tree import Tree, Value, model
-from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.checkpoints.store import Store
-from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
-from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.federate import Round
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.experiment import Experiment
@@ -43,11 +47,8 @@ from fedssl.method import Batch, Constants, Method, MethodSettings, Output
 from fedssl.runs.local import Interrupted
 from fedssl.runs.rounds_log import RoundsLog
 from fedssl.topologies.graphs import Cycle
-from fedssl.topologies.topology import SERVER, Isolated, Star, Topology
-from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
+from fedssl.topologies.topology import SERVER, Isolated, Topology
 
-Make = Callable[..., Trainer]
 SIZES = {"a": 20, "b": 33, "c": 2, "d": 3}
 TINY: dict[str, Any] = {"neighbours": 3, "candidates": 9, "features": 8, "remote": 16}
 
@@ -297,14 +298,12 @@ def test_which_features_are_taken_is_drawn_anew_each_round() -> None:
 class Step:
     """A trained-upon MoCo method, one step's output, and what a client was given."""
 
-    def __init__(
-        self, make_trainer: Make, pixels: Any, algorithm: CCL, message: Tree, images: int = 4
-    ) -> None:
+    def __init__(self, algorithm: CCL, message: Tree, images: int = 4) -> None:
         self.algorithm = algorithm
         trainer = make_trainer("mocov2", dim=4, queue=6)
         self.method = trainer.method
         self.method.init_local_parts(torch.Generator().manual_seed(1))
-        client = Client("a", pixels(8), None, {}, trainer, 0, 1)
+        client = make_client(trainer, random_pixels(8), round=1)
         self.constants = algorithm.constants(client, message)
         stream = torch.Generator().manual_seed(2)
         z, keys = torch.randn(2, 2, images, 4, generator=stream)
@@ -318,9 +317,7 @@ class Step:
 
 @pytest.mark.parametrize("remote_only", [False, True])
 @pytest.mark.parametrize(("fusion", "lam"), [(True, 0.0), (True, 0.3), (False, 0.3), (False, 0.0)])
-def test_the_objective_is_equation_12(
-    fusion: bool, lam: float, remote_only: bool, make_trainer: Make, pixels: Any
-) -> None:
+def test_the_objective_is_equation_12(fusion: bool, lam: float, remote_only: bool) -> None:
     """Six local keys, five features of others in eight places; the loops know only the eleven."""
     settings = {
         "fusion": fusion,
@@ -330,7 +327,7 @@ def test_the_objective_is_equation_12(
         "tau_nm": 0.2,
         "neighbours": 2,
     }
-    step = Step(make_trainer, pixels, CCL(**settings), a_message(a=3, b=5))
+    step = Step(CCL(**settings), a_message(a=3, b=5))
     chosen = [9, 0, 3, 7, 10, 5]
     loss = step.loss(chosen)
     if not fusion and not lam:
@@ -354,15 +351,11 @@ def test_the_objective_is_equation_12(
 
 
 @pytest.mark.parametrize("remote_only", [False, True])
-def test_places_left_empty_do_not_change_the_loss(
-    remote_only: bool, make_trainer: Make, pixels: Any
-) -> None:
+def test_places_left_empty_do_not_change_the_loss(remote_only: bool) -> None:
     """The same features with 3 empty places, and with 11 more, of which one is among the
     candidates.
     """
-    step = Step(
-        make_trainer, pixels, CCL(neighbours=2, remote_only=remote_only), a_message(a=3, b=5)
-    )
+    step = Step(CCL(neighbours=2, remote_only=remote_only), a_message(a=3, b=5))
     first = step.loss([9, 0, 3, 7, 10, 5])
     step.constants = {
         key: F.pad(t, (0, 0, 0, 11) if t.ndim == 2 else (0, 11))
@@ -375,65 +368,31 @@ def test_places_left_empty_do_not_change_the_loss(
     assert not torch.isclose(step.loss([9, 0, 3, 7, 10, 5, 11, 20]), first)
 
 
-def test_without_others_it_is_mocos_loss_at_its_temperature(
-    make_trainer: Make, pixels: Any
-) -> None:
-    step = Step(make_trainer, pixels, CCL(lam=0, tau=0.2), a_message(a=3))
+def test_without_others_it_is_mocos_loss_at_its_temperature() -> None:
+    step = Step(CCL(lam=0, tau=0.2), a_message(a=3))
     torch.testing.assert_close(step.loss([]), step.method.loss(step.out, {}))
 
 
 # -- whole rounds --
 
 
-class Together:
-    """Clients of very different sizes through the round loop; `start` and `sites` go on with an
-    earlier one.
-    """
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        make_trainer: Make,
-        pixels: Any,
-        topology: Topology | None = None,
-    ) -> None:
-        self.algorithm = algorithm
-        self.topology = topology or Star()
-        self.trainer = make_trainer("mocov2", queue=7)
-        shards = {c: Shard(pixels(n, seed=i)) for i, (c, n) in enumerate(SIZES.items())}
-
-        def position(round: int) -> RoundPosition:
-            return RoundPosition(0.05, 0.0)
-
-        stop = threading.Event()
-        self.runtime = LocalRuntime(
-            RunContext(algorithm, 0, position, stop=stop), shards, [self.trainer], Memory()
-        )
-        first = algorithm.init(Client("home", pixels(0), None, {}, self.trainer, 0, 0))
-        self.sites = dict.fromkeys(self.topology.sites(self.runtime.clients), first)
-
-    def run(self, rounds: int) -> list[Round]:
-        schema = self.algorithm.upload_schema(self.trainer.method)
-        done = list(
-            federate(
-                self.algorithm,
-                self.topology,
-                self.runtime,
-                self.sites,
-                schema=schema,
-                rounds=rounds,
-            )
-        )
-        self.runtime.close()
-        assert not [report for one in done for report in one.reports if report.dropped]
-        return done
+def train_all(algorithm: Algorithm, rounds: int, topology: Topology | None = None) -> list[Round]:
+    """Return rounds with clients of very different sizes; none is dropped."""
+    done = train_rounds(
+        algorithm,
+        {client: random_pixels(n, i) for i, (client, n) in enumerate(SIZES.items())},
+        make_trainer("mocov2", queue=7),
+        rounds=rounds,
+        rate=0.05,
+        topology=topology,
+    )
+    assert not [report for one in done for report in one.reports if report.dropped]
+    return done
 
 
-def test_with_both_modules_off_it_is_fedavg_of_both_models_to_the_bit(
-    make_trainer: Make, pixels: Any
-) -> None:
-    ours = Together(CCL(fusion=False, lam=0), make_trainer, pixels).run(3)
-    theirs = Together(FedAvg(aggregate="both", update="both"), make_trainer, pixels).run(3)
+def test_with_both_modules_off_it_is_fedavg_of_both_models_to_the_bit() -> None:
+    ours = train_all(CCL(fusion=False, lam=0), 3)
+    theirs = train_all(FedAvg(aggregate="both", update="both"), 3)
     assert [dumps(one.sites[SERVER]) for one in ours] == [
         dumps(one.sites[SERVER]) for one in theirs
     ]
@@ -446,9 +405,9 @@ def test_with_both_modules_off_it_is_fedavg_of_both_models_to_the_bit(
 @pytest.mark.parametrize(
     "settings", [{}, {"remote_only": True}, {"fusion": False}, {"lam": 0}, {"flips": True}]
 )
-def test_clients_of_any_size(settings: dict[str, Any], make_trainer: Make, pixels: Any) -> None:
+def test_clients_of_any_size(settings: dict[str, Any]) -> None:
     """8 features of a and of b, 2 of c and 3 of d, who have fewer images than a mixture takes."""
-    done = Together(CCL(**{**TINY, **settings}), make_trainer, pixels).run(3)
+    done = train_all(CCL(**{**TINY, **settings}), 3)
     features = done[-1].sites[SERVER]["features"]
     assert isinstance(features, Tensor)
     assert features.shape == (21, 5)
@@ -462,7 +421,7 @@ def test_clients_of_any_size(settings: dict[str, Any], make_trainer: Make, pixel
     ]  # 19 and 18 of others, but 16 at most
 
 
-def test_every_module_changes_what_is_learned(make_trainer: Make, pixels: Any) -> None:
+def test_every_module_changes_what_is_learned() -> None:
     rest: list[dict[str, Any]] = [
         {"fusion": False},
         {"lam": 0},
@@ -479,32 +438,23 @@ def test_every_module_changes_what_is_learned(make_trainer: Make, pixels: Any) -
         {"neighbours": 2},
         {"candidates": 5},
     ]
-    ends = [
-        Together(CCL(**{**TINY, **way}), make_trainer, pixels).run(2)[-1].sites[SERVER]
-        for way in ways
-    ]
+    ends = [train_all(CCL(**{**TINY, **way}), 2)[-1].sites[SERVER] for way in ways]
     assert len({model(end, "model").floats.numpy().tobytes() for end in ends}) == len(ways)
 
 
-def test_alone_there_is_nobody_to_learn_from_and_peers_hear_their_neighbours(
-    make_trainer: Make, pixels: Any
-) -> None:
+def test_alone_there_is_nobody_to_learn_from_and_peers_hear_their_neighbours() -> None:
     """In a cycle a, b, c, d of 8, 8, 2 and 3 features, a hears b and d, b hears a and c …"""
-    apart = Together(CCL(**TINY), make_trainer, pixels, Isolated()).run(2)
+    apart = train_all(CCL(**TINY), 2, Isolated())
     assert [report.notes["remote"] for report in apart[-1].reports] == [0, 0, 0, 0]
-    cycle = Together(CCL(**TINY), make_trainer, pixels, Cycle()).run(2)
+    cycle = train_all(CCL(**TINY), 2, Cycle())
     assert [report.notes["remote"] for report in cycle[-1].reports] == [11, 10, 11, 10]
 
 
-def test_features_are_the_trained_momentum_encoders_in_eval_mode(
-    make_trainer: Make, pixels: Any
-) -> None:
+def test_features_are_the_trained_momentum_encoders_in_eval_mode() -> None:
     algorithm = CCL(**TINY, mix=1)
     trainer = make_trainer("mocov2", queue=7)
-    client = Client("a", pixels(6), None, {}, trainer, 0, 0, rate=0.05)
-    upload, _ = algorithm.client(
-        client, algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    )
+    client = make_client(trainer, random_pixels(6), rate=0.05)
+    upload, _ = algorithm.client(client, first_site(algorithm, trainer))
     target = model(upload, "target")
     assert torch.equal(
         target.floats, trainer.method.state.pick(("target",)).floats
@@ -518,9 +468,9 @@ def test_features_are_the_trained_momentum_encoders_in_eval_mode(
     torch.testing.assert_close(features, expected[order])
 
 
-def test_an_upload_is_let_go_before_the_next_one_comes(make_trainer: Make, pixels: Any) -> None:
-    federation = Together(CCL(**TINY), make_trainer, pixels)
-    site = federation.sites[SERVER]
+def test_an_upload_is_let_go_before_the_next_one_comes() -> None:
+    algorithm = CCL(**TINY)
+    site = first_site(algorithm, make_trainer("mocov2", queue=7))
     alive = []
 
     class Sent(dict[str, Value]):
@@ -539,13 +489,13 @@ def test_an_upload_is_let_go_before_the_next_one_comes(make_trainer: Make, pixel
             yield upload
             del upload
 
-    merged = federation.algorithm.merge(site, uploads(), Mean)
+    merged = algorithm.merge(site, uploads(), Mean)
     assert len(merged["features"]) == 6  # type: ignore[arg-type]
     assert not alive
 
 
-def test_a_queue_too_small_for_its_neighbours_is_refused(make_trainer: Make, pixels: Any) -> None:
-    home = Client("home", pixels(0), None, {}, make_trainer("mocov2", queue=7), 0, 0)
+def test_a_queue_too_small_for_its_neighbours_is_refused() -> None:
+    home = make_client(make_trainer("mocov2", queue=7), random_pixels(0), id="home")
     for settings in ({"neighbours": 7}, {"neighbours": 4, "candidates": 4}):
         with pytest.raises(ConfigError, match="neighbours"):
             CCL(**settings).init(home)
@@ -558,25 +508,18 @@ def test_a_queue_too_small_for_its_neighbours_is_refused(make_trainer: Make, pix
 
 @pytest.fixture
 def small() -> Experiment:
-    return Experiment.from_dict(
-        {
-            "rounds": 4,
-            "clients": 3,
-            "data": {"name": "given"},
-            "method": {"name": "mocov2", "backbone": "cnn", "hidden": 16, "dim": 8, "queue": 16},
-            "algorithm": {"name": "ccl", **TINY},
-            "train": {"batch": 8},
-            "probe": {"every": 0, "epochs": 1, "k": 5},
-        }
+    return make_experiment(
+        rounds=4,
+        method={"name": "mocov2", "hidden": 16, "dim": 8, "queue": 16},
+        algorithm={"name": "ccl", **TINY},
+        train__checkpoint_every=60,
+        probe={"epochs": 1, "linear": True},
     )
 
 
 @pytest.fixture
 def images() -> tuple[Tensor, Tensor]:
-    stream = torch.Generator().manual_seed(0)
-    return torch.randint(256, (45, 3, 10, 10), generator=stream, dtype=torch.uint8), torch.arange(
-        45
-    ) % 3
+    return random_pixels(45, size=10), torch.arange(45) % 3
 
 
 def ended(run: fedssl.Run) -> Tree:

@@ -15,13 +15,14 @@ Round 3: A, at 18, is where cluster 0 is: D = −1; to cluster 1 it has −(18·
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from factories import first_site, make_client, make_trainer, random_pixels, train_rounds
 from torch import Tensor
 from toy import Federation, Numbers
 
@@ -33,19 +34,14 @@ from fedssl.core.seeds import derive
 from fedssl.core.state.mean import Mean
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model
-from fedssl.engine.checkpoints.client_memory import Memory
-from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
-from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.federate import Round
+from fedssl.engine.runtimes.client_round import Shard
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
 from fedssl.method import METHODS
 from fedssl.nets import CNN
-from fedssl.topologies.topology import SERVER, Star
-from fedssl.training.client import Client
+from fedssl.topologies.topology import SERVER
 from fedssl.training.trainer import Trainer, TrainSettings
-
-MakeTrainer = Callable[..., Trainer]
 
 
 def weights(states: Mapping[str, State]) -> dict[str, float]:
@@ -156,32 +152,19 @@ def _federated(
     algorithm: Algorithm,
     trainer: Trainer,
     shards: Mapping[str, Tensor],
-    rounds: int = 2,
-    rate: float = 0.1,
-    seed: int = 0,
+    **options: Any,
 ) -> list[Round]:
-    runtime = LocalRuntime(
-        RunContext(algorithm, seed, lambda r: RoundPosition(rate, 0)),
-        {client: Shard(images, partial(_labels, len(images))) for client, images in shards.items()},
-        [trainer],
-        Memory(),
-    )
-    first = algorithm.init(Client("home", torch.empty(0), None, {}, trainer, seed, 0))
-    sites = {SERVER: algorithm.enrol(first, {client: i for i, client in enumerate(shards)})}
-    schema = algorithm.upload_schema(trainer.method)
-    done = list(
-        federate(algorithm, Star(), runtime, sites, schema=schema, rounds=rounds, seed=seed)
-    )
-    runtime.close()
-    return done
+    """Return the rounds of clients with labelled images."""
+    labelled = {
+        client: Shard(images, partial(_labels, len(images))) for client, images in shards.items()
+    }
+    return train_rounds(algorithm, labelled, trainer, **options)
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_one_cluster_without_alignment_is_fedavg(
-    name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_one_cluster_without_alignment_is_fedavg(name: str) -> None:
     """With a plain mean, to the bit."""
-    shards = {"a": pixels(16, 0), "b": pixels(24, 1), "c": pixels(9, 2)}
+    shards = {"a": random_pixels(16, 0), "b": random_pixels(24, 1), "c": random_pixels(9, 2)}
     ours, theirs = (
         _federated(algorithm, make_trainer(name), shards)
         for algorithm in (FeatARC(clusters=1, lam=0), FedAvg(weights="uniform"))
@@ -196,11 +179,11 @@ def test_one_cluster_without_alignment_is_fedavg(
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_with_every_method(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_with_every_method(name: str) -> None:
     """Two rounds in which nobody is dropped; the alignment shows in the loss, by no more than a
     cosine can.
     """
-    shards = {"a": pixels(16, 0), "b": pixels(24, 1)}
+    shards = {"a": random_pixels(16, 0), "b": random_pixels(24, 1)}
     aligned, free = (
         _federated(FeatARC(lam=lam), make_trainer(name), shards, rate=0.01) for lam in (1.0, 0.0)
     )
@@ -216,9 +199,7 @@ def test_with_every_method(name: str, make_trainer: MakeTrainer, pixels: Any) ->
 
 
 @pytest.mark.parametrize("name", ["simclr", "simsiam"])
-def test_alignment_keeps_a_client_where_its_cluster_is(
-    name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_alignment_keeps_a_client_where_its_cluster_is(name: str) -> None:
     """After a round predictions of clean images are nearer to the cluster model's projections, the
     more so the stronger the term.
     """
@@ -226,7 +207,7 @@ def test_alignment_keeps_a_client_where_its_cluster_is(
     for lam in (0.0, 1.0, 10.0):
         trainer = make_trainer(name, {"epochs": 8})
         first = trainer.method.state.pick(trainer.method.online)
-        client = Client("a", pixels(32), None, {}, trainer, 0, 0, rate=0.005)
+        client = make_client(trainer, random_pixels(32), rate=0.005)
         z_g = client.embed(first, "z")
         upload, _ = FeatARC(lam=lam).client(
             client, {"first": 0, "model.0": first, "model.1": first}
@@ -235,7 +216,7 @@ def test_alignment_keeps_a_client_where_its_cluster_is(
     assert distances[0] > distances[1] + 0.01 > distances[2] + 0.02, distances
 
 
-def test_clusters_of_their_own_first_weights(make_trainer: MakeTrainer) -> None:
+def test_clusters_of_their_own_first_weights() -> None:
     """Each matrix and convolution has the same numbers in another order; the rest is the same; the
     seed decides.
     """
@@ -243,9 +224,7 @@ def test_clusters_of_their_own_first_weights(make_trainer: MakeTrainer) -> None:
     first = trainer.method.state.pick(trainer.method.online)
 
     def init(seed: int = 0) -> Tree:
-        return FeatARC(start="independent", clusters=3).init(
-            Client("home", torch.empty(0), None, {}, trainer, seed, 0)
-        )
+        return first_site(FeatARC(start="independent", clusters=3), trainer, seed=seed)
 
     site = init()
     for j in range(3):
@@ -263,9 +242,9 @@ def test_clusters_of_their_own_first_weights(make_trainer: MakeTrainer) -> None:
     assert torch.equal(trainer.method.state.pick(trainer.method.online).floats, first.floats)
 
 
-def test_weights_from_a_file_are_not_shuffled(make_trainer: MakeTrainer) -> None:
+def test_weights_from_a_file_are_not_shuffled() -> None:
     trainer = make_trainer("simclr", init=Path("backbone.safetensors"))
-    home = Client("home", torch.empty(0), None, {}, trainer, 0, 0)
+    home = make_client(trainer, torch.empty(0), id="home")
     with pytest.raises(
         ConfigError,
         match=r'^algorithm.start = "independent" would shuffle the weights that method.init',

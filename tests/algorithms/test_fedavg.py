@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import first_site, make_client, make_trainer, random_pixels
 from torch import Tensor
 from toy import ADDED, Federation, Numbers
 
@@ -33,7 +34,6 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
 
 
 def every(test: Callable[..., None]) -> Callable[..., None]:
@@ -175,18 +175,14 @@ def test_what_is_required() -> None:
     ],
 )
 def test_a_real_client_keeps_what_its_method_says(
-    name: str,
-    settings: dict[str, Any],
-    kept: tuple[str, ...],
-    make_trainer: Callable[..., Trainer],
-    pixels: Any,
+    name: str, settings: dict[str, Any], kept: tuple[str, ...]
 ) -> None:
     """In the next round the kept parts go on from what they were, the others from the global model."""
     algorithm = FedAvg()
     trainer = make_trainer(name, **settings)
     method = trainer.method
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    first = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1)
+    site = first_site(algorithm, trainer)
+    first = make_client(trainer, random_pixels(16), rate=0.1)
     upload, memory = algorithm.client(first, algorithm.broadcast(site, "a"))
     assert (model(memory, "kept").layout.parts if memory else ()) == kept
     assert model(upload, "model").layout == algorithm.upload_schema(method)["model"]
@@ -201,7 +197,7 @@ def test_a_real_client_keeps_what_its_method_says(
                 started.append(method.state.pick(roles=("weight", "buffer")))
             return super().objective(method, batch, out, constants)
 
-    second = Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1)
+    second = make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1)
     Looking().client(second, algorithm.broadcast(site, "a"))
     now = started[0]
     for part in now.layout.parts:
@@ -230,12 +226,10 @@ class Anchored(FedAvg):
         return 0 * method.loss(out, constants) + constants["round"] + sent  # type: ignore[no-any-return]
 
 
-def test_what_is_given_reaches_the_objective_anew_each_round(
-    make_trainer: Callable[..., Trainer], pixels: Any
-) -> None:
+def test_what_is_given_reaches_the_objective_anew_each_round() -> None:
     algorithm = Anchored()
     trainer = make_trainer("simclr")
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    site = first_site(algorithm, trainer)
     sent = model(site, "model")
     expected = sum(
         float(sent.view(e).square().sum())
@@ -243,23 +237,19 @@ def test_what_is_given_reaches_the_objective_anew_each_round(
         if e.role in ("weight", "norm")
     )
     for round in (0, 3):
-        client = Client("a", pixels(16), None, {}, trainer, 0, round, rate=0.1)
+        client = make_client(trainer, random_pixels(16), round=round, rate=0.1)
         algorithm.client(client, algorithm.broadcast(site, "a"))
         assert client.metrics[0].loss == pytest.approx(expected + round, rel=1e-5)
 
 
-def test_nothing_is_given_by_default(make_trainer: Callable[..., Trainer], pixels: Any) -> None:
-    client = Client("a", pixels(8), None, {}, make_trainer("simclr"), 0, 0)
+def test_nothing_is_given_by_default() -> None:
+    client = make_client(make_trainer("simclr"), random_pixels(8))
     assert FedAvg().constants(client, {}) == {}
 
 
 @pytest.mark.parametrize(("name", "fresh"), [("simclr", 0), ("byol", 1), ("mocov2", 1)])
 def test_nothing_is_started_that_is_overwritten_at_once(
-    name: str,
-    fresh: int,
-    make_trainer: Callable[..., Trainer],
-    pixels: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, fresh: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that remembers all its own parts starts none afresh: once in three rounds, or never."""
     algorithm = FedAvg()
@@ -270,9 +260,9 @@ def test_nothing_is_started_that_is_overwritten_at_once(
     monkeypatch.setattr(
         trainer.method, "init_local_parts", lambda stream: (calls.append(stream), start(stream))
     )
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    site = first_site(algorithm, trainer)
     for round in range(3):
         _, memory = algorithm.client(
-            Client("a", pixels(16), None, memory, trainer, 0, round, rate=0.1), site
+            make_client(trainer, random_pixels(16), memory=memory, round=round, rate=0.1), site
         )
     assert len(calls) == fresh

@@ -5,14 +5,13 @@ one by one.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from factories import first_site, make_client, make_trainer, random_pixels
 from torch import Tensor
 from toy import Federation, Numbers, toy
 
@@ -45,10 +44,8 @@ from fedssl.runs.local import Interrupted
 from fedssl.runs.rounds_log import RoundsLog
 from fedssl.topologies.graphs import Cycle
 from fedssl.topologies.topology import SERVER, Star, Topology
-from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer
 
-MakeTrainer = Callable[..., Trainer]
 PLAIN = {"dictionary": 0, "beta": 0.0}
 
 
@@ -245,11 +242,11 @@ def test_switched_off_it_is_nowhere() -> None:
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol", "dino", "mocov1"])
-def test_the_width_of_projections(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_the_width_of_projections(name: str) -> None:
     trainer = make_trainer(name)
     before = trainer.method.state.clone()
     trainer.method.train()
-    assert projection_width(trainer.method) == trainer.embed(pixels(2), "z").shape[1]
+    assert projection_width(trainer.method) == trainer.embed(random_pixels(2), "z").shape[1]
     assert trainer.method.training
     assert torch.equal(before.floats, trainer.method.state.floats)
     assert torch.equal(before.counts, trainer.method.state.counts)
@@ -266,16 +263,14 @@ def slow_projections(method: Method, images: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("alpha", "name"), [(0.5, "simclr"), (0.8, "simclr"), (0.0, "simclr"), (0.5, "byol")]
 )
-def test_three_rounds_of_temporal_ensembling(
-    alpha: float, name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_three_rounds_of_temporal_ensembling(alpha: float, name: str) -> None:
     """Eq. 9-10, image by image: Z ← αZ + (1 − α)z from Z = 0, and z̃ = Z/(1 − αᵗ) at unit length.
     Projections, also where a method predicts from them.
     """
     algorithm = FedCA(dictionary=12, alpha=alpha, beta=0)
     trainer = make_trainer(name)
-    images = pixels(10)
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    images = random_pixels(10)
+    site = first_site(algorithm, trainer)
     Z: list[Tensor] = [torch.zeros(5) for _ in images]
     memory: Tree = {}
     drawn = []
@@ -284,7 +279,7 @@ def test_three_rounds_of_temporal_ensembling(
         (2, 10),
         (3, 4),
     ):  # ten images; twelve rows are asked for, and then four
-        client = Client("a", images, None, memory, trainer, 0, t, rate=0.1)
+        client = make_client(trainer, images, memory=memory, round=t, rate=0.1)
         message = algorithm.broadcast(site, "a")
         sent, memory = algorithm.client(client, message)
         assert [
@@ -312,14 +307,12 @@ def test_three_rounds_of_temporal_ensembling(
     assert drawn[2] != drawn[1][:4]
 
 
-def test_a_clients_own_rows_are_masked_through_a_whole_round(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_a_clients_own_rows_are_masked_through_a_whole_round() -> None:
     """A client alone with a dictionary that has a row of each of its images: an image has all rows
     but one, of B.
     """
     trainer = make_trainer("simclr")
-    images = pixels(8)
+    images = random_pixels(8)
     seen = []
 
     class Looking(FedCA):
@@ -330,11 +323,11 @@ def test_a_clients_own_rows_are_masked_through_a_whole_round(
             return super().objective(method, batch, out, constants)
 
     algorithm = Looking(dictionary=8, beta=0)
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    site = first_site(algorithm, trainer)
     memory: Tree = {}
     for round in range(2):
         sent, memory = algorithm.client(
-            Client("a", images, None, memory, trainer, 0, round, rate=0.1), site
+            make_client(trainer, images, memory=memory, round=round, rate=0.1), site
         )
         site = algorithm.merge(site, iter([Upload("a", 1.0, sent)]), Mean)
     (_, first, empty), (index, entry, dictionary) = seen
@@ -359,16 +352,16 @@ def _batch(method: Method, images: Tensor, draws: dict[str, Tensor]) -> Batch:
     return Batch(torch.arange(len(images)), images, (views,), None, draws, torch.zeros(()))
 
 
-def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_the_alignment_by_hand() -> None:
     """Eq. 11-14, over the four public images that are drawn: squared distances, summed over
     entries, averaged.
     """
     algorithm = FedCA(dictionary=0, beta=0.3)
     trainer = make_trainer("simclr")
-    public = pixels(10, 3)
+    public = random_pixels(10, 3)
     method = trainer.method.train()
     constants = _given(trainer, public)
-    batch = _batch(method, pixels(8), {"public": torch.tensor([0.0, 0.55, 0.999, 0.55])})
+    batch = _batch(method, random_pixels(8), {"public": torch.tensor([0.0, 0.55, 0.999, 0.55])})
     out = method(batch)
     z = [F.normalize(view, dim=1) for view in out.z]
     expected = F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(8))
@@ -382,15 +375,15 @@ def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:
     assert torch.allclose(algorithm.objective(method, batch, out, constants), expected, rtol=1e-5)
 
 
-def test_the_alignment_has_a_gradient_and_moves_no_statistics(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_the_alignment_has_a_gradient_and_moves_no_statistics() -> None:
     trainer = make_trainer("simclr")
-    public = pixels(10, 3)
+    public = random_pixels(10, 3)
     method = trainer.method.train()
     constants = _given(trainer, public)
     batch = _batch(
-        method, pixels(8), {"public": torch.rand(6, generator=torch.Generator().manual_seed(0))}
+        method,
+        random_pixels(8),
+        {"public": torch.rand(6, generator=torch.Generator().manual_seed(0))},
     )
     out = method(batch)
     method.count_batch()
@@ -419,19 +412,17 @@ def test_draws_are_of_all_public_images_and_of_none_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_the_alignment_model_is_trained_as_a_client_is(
-    name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_the_alignment_model_is_trained_as_a_client_is(name: str) -> None:
     """Three rounds of two epochs on the public images, at the rounds' rates; and the site's model
     is not that one.
     """
     settings = {"epochs": 2, "lr": 0.1, "batch": 4}
-    public = pixels(9, 3)
+    public = random_pixels(9, 3)
     algorithm = FedCA(dictionary=0)
     trainer = make_trainer(name, settings)
     other = make_trainer(name, settings)
     first = trainer.method.state.clone()
-    home = Client("home", pixels(0), None, {}, trainer, 5, 0, rounds=3, public=public)
+    home = make_client(trainer, random_pixels(0), id="home", seed=5, rounds=3, public=public)
     site = algorithm.init(home)
     assert torch.equal(model(site, "model").floats, first.pick(trainer.method.online).floats)
     assert torch.equal(trainer.method.state.floats, first.floats)
@@ -444,8 +435,15 @@ def test_the_alignment_model_is_trained_as_a_client_is(
 
     for r in range(3):
         rate = 0.5 * 0.1 * (1 + math.cos(math.pi * r / 3))
-        again = Client(
-            "home", public, None, {}, other, 5, r, rate, r / 3, metrics=[home.metrics[0]] * r
+        again = make_client(
+            other,
+            public,
+            id="home",
+            seed=5,
+            round=r,
+            rate=rate,
+            progress=r / 3,
+            metrics=[home.metrics[0]] * r,
         )
         again.train(one_way, {})
     assert torch.allclose(tensor(site, "h_align"), other.embed(public, "h"), rtol=1e-3, atol=1e-4)
@@ -453,9 +451,7 @@ def test_the_alignment_model_is_trained_as_a_client_is(
     assert not torch.allclose(tensor(site, "h_align"), trainer.embed(public, "h"), atol=1e-3)
 
 
-def test_the_ratio_of_the_losses_is_noted_once_a_round(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_the_ratio_of_the_losses_is_noted_once_a_round() -> None:
     """The alignment's share of the other loss, so that twice the weight is twice the ratio, however
     large it is.
     """
@@ -464,8 +460,10 @@ def test_the_ratio_of_the_losses_is_noted_once_a_round(
         algorithm = FedCA(dictionary=0, beta=beta)
         trainer = make_trainer("simclr")
         site = {"model": trainer.method.state.pick(trainer.method.online)}
-        site |= {key: t for key, t in _given(trainer, pixels(10, 3)).items() if key != "public"}
-        client = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.0, public=pixels(10, 3))
+        site |= {
+            key: t for key, t in _given(trainer, random_pixels(10, 3)).items() if key != "public"
+        }
+        client = make_client(trainer, random_pixels(16), rate=0.0, public=random_pixels(10, 3))
         algorithm.client(client, site)
         assert client.notes.keys() == {"alignment_ratio"}
         ratios[beta] = client.notes["alignment_ratio"]
@@ -486,24 +484,19 @@ class OneWay(FedAvg):
         return F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(len(batch.index)))
 
 
-def federated(
-    algorithm: Any, make_trainer: MakeTrainer, pixels: Any, topology: Topology | None = None
-) -> Any:
+def federated(algorithm: Any, topology: Topology | None = None) -> Any:
     topology = topology or Star()
     trainers = [make_trainer("simclr") for _ in range(2)]
-    public = {trainers[0].device: pixels(12, 9)}
-    shards = {c: Shard(pixels(n, n)) for c, n in {"a": 20, "b": 16, "c": 24, "d": 9}.items()}
+    public = {trainers[0].device: random_pixels(12, 9)}
+    shards = {c: Shard(random_pixels(n, n)) for c, n in {"a": 20, "b": 16, "c": 24, "d": 9}.items()}
 
     def position(round: int) -> RoundPosition:
         return RoundPosition(0.05, round / 3, 3)
 
-    stop = threading.Event()
-    runtime = LocalRuntime(
-        RunContext(algorithm, 3, position, public=public, stop=stop), shards, trainers, Memory()
-    )
-    home = Client("home", pixels(0), None, {}, trainers[0], 3, 0, rounds=3, public=pixels(12, 9))
-    first = algorithm.init(home)
+    context = RunContext(algorithm, 3, position, public=public)
+    runtime = LocalRuntime(context, shards, trainers, Memory())
     schema = algorithm.upload_schema(trainers[0].method)
+    first = first_site(algorithm, trainers[0], seed=3, rounds=3, public=random_pixels(12, 9))
     sites = dict.fromkeys(topology.sites(runtime.clients), first)
     done = list(federate(algorithm, topology, runtime, sites, schema=schema, rounds=3, seed=3))
     runtime.close()
@@ -511,11 +504,9 @@ def federated(
     return done
 
 
-def test_without_both_modules_it_is_the_one_way_loss(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_without_both_modules_it_is_the_one_way_loss() -> None:
     ours, theirs = (
-        model(federated(algorithm, make_trainer, pixels)[-1].sites[SERVER], "model")
+        model(federated(algorithm)[-1].sites[SERVER], "model")
         for algorithm in (FedCA(**PLAIN), OneWay())
     )
     assert torch.allclose(ours.floats, theirs.floats, rtol=1e-3, atol=1e-4)
@@ -523,8 +514,8 @@ def test_without_both_modules_it_is_the_one_way_loss(
     assert not torch.allclose(ours.floats, method.state.pick(method.online).floats, atol=1e-2)
 
 
-def test_rounds_with_both_modules(make_trainer: MakeTrainer, pixels: Any) -> None:
-    done = federated(FedCA(dictionary=32), make_trainer, pixels)
+def test_rounds_with_both_modules() -> None:
+    done = federated(FedCA(dictionary=32))
     for round, before in zip(done[1:], done, strict=False):
         site = round.sites[SERVER]
         assert site["share"] == 8
@@ -537,11 +528,11 @@ def test_rounds_with_both_modules(make_trainer: MakeTrainer, pixels: Any) -> Non
         assert not torch.equal(tensor(site, "features"), tensor(before.sites[SERVER], "features"))
 
 
-def test_peers_share_with_their_neighbours(make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_peers_share_with_their_neighbours() -> None:
     """In a cycle of four each peer hears its two neighbours and itself: 9 // 3 rows of each, and no
     more from afar.
     """
-    done = federated(FedCA(dictionary=9, beta=0), make_trainer, pixels, Cycle())
+    done = federated(FedCA(dictionary=9, beta=0), Cycle())
     for peer, near in {"a": "abd", "b": "abc", "c": "bcd", "d": "acd"}.items():
         site = done[-1].sites[peer]
         assert tensor(site, "owner").tolist() == [derive(c) for c in near for _ in range(3)]
@@ -549,8 +540,7 @@ def test_peers_share_with_their_neighbours(make_trainer: MakeTrainer, pixels: An
 
 
 def _tiny() -> Dataset:
-    stream = torch.Generator().manual_seed(2)
-    pixels = torch.randint(256, (120, 3, 10, 10), dtype=torch.uint8, generator=stream)
+    pixels = random_pixels(120, 2, size=10)
     return Dataset(Images(pixels, torch.arange(120) % 3), Images(pixels[:12], torch.arange(12) % 3))
 
 

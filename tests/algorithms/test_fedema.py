@@ -14,18 +14,16 @@ Round 3, global: A is 5.1 away from G, was 3 away in round 2, so 0.7·5.1/3 > 1 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import toy
+from factories import first_site, make_client, make_trainer, random_pixels
 from toy import Federation, Numbers, starts_of_training
 
 from fedssl.algorithms import FedAvg, FedEMA, fedema
 from fedssl.core.state.tree import model
-from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
 
 SECOND = {"A": Numbers(14.9, 12, 2.45), "B": Numbers(17.7, 16, 3.85)}
 
@@ -185,21 +183,19 @@ def test_one_that_stood_alone_gets_its_scale_later() -> None:
 
 
 @pytest.mark.parametrize("key", ["local", "reset"])
-def test_with_a_target_and_a_queue(
-    key: str, make_trainer: Callable[..., Trainer], pixels: Any
-) -> None:
+def test_with_a_target_and_a_queue(key: str) -> None:
     """A target that is restarted copies the mixed encoder, one that is local is the client's own.
     Who was away keeps its queue, and nothing else.
     """
     algorithm = FedEMA(encoder_mu=0.5)
     trainer = make_trainer("mocov2", key=key)
     method = trainer.method
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    _, memory = algorithm.client(Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1), site)
+    site = first_site(algorithm, trainer)
+    _, memory = algorithm.client(make_client(trainer, random_pixels(16), rate=0.1), site)
     online = model(memory, "online")
     kept = model(memory, "kept")
     for round, away in ((1, False), (2, True)):
-        client = Client("a", pixels(16), None, memory, trainer, 0, round)
+        client = make_client(trainer, random_pixels(16), memory=memory, round=round)
         (now,) = starts_of_training(trainer, lambda client=client: algorithm.client(client, site))
         share = 0.0 if away else 0.5
         expected = torch.lerp(

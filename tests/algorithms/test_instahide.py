@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
+from factories import make_client, make_trainer, random_pixels
 from torch import Tensor
 
 from fedssl.algorithms import _instahide
 from fedssl.algorithms._instahide import LARGEST, coefficients, flipped, mixtures, partners
 from fedssl.data.image_pool import Rows
 from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
-
-Make = Callable[..., Trainer]
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -75,24 +70,18 @@ def test_a_flipped_pixel_is_as_far_from_the_mean_as_before() -> None:
     assert not torch.equal(stayed[:, 0], stayed[:, 1])
 
 
-def a_client(trainer: Trainer, images: Any, **changes: Any) -> Client:
-    return Client("a", images, None, {}, trainer, **{"seed": 1, "round": 2, **changes})
-
-
 def made(client: Client, k: int, most: int = 99, flips: bool = False) -> Tensor:
     return torch.cat(list(mixtures(client, k, most, flips)))
 
 
 @pytest.mark.parametrize("normalised", [False, True])
-def test_a_mixture_is_the_weighted_sum_of_its_images(
-    normalised: bool, make_trainer: Make, pixels: Any
-) -> None:
+def test_a_mixture_is_the_weighted_sum_of_its_images(normalised: bool) -> None:
     trainer = make_trainer("mocov2")
-    images = pixels(11)
+    images = random_pixels(11)
     if normalised:
         trainer.method.mean = torch.tensor([0.1, 0.2, 0.3])
         trainer.method.std = torch.tensor([0.5, 0.6, 0.7])
-    client = a_client(trainer, images)
+    client = make_client(trainer, images)
     found = made(client, 3)
     rows = partners(11, 3, 99, client.generator("partners"))
     shares = coefficients(11, 3, client.generator("coefficients"))
@@ -102,33 +91,31 @@ def test_a_mixture_is_the_weighted_sum_of_its_images(
 
 
 def test_mixtures_do_not_depend_on_where_images_lie_or_how_many_come_at_a_time(
-    make_trainer: Make, pixels: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = make_trainer("mocov2")
-    images = pixels(20)
-    expected = made(a_client(trainer, images[5:16]), 4)
+    images = random_pixels(20)
+    expected = made(make_client(trainer, images[5:16]), 4)
     rows = Rows(images, torch.arange(5, 16))
-    assert torch.equal(made(a_client(trainer, rows), 4), expected)
+    assert torch.equal(made(make_client(trainer, rows), 4), expected)
     monkeypatch.setattr(_instahide, "CHUNK", 3)
-    chunks = list(mixtures(a_client(trainer, rows), 4, 99, False))
+    chunks = list(mixtures(make_client(trainer, rows), 4, 99, False))
     assert [len(chunk) for chunk in chunks] == [3, 3, 3, 2]
     torch.testing.assert_close(torch.cat(chunks), expected)
 
 
-def test_mixtures_differ_by_round_client_and_seed(make_trainer: Make, pixels: Any) -> None:
+def test_mixtures_differ_by_round_client_and_seed() -> None:
     trainer = make_trainer("mocov2")
-    images = pixels(8)
-    base = made(a_client(trainer, images), 4, flips=True)
-    assert torch.equal(made(a_client(trainer, images), 4, flips=True), base)
+    images = random_pixels(8)
+    base = made(make_client(trainer, images), 4, flips=True)
+    assert torch.equal(made(make_client(trainer, images), 4, flips=True), base)
     for change in ({"round": 3}, {"seed": 2}):
-        assert not torch.equal(made(a_client(trainer, images, **change), 4, flips=True), base)
+        assert not torch.equal(made(make_client(trainer, images, **change), 4, flips=True), base)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 9])
-def test_as_many_mixtures_as_images_but_no_more_than_wanted(
-    count: int, make_trainer: Make, pixels: Any
-) -> None:
-    client = a_client(make_trainer("mocov2"), pixels(count))
+def test_as_many_mixtures_as_images_but_no_more_than_wanted(count: int) -> None:
+    client = make_client(make_trainer("mocov2"), random_pixels(count))
     assert made(client, 4).shape == (count, 3, 8, 8)
     assert len(made(client, 4, most=3)) == min(count, 3)
 

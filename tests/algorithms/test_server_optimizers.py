@@ -13,11 +13,10 @@ FedAdam, lr = 1, β₁ = ½, β₂ = ¾, τ = 1: m = 3.5, then ½·3.5 + ½·7 =
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from factories import first_site, make_client, make_trainer, random_pixels
 from toy import Federation, Numbers
 
 from fedssl.algorithm import Algorithm, Upload
@@ -27,7 +26,6 @@ from fedssl.core.state.mean import Mean
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import model, tensor
 from fedssl.experiment.experiment import Experiment
-from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer
 
 BY_HAND = [
@@ -113,11 +111,9 @@ def _uploads(trainer: Trainer, count: int, round: int) -> list[Upload]:
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_without_momentum_it_is_fedavg_to_the_bit(
-    name: str, make_trainer: Callable[..., Trainer], pixels: Any
-) -> None:
+def test_without_momentum_it_is_fedavg_to_the_bit(name: str) -> None:
     trainer = make_trainer(name)
-    home = Client("home", pixels(0), None, {}, trainer, 0, 0)
+    home = make_client(trainer, random_pixels(0), id="home")
     plain = FedAvg()
     ours = FedAvgM(momentum=0, lr=1)
     expected = plain.init(home)
@@ -134,15 +130,13 @@ def test_without_momentum_it_is_fedavg_to_the_bit(
     assert not torch.equal(model(site, "model").floats, model(expected, "model").floats)
 
 
-def test_adam_starts_from_tau_squared_and_moves_by_the_rate(
-    make_trainer: Callable[..., Trainer], pixels: Any
-) -> None:
+def test_adam_starts_from_tau_squared_and_moves_by_the_rate() -> None:
     """In the first round m/(√v + τ) is 0.1·Δ/(√(0.99·τ² + 0.01·Δ²) + τ): for a large Δ its sign,
     for a small one 0.1·Δ/(1.995·τ).
     """
     trainer = make_trainer("simclr")
     algorithm = FedAdam()
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    site = first_site(algorithm, trainer)
     assert torch.equal(tensor(site, "second"), torch.full_like(tensor(site, "first"), 1e-6))
     for size, step in ((100.0, 0.01), (1e-5, 0.01 * 0.1 * 1e-5 / (1e-3 * (math.sqrt(0.99) + 1)))):
         first = model(site, "model")

@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import pytest
 import torch
+from factories import make_experiment
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -28,13 +29,10 @@ CPU = torch.device("cpu")
 
 
 def experiment(**probe: Any) -> Experiment:
-    return Experiment.from_dict(
-        {
-            "clients": 5,
-            "data": {"name": "given", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]},
-            "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
-            "probe": {"epochs": 30, "k": 5, **probe},
-        }
+    return make_experiment(
+        clients=5,
+        data={"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]},
+        probe={"epochs": 30, **probe},
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_experiment, numbered_pixels
 from torch import Tensor
 
 import fedssl
@@ -24,26 +25,14 @@ CPU = torch.device("cpu")
 
 
 def experiment(**changes: Any) -> Experiment:
-    plain = Experiment.from_dict(
-        {
-            "clients": 4,
-            "rounds": 1,
-            "data": {"name": "given"},
-            "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
-            "train": {"batch": 8},
-            "probe": {"epochs": 2, "labels": 7, "k": 5, "every": 0},
-        }
-    )
-    return plain.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+    probe = {"epochs": 2, "labels": 7, "linear": True}
+    usual = {"clients": 4, "rounds": 1, "method": "simclr", "probe": probe}
+    return make_experiment(usual, **changes)
 
 
 def images(n: int, seed: int) -> Images:
-    """Five classes; each image has its number in its first pixel."""
-    pixels = torch.randint(
-        256, (n, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
-    )
-    pixels[:, 0, 0, 0] = torch.arange(n)
-    return Images(pixels, torch.arange(n) % 5)
+    """Return images of five classes; the first pixel is the number of the image."""
+    return Images(numbered_pixels(n, seed), torch.arange(n) % 5)
 
 
 def dataset() -> Dataset:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-import torch
+from factories import make_experiment, one_weight
 
 from fedssl.algorithm import Sites
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import RunError
 from fedssl.core.files.blob_file import BlobFile
-from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model, number
 from fedssl.engine.checkpoints.client_memory import StoredMemory
 from fedssl.evaluation.models import Models, models_of
 from fedssl.experiment.experiment import Experiment
-from fedssl.experiment.overrides import merge_changes
-
-LAYOUT = Layout.of([Entry("backbone.w", (1,), "weight")])
-BASE: dict[str, Any] = {
-    "clients": 3,
-    "data": {"name": "given"},
-    "method": {"name": "simclr", "backbone": "cnn"},
-}
-
-
-def state(value: float) -> State:
-    return State(LAYOUT, torch.tensor([float(value)]), torch.zeros(0, dtype=torch.int64))
 
 
 def values(models: Models) -> dict[str, float]:
@@ -53,14 +40,12 @@ class PersonalModels(FedAvg):
         assert message["to"] == memory["client"]
         mine = number(memory, "mine")
         self.made.append(mine)
-        return state(model(message, "model").floats.item() + mine) if mine else None
+        return one_weight(model(message, "model").floats.item() + mine) if mine else None
 
 
 def experiment(topology: str, algorithm: FedAvg) -> Experiment:
-    changes: dict[str, Any] = {"topology.name": topology}
-    return Experiment.from_dict(merge_changes(BASE, changes)).model_copy(
-        update={"algorithm": algorithm}
-    )
+    chosen = make_experiment(topology__name=topology)
+    return chosen.model_copy(update={"algorithm": algorithm})
 
 
 def remembered(**mine: float) -> dict[str, StoredMemory]:
@@ -71,10 +56,14 @@ def remembered(**mine: float) -> dict[str, StoredMemory]:
 
 
 def star(value: float = 10) -> Sites:
-    return {"server": {"model": state(value)}}
+    return {"server": {"model": one_weight(value)}}
 
 
-PEERS: Sites = {"a": {"model": state(10)}, "b": {"model": state(20)}, "c": {"model": state(60)}}
+PEERS: Sites = {
+    "a": {"model": one_weight(10)},
+    "b": {"model": one_weight(20)},
+    "c": {"model": one_weight(60)},
+}
 
 
 def test_without_own_models_sites_decide() -> None:
@@ -157,7 +146,7 @@ def test_a_client_called_as_a_shared_model() -> None:
 
 def test_a_lone_client_called_mean() -> None:
     """Only peers have a mean; a client that trains alone may be called so."""
-    sites: Sites = {"mean": {"model": state(10)}, "b": {"model": state(20)}}
+    sites: Sites = {"mean": {"model": one_weight(10)}, "b": {"model": one_weight(20)}}
     assert models_of(experiment("isolated", FedAvg()), sites).apart == frozenset()
 
 

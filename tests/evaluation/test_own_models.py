@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from factories import bright_dataset, make_experiment
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor
 
 import fedssl
 from fedssl.cli.results import print_results
 from fedssl.core.errors import ConfigError, RunError
-from fedssl.data import Dataset, from_python
-from fedssl.experiment.experiment import Experiment
+from fedssl.data import Dataset
 from fedssl.runs.local import Interrupted
 
 CLIENTS = ["0", "1", "2"]
@@ -31,16 +30,9 @@ SHARED: dict[str, list[str]] = {
 Go = Callable[..., fedssl.Run]
 
 
-def _images(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images of three classes that anybody can tell apart by their brightness."""
-    labels = torch.arange(n) % 3
-    noise = torch.randint(80, (n, 3, 10, 10), generator=torch.Generator().manual_seed(seed))
-    return (noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels
-
-
 @pytest.fixture
 def labelled() -> Dataset:
-    return from_python(_images(48, 0), _images(24, 1))
+    return bright_dataset()
 
 
 @pytest.fixture
@@ -48,16 +40,11 @@ def go(labelled: Dataset, tmp_path: Path) -> Go:
     """go("fedbn", "folder", rounds=1): a tiny run with this algorithm."""
 
     def run(algorithm: str, folder: str = "run", **changes: Any) -> fedssl.Run:
-        experiment = Experiment.from_dict(
-            {
-                "rounds": 2,
-                "clients": 3,
-                "data": {"name": "given"},
-                "algorithm": {"name": algorithm},
-                "method": {"name": "byol", "backbone": "cnn", "hidden": 32, "dim": 16},
-                "train": {"batch": 8, "checkpoint_every": 0, "schedule": "constant"},
-                "probe": {"every": 1, "epochs": 5, "k": 5},
-            }
+        experiment = make_experiment(
+            algorithm__name=algorithm,
+            method={"hidden": 32, "dim": 16},
+            train__schedule="constant",
+            probe={"every": 1, "linear": True},
         )
         return fedssl.run(experiment, tmp_path / folder, dataset=labelled, quiet=True, set=changes)
 
@@ -207,16 +194,9 @@ def test_before_any_client_has_trained(
 def test_rounds_in_which_nobody_can_train(labelled: Dataset, tmp_path: Path) -> None:
     """Clients of one image each: there is no model and no measurement, and the run ends."""
     few = Dataset(labelled.train.select(torch.arange(3)), labelled.test)
-    values = {
-        "rounds": 2,
-        "clients": 3,
-        "data": {"name": "given"},
-        "algorithm": {"name": "fedbn"},
-        "method": {"name": "simclr", "backbone": "cnn", "hidden": 32, "dim": 16},
-        "probe": {"every": 1},
-    }
+    experiment = make_experiment(algorithm__name="fedbn", method__name="simclr", probe__every=1)
     with pytest.raises(RunError, match="no round had a valid upload, so nothing was learned"):
-        fedssl.run(Experiment.from_dict(values), tmp_path / "run", dataset=few, quiet=True)
+        fedssl.run(experiment, tmp_path / "run", dataset=few, quiet=True)
     assert [line["knn"] for line in fedssl.Run(tmp_path / "run").rounds] == [None, None]
 
 

@@ -7,29 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from factories import SMALL_WIDTHS, TinyCNN
 
 from fedssl import views
 from fedssl.method import Batch, Method, Output
-from fedssl.nets import CNN
 from fedssl.training.optimizers import SGD
 from fedssl.training.step import Inputs, Step
 
 SIZE = 8
-SMALL: dict[str, Any] = {
-    "hidden": 6,
-    "dim": 5,
-    "queue": 7,
-    "prototypes": 5,
-    "clusters": 5,
-    "bottleneck": 4,
-}
-SMALL |= {"classes": 5, "width": 3}
 
 Make = Callable[..., Method]
-
-
-class Small(CNN):
-    widths = (4, 6)
 
 
 @pytest.fixture
@@ -38,10 +25,12 @@ def make() -> Make:
     mode."""
 
     def build(cls: type[Method], **settings: Any) -> Method:
-        small = {key: value for key, value in SMALL.items() if key in cls.Settings.model_fields}
+        small = {
+            key: value for key, value in SMALL_WIDTHS.items() if key in cls.Settings.model_fields
+        }
         with torch.random.fork_rng():
             torch.manual_seed(5)
-            method = cls.Settings(**{**small, **settings}).build(Small(), SIZE)
+            method = cls.Settings(**{**small, **settings}).build(TinyCNN(), SIZE)
         method.init_local_parts(torch.Generator().manual_seed(6))
         return method.train()
 

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from factories import make_trainer, random_pixels
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -107,13 +108,13 @@ def test_before_an_epoch_projections_are_clustered(make) -> None:
     assert result["clusters"].shape == (16,)
 
 
-def test_training_clusters_every_epoch(
-    make_trainer, pixels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_clusters_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer("deepcluster", {"epochs": 2})
     seen = []
     trainer.fit(
-        Task(pixels(24), None, torch.Generator().manual_seed(0), 0.05, 0.0, threading.Event()),
+        Task(
+            random_pixels(24), None, torch.Generator().manual_seed(0), 0.05, 0.0, threading.Event()
+        ),
         lambda method, batch, out, constants: seen.append(constants) or method.loss(out, constants),
         {},
     )

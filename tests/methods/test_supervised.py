@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from factories import make_experiment
 
 import fedssl
 from fedssl.core.errors import ConfigError
@@ -61,12 +62,10 @@ def test_labels_out_of_range(make) -> None:
 
 
 SMALL = {
-    "rounds": 2,
     "clients": 2,
-    "data": {"name": "given"},
-    "method": {"name": "supervised", "backbone": "cnn", "classes": 2},
+    "method": {"name": "supervised", "classes": 2},
     "train": {"batch": 16, "optimizer": "adam", "lr": 0.01, "epochs": 3},
-    "probe": {"every": 0, "epochs": 1},
+    "probe": {"epochs": 1, "linear": True},
 }
 
 
@@ -80,7 +79,7 @@ def _halves(labelled: int = 2) -> torch.utils.data.TensorDataset:
 
 
 def test_a_federation_learns_from_labels(tmp_path: Path) -> None:
-    experiment = fedssl.Experiment.from_dict({**SMALL, "rounds": 4})
+    experiment = make_experiment(SMALL, rounds=4)
     run = fedssl.run(experiment, tmp_path / "run", "cpu", dataset=_halves(), quiet=True)
     losses = [record["loss"] for record in run.rounds]
     assert losses[-1] < 0.3 < math.log(2)
@@ -92,7 +91,7 @@ def test_labels_beyond_the_classes_end_a_run(tmp_path: Path) -> None:
     constants = torch.utils.data.TensorDataset(images, labels + 1)
     with pytest.raises(ConfigError, match="label 2"):
         fedssl.run(
-            fedssl.Experiment.from_dict(SMALL),
+            make_experiment(SMALL),
             tmp_path / "run",
             "cpu",
             dataset=constants,
@@ -103,6 +102,4 @@ def test_labels_beyond_the_classes_end_a_run(tmp_path: Path) -> None:
 def test_images_without_labels_are_refused(tmp_path: Path) -> None:
     images = _halves().tensors[0].numpy().transpose(0, 2, 3, 1)
     with pytest.raises(ConfigError, match="learns from labels"):
-        fedssl.run(
-            fedssl.Experiment.from_dict(SMALL), tmp_path / "run", "cpu", dataset=images, quiet=True
-        )
+        fedssl.run(make_experiment(SMALL), tmp_path / "run", "cpu", dataset=images, quiet=True)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import known_settings, needs_patches
 from safetensors.numpy import load_file
 
 import fedssl
-from fedssl.experiment.experiment import METHODS
 from fedssl.experiment.plain_values import parse_assignment
 
 TINY = """
@@ -63,10 +63,10 @@ class Federation:
         )
 
     def toml(self, method: str = "simclr") -> Path:
-        path, fields = self.root / f"{method}.toml", METHODS[method].Settings.model_fields
-        patches = fields["backbone"].default.startswith("vit")  # such a method has no use for a CNN
-        small = {"backbone": "vit_mini" if patches else "cnn", **SMALL}
-        lines = [f"{key} = {value!r}" for key, value in small.items() if key in fields]
+        path = self.root / f"{method}.toml"
+        backbone = "vit_mini" if needs_patches(method) else "cnn"
+        small = known_settings(method, {"backbone": backbone, **SMALL})
+        lines = [f"{key} = {value!r}" for key, value in small.items()]
         path.write_text(TINY.format(method=method, small="\n".join(lines)))
         return path
 

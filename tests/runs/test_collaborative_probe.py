@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_experiment
 from safetensors.torch import load_file
 
 import fedssl
@@ -23,18 +24,14 @@ CPU = torch.device("cpu")
 
 
 def experiment(**changes: Any) -> Experiment:
-    plain = Experiment.from_dict(
-        {
-            "clients": 2,
-            "rounds": 1,
-            "data": {"name": "given", "mean": [0.5] * 3, "std": [0.2] * 3},
-            "partition": {"name": "classes", "per_client": 2},
-            "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
-            "train": {"batch": 8},
-            "probe": {"epochs": 99, "labels": 7, "k": 5, "every": 0, "linear": False},
-        }
-    )
-    return plain.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+    usual = {
+        "clients": 2,
+        "rounds": 1,
+        "data": {"mean": [0.5] * 3, "std": [0.2] * 3},
+        "partition": {"name": "classes", "per_client": 2},
+        "probe": {"epochs": 99, "labels": 7},
+    }
+    return make_experiment(usual, **changes)
 
 
 def images(n: int, seed: int) -> Images:

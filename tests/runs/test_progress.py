@@ -11,31 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_experiment, random_pixels
 from torch import Tensor
 
 import fedssl
 from fedssl.core.errors import ConfigError
-from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS
 from fedssl.methods import SimCLR
 from fedssl.runs.local import STOPPING, Interrupted
 from fedssl.training.trainer import Metrics, Trainer
 
-SMALL: dict[str, Any] = {
-    "rounds": 2,
-    "clients": 2,
-    "data": {"name": "given"},
-    "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
-    "train": {"batch": 8},
-    "probe": {"every": 0, "linear": False},
-}
-
 
 @pytest.fixture
 def images() -> Tensor:
-    return torch.randint(
-        256, (40, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    return random_pixels(40, size=10)
 
 
 @pytest.fixture
@@ -44,7 +33,7 @@ def go(images: Tensor, tmp_path: Path) -> Callable[..., fedssl.Run]:
 
     def run(changes: dict[str, Any] | None = None, quiet: bool = False) -> fedssl.Run:
         test = (images[:12], torch.arange(12) % 3)
-        experiment = Experiment.from_dict(SMALL)
+        experiment = make_experiment(clients=2, method__name="simclr")
         return fedssl.run(
             experiment, tmp_path / "run", "cpu", dataset=images, test=test, quiet=quiet, set=changes
         )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from factories import SMALL_EXPERIMENT, bright_dataset, bright_pixels, make_experiment
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -30,31 +31,15 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.runs.comparisons import untrained_models
 from fedssl.runs.finalize import finish
 
-SMALL: dict[str, Any] = {
-    "rounds": 2,
-    "clients": 3,
-    "data": {"name": "given"},
-    "method": {"name": "byol", "backbone": "cnn", "hidden": 32, "dim": 16},
-    "train": {"batch": 8, "checkpoint_every": 0},
-    "probe": {"every": 1, "epochs": 5, "k": 5},
-}
-
 
 @pytest.fixture
 def small() -> Experiment:
-    return Experiment.from_dict(SMALL)
-
-
-def _images(n: int, channels: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Images of three classes that anybody can tell apart by their brightness."""
-    labels = torch.arange(n) % 3
-    noise = torch.randint(80, (n, channels, 10, 10), generator=torch.Generator().manual_seed(seed))
-    return (noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels
+    return make_experiment(method={"hidden": 32, "dim": 16}, probe={"every": 1, "linear": True})
 
 
 @pytest.fixture
 def labelled() -> Dataset:
-    return from_python(_images(48), _images(24, seed=1))
+    return bright_dataset()
 
 
 def _tensors(run: fedssl.Run) -> dict[str, str]:
@@ -170,7 +155,9 @@ def test_backbone_and_evaluate(small: Experiment, labelled: Dataset, tmp_path: P
 
 def test_the_header_describes_the_use_of_the_backbone(small: Experiment, tmp_path: Path) -> None:
     changes = {"data.mean": (0.5,), "data.std": (0.25,)}
-    run = fedssl.run(small, tmp_path / "run", dataset=_images(24, 1)[0], quiet=True, set=changes)
+    run = fedssl.run(
+        small, tmp_path / "run", dataset=bright_pixels(24, channels=1)[0], quiet=True, set=changes
+    )
     with safe_open(run.dir / "backbone.safetensors", "pt") as file:
         header = file.metadata()
     assert (header["method"], header["backbone"], header["model"]) == ("byol", "cnn", "global")
@@ -181,7 +168,7 @@ def test_the_header_describes_the_use_of_the_backbone(small: Experiment, tmp_pat
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_channels(channels: int, small: Experiment, tmp_path: Path) -> None:
-    train, test = (Images(*_images(n, channels)) for n in (30, 12))
+    train, test = (Images(*bright_pixels(n, channels=channels)) for n in (30, 12))
     run = fedssl.run(small, tmp_path / "run", dataset=Dataset(train, test), quiet=True)
     assert run.backbone()(torch.zeros(2, channels, 10, 10)).shape == (2, 512)
     assert math.isfinite(run.evaluate("knn").mean)
@@ -226,7 +213,7 @@ def test_images_from_python_in_many_forms(
     wrap: Callable[[Tensor, Tensor], Any], small: Experiment, tmp_path: Path
 ) -> None:
     """The same images give the same model, whatever they come in."""
-    pixels, labels = _images(30)
+    pixels, labels = bright_pixels(30)
     hashes = []
     for name, given in (("a", pixels), ("b", wrap(pixels, labels))):
         hashes.append(
@@ -237,7 +224,7 @@ def test_images_from_python_in_many_forms(
 
 def test_holdout_gives_test_images(small: Experiment, tmp_path: Path) -> None:
     run = fedssl.run(
-        small, tmp_path / "run", dataset=_images(60), quiet=True, set={"data.holdout": 12}
+        small, tmp_path / "run", dataset=bright_pixels(60), quiet=True, set={"data.holdout": 12}
     )
     assert run.rounds[-1]["knn"] is not None
     assert sum(c["images"] for c in run.rounds[0]["clients"]) == 48
@@ -262,7 +249,11 @@ def test_starts_from_an_earlier_backbone(
     assert torch.allclose(before[name], after[name], atol=1e-6)
     assert _tensors(second) != _tensors(first)
     grey = fedssl.run(
-        small, tmp_path / "grey", dataset=_images(24, 1)[0], quiet=True, method={"init": path}
+        small,
+        tmp_path / "grey",
+        dataset=bright_pixels(24, channels=1)[0],
+        quiet=True,
+        method={"init": path},
     )
     assert load_file(grey.dir / "backbone.safetensors")[name].shape[1] == 1
 
@@ -298,7 +289,7 @@ def test_a_finished_run_is_not_run_again(
 def test_unlabelled_images_are_trained_on_but_not_measured(
     small: Experiment, tmp_path: Path
 ) -> None:
-    run = fedssl.run(small, tmp_path / "run", dataset=_images(30)[0], quiet=True)
+    run = fedssl.run(small, tmp_path / "run", dataset=bright_pixels(30)[0], quiet=True)
     assert run.results["table"] == {}
     assert [line["knn"] for line in run.rounds] == [None, None]
     with pytest.raises(ConfigError, match="neither test images nor labels here"):
@@ -307,9 +298,12 @@ def test_unlabelled_images_are_trained_on_but_not_measured(
 
 def test_labelled_test_images_from_python(small: Experiment, tmp_path: Path) -> None:
     """With labelled training images all test images are measured on; without, one half of them."""
-    for name, train, measured in (("labels", _images(30), 24), ("none", _images(30)[0], 12)):
+    for name, train, measured in (
+        ("labels", bright_pixels(30), 24),
+        ("none", bright_pixels(30)[0], 12),
+    ):
         run = fedssl.run(
-            small, tmp_path / name, dataset=train, test=_images(24, seed=1), quiet=True
+            small, tmp_path / name, dataset=train, test=bright_pixels(24, seed=1), quiet=True
         )
         assert (run.results["notes"] == []) == (name == "labels")
         knn = run.results["table"]["this run"]["knn"]["mean"]
@@ -323,17 +317,15 @@ def test_test_images_that_would_not_be_looked_at_are_refused(
 ) -> None:
     for dataset in (None, labelled):
         with pytest.raises(ConfigError, match="test= goes with training images in dataset="):
-            fedssl.run(small, tmp_path / "run", dataset=dataset, test=_images(6), quiet=True)
+            fedssl.run(small, tmp_path / "run", dataset=dataset, test=bright_pixels(6), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_natural_clients_need_no_number(tmp_path: Path) -> None:
     owners = {"north": torch.arange(10), "south": torch.arange(10, 24)}
-    values = {key: value for key, value in SMALL.items() if key != "clients"} | {
-        "partition": "natural",
-        "rounds": 1,
-    }
-    data = from_python(_images(24)[0], owners=owners)
+    values = {**SMALL_EXPERIMENT, "partition": "natural", "rounds": 1}
+    del values["clients"]
+    data = from_python(bright_pixels(24)[0], owners=owners)
     run = fedssl.run(Experiment.from_dict(values), tmp_path / "run", dataset=data, quiet=True)
     assert [c["client"] for c in run.rounds[0]["clients"]] == ["north", "south"]
     assert run.experiment.clients == 0
@@ -433,11 +425,13 @@ def test_clients_that_see_their_images_differently(
 def test_one_isolated_client_is_centralized_training(small: Experiment, tmp_path: Path) -> None:
     """One client without merging and one client with all images differ only by name."""
     one = {"clients": 1, "guard.min_uploads": 1}
-    federated = fedssl.run(small, tmp_path / "one", dataset=_images(24)[0], quiet=True, set=one)
+    federated = fedssl.run(
+        small, tmp_path / "one", dataset=bright_pixels(24)[0], quiet=True, set=one
+    )
     alone = fedssl.run(
         small,
         tmp_path / "alone",
-        dataset=_images(24)[0],
+        dataset=bright_pixels(24)[0],
         quiet=True,
         clients=1,
         topology={"name": "isolated"},
@@ -452,7 +446,7 @@ def test_participation(small: Experiment, tmp_path: Path) -> None:
         "rounds": 4,
         "probe.beside": ["centralized", "isolated"],
     }
-    data = from_python(_images(40), _images(12))
+    data = from_python(bright_pixels(40), bright_pixels(12))
     run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=changes)
     asked = [tuple(c["client"] for c in line["clients"]) for line in run.rounds]
     assert {len(clients) for clients in asked} == {2}
@@ -530,7 +524,7 @@ def test_odd_directory_names(small: Experiment, labelled: Dataset, tmp_path: Pat
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("tests", [1, 4, 12])
 def test_picture(tests: int, every: int, small: Experiment, tmp_path: Path) -> None:
-    data = from_python(_images(24), _images(tests))
+    data = from_python(bright_pixels(24), bright_pixels(tests))
     set = {"probe.picture": True, "probe.every": every, "rounds": 1}
     run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=set)
     assert (run.dir / "picture.png").read_bytes().startswith(b"\x89PNG")
@@ -564,7 +558,7 @@ def test_quiet_says_nothing(
 def test_run_of_no_run_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run directory: it has no experiment.toml"):
         fedssl.Run(tmp_path)
-    (tmp_path / "experiment.toml").write_text(Experiment.from_dict(SMALL).to_toml())
+    (tmp_path / "experiment.toml").write_text(make_experiment().to_toml())
     run = fedssl.Run(tmp_path)
     assert (run.rounds, run.results) == ([], {})
     with pytest.raises(ConfigError, match="has no checkpoint yet"):
@@ -581,7 +575,7 @@ def test_given_needs_a_dataset(small: Experiment, tmp_path: Path) -> None:
 def test_resnet_backbone_loads_into_torchvision(small: Experiment, tmp_path: Path) -> None:
     torchvision = pytest.importorskip("torchvision")
     changes = {"method.backbone": "resnet18", "method.stem": "imagenet", "rounds": 1}
-    run = fedssl.run(small, tmp_path / "run", dataset=_images(24)[0], quiet=True, set=changes)
+    run = fedssl.run(small, tmp_path / "run", dataset=bright_pixels(24)[0], quiet=True, set=changes)
     theirs = torchvision.models.resnet18()
     theirs.fc = torch.nn.Identity()
     theirs.load_state_dict(load_file(run.dir / "backbone.safetensors"), strict=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from factories import make_client, make_trainer, random_pixels
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from torch import Tensor, nn
 from fedssl.core.errors import ClientError, ConfigError
 from fedssl.core.state.tree import Tree
 from fedssl.method import METHODS, Batch, Constants, Method, Output
-from fedssl.training.client import Client
 from fedssl.training.representation_metrics import alignment, effective_rank, spread, uniformity
 from fedssl.training.trainer import (
     Metrics,
@@ -31,8 +31,6 @@ from fedssl.training.trainer import (
     resolve_precision,
 )
 
-MakeTrainer = Callable[..., Trainer]
-Pixels = Callable[..., Tensor]
 EVERY = METHODS.names()
 
 
@@ -63,15 +61,13 @@ class Watched:
 
 @pytest.mark.parametrize("n", [2, 3, 5, 15, 8, 2 * 8 + 1, 3 * 8])
 @pytest.mark.parametrize("name", EVERY)
-def test_batches_of_any_number_of_images(
-    name: str, n: int, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_batches_of_any_number_of_images(name: str, n: int) -> None:
     """The batch shrinks to what there is; an image is seen at most once an epoch; a rest waits for
     the next.
     """
     trainer = make_trainer(name, {"batch": 8, "epochs": 2})
     watched = Watched()
-    metrics = trainer.fit(task(pixels(n)), watched, {})
+    metrics = trainer.fit(task(random_pixels(n)), watched, {})
     size = min(8, n)
     per_epoch = n // size
     assert [len(b.index) for b in watched.batches] == [size] * (2 * per_epoch)
@@ -84,16 +80,16 @@ def test_batches_of_any_number_of_images(
     assert metrics.seconds > 0
 
 
-def test_epochs_have_orders_of_their_own(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+def test_epochs_have_orders_of_their_own() -> None:
     watched = Watched()
-    make_trainer("simclr", {"batch": 16, "epochs": 3}).fit(task(pixels(16)), watched, {})
+    make_trainer("simclr", {"batch": 16, "epochs": 3}).fit(task(random_pixels(16)), watched, {})
     orders = {tuple(b.index.tolist()) for b in watched.batches}
     assert len(orders) == 3
     assert all(sorted(order) == list(range(16)) for order in orders)
 
 
-def test_a_batch_holds_the_images_of_its_rows(make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    images = pixels(20)
+def test_a_batch_holds_the_images_of_its_rows() -> None:
+    images = random_pixels(20)
     watched = Watched()
     make_trainer("byol").fit(task(images, progress=0.25)._replace(labels=None), watched, {})
     for batch in watched.batches:
@@ -106,45 +102,43 @@ def test_a_batch_holds_the_images_of_its_rows(make_trainer: MakeTrainer, pixels:
 
 @pytest.mark.parametrize("n", [0, 1])
 @pytest.mark.parametrize("name", EVERY)
-def test_too_few_images(name: str, n: int, make_trainer: MakeTrainer, pixels: Pixels) -> None:
+def test_too_few_images(name: str, n: int) -> None:
     trainer = make_trainer(name)
     before = trainer.method.state.clone()
     with pytest.raises(ClientError, match=f"too few images: {n}, at least 2"):
-        trainer.fit(task(pixels(n)), Watched(), {})
+        trainer.fit(task(random_pixels(n)), Watched(), {})
     assert torch.equal(trainer.method.state.floats, before.floats)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite(bad: float, make_trainer: MakeTrainer, pixels: Pixels) -> None:
+def test_a_loss_that_is_not_finite(bad: float) -> None:
     def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return method.loss(out, constants) * constants["factor"]
 
     with pytest.raises(ClientError, match="its loss is not finite any more"):
-        make_trainer().fit(task(pixels(16)), objective, {"factor": torch.tensor(bad)})
+        make_trainer().fit(task(random_pixels(16)), objective, {"factor": torch.tensor(bad)})
 
 
-def test_a_last_step_that_breaks_the_weights_is_noticed(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_a_last_step_that_breaks_the_weights_is_noticed() -> None:
     """Its loss was still that of the weights before it; what is remembered of such a round would
     spoil all later.
     """
     with pytest.raises(ClientError, match="its weights are not finite any more"):
-        make_trainer("simclr").fit(task(pixels(8), rate=math.inf), Watched(), {})
+        make_trainer("simclr").fit(task(random_pixels(8), rate=math.inf), Watched(), {})
 
 
-def test_one_bad_step_among_good_ones_is_noticed(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+def test_one_bad_step_among_good_ones_is_noticed() -> None:
     losses = iter([1.0, math.nan, 1.0])
 
     def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return out.z.detach().sum() * 0 + out.p.sum() * 0 + next(losses)
 
     with pytest.raises(ClientError, match="not finite"):
-        make_trainer("simsiam").fit(task(pixels(24)), objective, {})
+        make_trainer("simsiam").fit(task(random_pixels(24)), objective, {})
 
 
-def test_a_request_to_stop_ends_it_within_a_step(make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    stopping = task(pixels(24))
+def test_a_request_to_stop_ends_it_within_a_step() -> None:
+    stopping = task(random_pixels(24))
 
     def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         assert not stopping.stop.is_set(), "a step after the request"
@@ -155,13 +149,13 @@ def test_a_request_to_stop_ends_it_within_a_step(make_trainer: MakeTrainer, pixe
         make_trainer().fit(stopping, objective, {})
 
 
-def test_the_loss_is_the_mean_over_steps(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+def test_the_loss_is_the_mean_over_steps() -> None:
     values = iter([3.0, 5.0, 10.0])
 
     def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return out.p.sum() * 0 + next(values)
 
-    assert make_trainer("simsiam").fit(task(pixels(24)), objective, {}).loss == 6.0
+    assert make_trainer("simsiam").fit(task(random_pixels(24)), objective, {}).loss == 6.0
 
 
 # -- schedules --
@@ -180,7 +174,7 @@ def test_rates_by_closed_form(schedule: str, rounds: int, data: st.DataObject) -
     assert settings.rate(round, rounds) == pytest.approx(expected[schedule], rel=1e-9, abs=1e-12)
 
 
-def test_a_rate_is_a_step_length(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+def test_a_rate_is_a_step_length() -> None:
     """One plain SGD step from the same weights: twice the rate moves every weight twice as far;
     rate 0, nowhere.
     """
@@ -189,7 +183,7 @@ def test_a_rate_is_a_step_length(make_trainer: MakeTrainer, pixels: Pixels) -> N
         trainer = make_trainer("simclr", {"momentum": 0, "weight_decay": 0, "batch": 6})
         row = trainer.method.parameter_row(trainer.method.online)
         before = row.clone()
-        trainer.fit(task(pixels(6), rate=rate), Watched(), {})
+        trainer.fit(task(random_pixels(6), rate=rate), Watched(), {})
         moved.append(row - before)
     assert not moved[0].any()
     assert moved[1].norm() > 1e-4
@@ -311,9 +305,7 @@ class Ordinary(nn.Module):
 
 
 @pytest.mark.parametrize("decay_norms", [True, False])
-def test_a_fit_equals_torch_optim_on_an_ordinary_module(
-    decay_norms: bool, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_a_fit_equals_torch_optim_on_an_ordinary_module(decay_norms: bool) -> None:
     """Five steps on the same views: weights, running statistics, the target and every batch counter
     agree.
 
@@ -325,7 +317,7 @@ def test_a_fit_equals_torch_optim_on_an_ordinary_module(
     plain = Ordinary()
     plain.load_state_dict({k: v.clone() for k, v in trainer.method.state.tensors().items()})
     watched = Watched()
-    metrics = trainer.fit(task(pixels(5 * 8), rate=0.02), watched, {})
+    metrics = trainer.fit(task(random_pixels(5 * 8), rate=0.02), watched, {})
     learned = [p for name, p in plain.named_parameters() if not name.startswith("target")]
     decays = [0.1 if decay_norms or p.ndim > 1 else 0.0 for p in learned]
     groups = [
@@ -371,14 +363,12 @@ class Counting(METHODS["simclr"]):  # type: ignore[misc]
         return super().loss(out, constants)
 
 
-def test_what_a_method_finds_before_an_epoch_reaches_its_loss(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_what_a_method_finds_before_an_epoch_reaches_its_loss() -> None:
     """Two epochs of three steps; features are of the clean images, under the weights the epoch
     begins with.
     """
     settings = TrainSettings(batch=8, epochs=2)
-    images = pixels(24)
+    images = random_pixels(24)
     method = Counting.Settings(hidden=6, dim=5).build(make_trainer("simclr").method.backbone, 8)
     trainer = Trainer(method, settings)
     watched = Watched()
@@ -398,17 +388,15 @@ def test_what_a_method_finds_before_an_epoch_reaches_its_loss(
 
 
 def test_a_method_that_does_not_look_costs_no_pass_over_the_images(
-    make_trainer: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Trainer, "embed", lambda *_: pytest.fail("images were embedded"))
-    assert make_trainer("simclr").fit(task(pixels(8)), Watched(), {}).steps == 1
+    assert make_trainer("simclr").fit(task(random_pixels(8)), Watched(), {}).steps == 1
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["simclr", "byol", "mocov2"])
-def test_measuring_is_a_step_that_changes_nothing(
-    name: str, training: bool, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_measuring_is_a_step_that_changes_nothing(name: str, training: bool) -> None:
     """Objectives see the very batch, views, draws and output that a first step would, and come to
     the same loss.
     """
@@ -430,39 +418,37 @@ def test_measuring_is_a_step_that_changes_nothing(
     method.init_local_parts(torch.Generator().manual_seed(0))
     method.train(training)
     before = method.state.clone()
-    values = trainer.measure(task(pixels(8))._replace(draw=draw), constants, objective, double)
+    values = trainer.measure(
+        task(random_pixels(8))._replace(draw=draw), constants, objective, double
+    )
     assert torch.equal(method.state.floats, before.floats)
     assert torch.equal(method.state.counts, before.counts)
     assert {module.training for module in method.modules()} == {training}
     assert method.passed == 0
-    stepped = trainer.fit(task(pixels(8))._replace(draw=draw), objective, constants)
+    stepped = trainer.fit(task(random_pixels(8))._replace(draw=draw), objective, constants)
     assert values == [stepped.loss, 2 * stepped.loss]
     for measured, again, trained in zip(*seen, strict=True):
         assert torch.equal(measured, trained)
         assert torch.equal(measured, again)
 
 
-def test_a_failed_measurement_leaves_the_method_as_found(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_a_failed_measurement_leaves_the_method_as_found() -> None:
     def fail(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         raise RuntimeError("no")
 
     trainer = make_trainer("byol")
     before = trainer.method.eval().state.clone()
     with pytest.raises(RuntimeError, match="no"):
-        trainer.measure(task(pixels(9)), {}, fail)
+        trainer.measure(task(random_pixels(9)), {}, fail)
     assert torch.equal(trainer.method.state.floats, before.floats)
     assert not trainer.method.training
 
 
 @pytest.mark.parametrize("batch", [1, 4, 100])
 @pytest.mark.parametrize("training", [True, False])
-def test_embedding_changes_nothing(
-    training: bool, batch: int, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_embedding_changes_nothing(training: bool, batch: int) -> None:
     trainer = make_trainer("byol")
-    images = pixels(9)
+    images = random_pixels(9)
     method = trainer.method.train(training)
     before = method.state.clone()
     found = {what: trainer.embed(images, what, batch) for what in ("h", "z", "p")}
@@ -485,7 +471,7 @@ def _round(
 ) -> tuple[Tensor, Tensor, Metrics]:
     method = trainer.method
     labels = torch.arange(len(images)) % 5
-    client = Client(name, images, lambda: labels, {}, trainer, seed=3, round=0, rate=0.05)
+    client = make_client(trainer, images, id=name, labels=lambda: labels, seed=3, rate=0.05)
     method.state.load(message["model"])  # type: ignore[arg-type]
     method.init_local_parts(client.generator("fresh"))
     metrics = client.train(Watched(), {})
@@ -494,21 +480,19 @@ def _round(
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", EVERY)
-def test_results_do_not_depend_on_who_trained_here_before(
-    name: str, optimizer: str, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_results_do_not_depend_on_who_trained_here_before(name: str, optimizer: str) -> None:
     settings = {"optimizer": optimizer, "epochs": 2}
     used = make_trainer(name, settings)
     new = make_trainer(name, settings)
     message = {"model": new.method.state.pick(new.method.online)}
-    _round(used, "somebody", pixels(21, 1), message)
+    _round(used, "somebody", random_pixels(21, 1), message)
     with pytest.raises(
         ClientError
     ):  # somebody else, whose weights, statistics and queue end as NaN
-        used.fit(task(pixels(16, 2), rate=math.nan), Watched(), {})
+        used.fit(task(random_pixels(16, 2), rate=math.nan), Watched(), {})
     used.method.eval()
-    floats, counts, metrics = _round(used, "me", pixels(17, 3), message)
-    expected_floats, expected_counts, expected = _round(new, "me", pixels(17, 3), message)
+    floats, counts, metrics = _round(used, "me", random_pixels(17, 3), message)
+    expected_floats, expected_counts, expected = _round(new, "me", random_pixels(17, 3), message)
     assert torch.equal(floats, expected_floats)
     assert torch.equal(counts, expected_counts)
     assert metrics._replace(seconds=0) == expected._replace(seconds=0)
@@ -532,22 +516,22 @@ def test_resolved_for_a_device() -> None:
         resolve_mode("captured", cpu)
 
 
-def test_batch_counters_count_every_pass_of_a_step(
-    make_trainer: Callable[..., Trainer], pixels: Callable[..., Tensor]
-) -> None:
+def test_batch_counters_count_every_pass_of_a_step() -> None:
     """Two views and one extra pass over the clean images, four steps: (2 + 1)·4 = 12 batches."""
 
     def twice(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return method.loss(out, constants) + 0 * method.encode(method.clean(batch.images)).h.sum()
 
     trainer = make_trainer("byol")
-    task = Task(pixels(32), None, torch.Generator().manual_seed(0), 0.1, 0.0, threading.Event())
+    task = Task(
+        random_pixels(32), None, torch.Generator().manual_seed(0), 0.1, 0.0, threading.Event()
+    )
     trainer.fit(task, twice, {})
     counters = trainer.method.state.pick(("backbone",), ("counter",)).counts
     assert counters.tolist() == [12] * len(counters)
 
 
-def test_a_parameter_that_does_not_train_is_refused(make_trainer: Callable[..., Trainer]) -> None:
+def test_a_parameter_that_does_not_train_is_refused() -> None:
     """Its slot of the gradient row would never be written, and weight decay would move it."""
     trainer = make_trainer("simclr")
     next(trainer.method.backbone.parameters()).requires_grad_(False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import known_settings, make_experiment, random_pixels
 
 from fedssl import federation
 from fedssl.core.devices.precision import float32
@@ -53,16 +54,15 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[bool, str]]:
 
 
 def experiment(method: str = "simclr") -> Experiment:
-    small = {"hidden": 8, "dim": 4} if method == "simclr" else {"classes": 3}
-    probe = {"epochs": 1, "k": 5, "labels": 10}
-    table = {"name": method, "backbone": "cnn", **small}
-    return Experiment.from_dict(
-        {"clients": 1, "data": {"name": "given"}, "method": table, "probe": probe}
+    return make_experiment(
+        clients=1,
+        method={"name": method, **known_settings(method, {"classes": 3})},
+        probe={"epochs": 1, "labels": 10},
     )
 
 
 def images(n: int) -> Images:
-    return Images(torch.randint(256, (n, 3, 8, 8), dtype=torch.uint8), torch.arange(n) % 3)
+    return Images(random_pixels(n), torch.arange(n) % 3)
 
 
 def test_probes_compute_in_float32(seen: dict[str, tuple[bool, str]]) -> None:
