@@ -1,4 +1,6 @@
-"""Which tests run, how torchvision is imported beside a CPU build of torch, and a tiny method in its trainer."""
+"""Choose which tests run, import torchvision with a CPU build of torch, and define shared
+fixtures.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,7 @@ from fedssl.training.trainer import Trainer
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
 
-torch.set_num_threads(
-    1
-)  # tensors here are tiny: a second thread only waits, and on a busy machine for long
+torch.set_num_threads(1)  # tensors here are tiny: a second thread only waits
 
 _shim: list[torch.library.Library] = []  # a library's definitions live as long as the object
 
@@ -46,10 +46,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _import_torchvision() -> None:
-    """Import it once for all oracles (timm and lightly import it too), or leave it to them to be skipped.
+    """Import it once for all oracles (timm and lightly import it too); without it they are skipped.
 
-    Its wheel is a CUDA build: without its compiled operators it stops at the first it registers a kernel for,
-    unless that operator has a schema. The two that Mask R-CNN needs have plain kernels in torchvision_operators.py.
+    Its wheel is a CUDA build: without its compiled operators the import fails at the first kernel
+    that it registers, unless that operator has a schema. The two that Mask R-CNN needs have plain
+    kernels in torchvision_operators.py.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its image decoders do not load either, and are not needed
@@ -74,14 +75,15 @@ def make_trainer() -> Callable[..., Trainer]:
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoded images go where the tests' other files go, and not among the user's."""
+    """Store decoded images with the tests' other files, not in the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture
 def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """The kernel of the fused SGD, replaced by the very operations of the plain one: results are the same to the bit.
-    Holds the dtypes of the gradients it was called with."""
+    """Replace the kernel of the fused SGD by the operations of the plain one: the bits are the
+    same. Return the list of the gradients' dtypes.
+    """
     dtypes = []
 
     def sgd(
@@ -122,7 +124,7 @@ def pixels() -> Callable[..., torch.Tensor]:
 def cli(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """cli("run", "demo"): exit code, standard output and standard error of the command, in this process."""
+    """cli("run", "demo"): return exit code, standard output and standard error, in this process."""
     from fedssl.cli.main import main
 
     def call(*args: str) -> tuple[int, str, str]:

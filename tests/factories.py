@@ -1,14 +1,16 @@
 """Build the small experiments, images, models and federations that tests share.
 
-Equal arguments give equal values: every function has fixed seeds. Images are uint8
-(n, channels, size, size).
+Equal arguments give equal values: every function has fixed seeds. Images are uint8 (n, channels,
+size, size).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import merge_changes
 from fedssl.method import METHODS, Method
 from fedssl.nets import CNN, ViTMini
+from fedssl.runs.rounds_log import RoundsLog
 from fedssl.topologies.topology import Star, Topology
 from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer, TrainSettings
@@ -204,6 +207,21 @@ def train_rounds(
         )
     finally:
         runtime.close()
+
+
+@contextmanager
+def interrupted_in_round(number: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt, as Ctrl-C does, when this round is logged and not yet saved."""
+    append = RoundsLog.append
+
+    def append_and_stop(log: RoundsLog, line: dict[str, Any]) -> None:
+        append(log, line)
+        if line["round"] == number:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RoundsLog, "append", append_and_stop)
+        yield
 
 
 # -- states --

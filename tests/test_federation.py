@@ -1,4 +1,4 @@
-"""From an experiment to a federation: the same weights everywhere, only clients with images, models by name."""
+"""Build a federation from an experiment: equal weights, clients with images, models by name."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def dataset(n: int = 30, owners: dict[str, list[int]] | None = None) -> Dataset:
     return Dataset(train, None, rows)
 
 
-def test_weights_are_of_the_seed_alone() -> None:
-    """Whatever torch's own stream stands at, which is left where it was."""
+def test_weights_depend_on_the_seed_only() -> None:
+    """They do not depend on torch's global generator, and do not change it."""
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = federation.build_method(make_experiment(), (3, 8, 8), CPU).state.floats
@@ -63,21 +63,23 @@ def test_no_more_workers_than_clients() -> None:
 
 
 def test_clients_without_images_are_named_once() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     data = dataset(owners={"a": [0, 1], "b": [], "c": [5, 6, 7]})
-    _, owners = partition_data(make_experiment({"partition.name": "natural"}), data, said.append)
+    _, owners = partition_data(
+        make_experiment({"partition.name": "natural"}), data, messages.append
+    )
     assert {c: index.tolist() for c, index in owners.items()} == {
         "a": [0, 1],
         "b": [],
         "c": [5, 6, 7],
     }
-    assert said == ["clients without images do not take part: b"]
-    nobody = dataset(owners={"a": [], "b": [], "c": []})
+    assert messages == ["clients without images do not take part: b"]
+    empty = dataset(owners={"a": [], "b": [], "c": []})
     with pytest.raises(DataError, match="no client has any images"):
-        partition_data(make_experiment({"partition.name": "natural"}), nobody, said.append)
+        partition_data(make_experiment({"partition.name": "natural"}), empty, messages.append)
 
 
-def test_the_deal_is_of_the_seed_alone() -> None:
+def test_the_partition_depends_on_the_seed_only() -> None:
     def dealt(seed: int) -> list[list[int]]:
         _, owners = partition_data(make_experiment({"seed": seed}), dataset(), print)
         return [i.tolist() for i in owners.values()]
@@ -124,12 +126,12 @@ def test_normalisation_fits_the_images() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "cpu:x", ""])
-def test_devices_that_are_not_there(name: str) -> None:
+def test_missing_devices(name: str) -> None:
     with pytest.raises(ConfigError, match=f'device "{name}"'):
         resolve_device(name)
 
 
-def test_devices_that_are() -> None:
+def test_available_devices() -> None:
     assert resolve_device("cpu") == CPU
     assert resolve_device("auto").type in ("cpu", "cuda")
 
@@ -143,7 +145,7 @@ def test_devices_that_are() -> None:
         ((1, 5), 0, 1, [0]),
     ],
 )
-def test_trainers_go_where_there_is_room(
+def test_trainers_use_the_devices_with_free_memory(
     rooms: tuple[int, int],
     workers: int,
     clients: int,

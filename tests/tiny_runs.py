@@ -19,7 +19,7 @@ MakeImages = Callable[[int, int], tuple[Tensor, Tensor]]
 
 @pytest.fixture(scope="session")
 def images() -> MakeImages:
-    """images(n, seed): images of three classes and their labels."""
+    """Return factories.bright_pixels."""
     return bright_pixels
 
 
@@ -31,7 +31,7 @@ def labelled() -> Dataset:
 
 @pytest.fixture
 def go(labelled: Dataset, tmp_path: Path) -> Go:
-    """go("folder", **{"topology.name": "isolated"}): a tiny run of three clients."""
+    """go("folder", **{"topology.name": "isolated"}): train a tiny run of three clients."""
 
     def run(folder: str = "run", dataset: Any = labelled, **changes: Any) -> fedssl.Run:
         experiment = make_experiment(

@@ -1,7 +1,8 @@
-"""CCL: what travels, who meets whose features, and what becomes of the loss.
+"""CCL: the uploads, the features that each client receives, and the loss.
 
-By hand, with toy.py's clients and a momentum encoder that makes (pixel, target weight) of a picture of one pixel:
-    A ends round 1 with target 12, B with 16; the pixels are Pythagorean with these
+By hand, with toy.py's clients and a momentum encoder that returns (pixel, target weight) for an
+image of one pixel. A ends round 1 with target 12, B with 16; pixels and targets give Pythagorean
+triples:
     A: 5           → (5, 12)/13
     B: 12, 30, 63  → (12, 16)/20, (30, 16)/34, (63, 16)/65
 """
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 import toy
 from factories import (
     first_site,
+    interrupted_in_round,
     make_client,
     make_experiment,
     make_trainer,
@@ -45,7 +47,6 @@ from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Batch, Constants, Method, MethodSettings, Output
 from fedssl.runs.local import Interrupted
-from fedssl.runs.rounds_log import RoundsLog
 from fedssl.topologies.graphs import Cycle
 from fedssl.topologies.topology import SERVER, Isolated, Topology
 
@@ -120,8 +121,8 @@ OF_B = sorted([[0.6, 0.8], [0.8824, 0.4706], [0.9692, 0.2462]])
 
 
 def test_two_rounds_by_hand(scripted: Callable[..., Federation]) -> None:
-    """Models: as FedAvg with both aggregated and updated (test_fedavg.py). In round 1 nobody has
-    features of others; in round 2 A has B's three in four places, B has A's one.
+    """Models: as FedAvg with both aggregated and updated (test_fedavg.py). In round 1 no client has
+    features of others; in round 2 A has B's three in four slots, B has A's one.
     """
     federation = scripted()
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
@@ -144,7 +145,7 @@ def test_two_rounds_by_hand(scripted: Callable[..., Federation]) -> None:
 
 
 def test_only_features_of_the_last_round_are_sent(scripted: Callable[..., Federation]) -> None:
-    """B alone takes part in round 2; in round 3 A meets B's new features, B none."""
+    """B alone takes part in round 2; in round 3 A receives B's new features, B receives none."""
     federation = scripted()
     federation.round("A", "B")
     federation.round("B")
@@ -152,7 +153,7 @@ def test_only_features_of_the_last_round_are_sent(scripted: Callable[..., Federa
     federation.round("A", "B")
     assert [federation.notes[c]["remote"] for c in "AB"] == [3, 0]
     federation.start_of("C")
-    assert federation.notes["C"]["remote"] == 4  # a newcomer owns none of them
+    assert federation.notes["C"]["remote"] == 4  # none of them is a newcomer's
 
 
 def test_remote_only_leaves_local_keys_out_once_there_are_others(
@@ -166,7 +167,7 @@ def test_remote_only_leaves_local_keys_out_once_there_are_others(
     assert GIVEN["A"]["known"].tolist() == [True] * 15 + [False]  # candidates for matching are all
 
 
-def test_neighbours_are_looked_for_among_local_keys_too(
+def test_neighbours_are_searched_among_local_keys_too(
     scripted: Callable[..., Federation],
 ) -> None:
     """Eq. 7: also where only others' features are negatives. A has 12 local keys and 3 features of
@@ -179,7 +180,7 @@ def test_neighbours_are_looked_for_among_local_keys_too(
     assert sorted(set(drawn.tolist()) & set(range(15))) == list(range(15))
 
 
-def test_what_is_kept_and_what_travels(scripted: Callable[..., Federation]) -> None:
+def test_what_is_stored_and_what_is_sent(scripted: Callable[..., Federation]) -> None:
     for settings, keys in (
         ({}, {"model", "target", "features"}),
         ({"fusion": False, "lam": 0}, {"model", "target"}),
@@ -191,7 +192,7 @@ def test_what_is_kept_and_what_travels(scripted: Callable[..., Federation]) -> N
         assert model(federation.memory["A"], "kept").layout.parts == ("queue",)
 
 
-def test_no_client_shares_more_than_it_may(scripted: Callable[..., Federation]) -> None:
+def test_no_client_shares_more_than_its_quota(scripted: Callable[..., Federation]) -> None:
     federation = scripted(features=2)
     federation.round("A", "B")
     assert [len(federation.uploads[c]["features"]) for c in "AB"] == [1, 2]  # type: ignore[arg-type]
@@ -203,7 +204,7 @@ def test_no_client_shares_more_than_it_may(scripted: Callable[..., Federation]) 
 def test_features_of_another_width_are_left_out_and_the_model_counts(
     scripted: Callable[..., Federation],
 ) -> None:
-    """A's model moved by 4 from 10 whatever its features are; of these none is left."""
+    """A's model moves from 10 by 4 whatever its features are; all of these are dropped."""
     federation = scripted()
     federation.round("A")
     schema = federation.algorithm.upload_schema(federation.method)
@@ -230,8 +231,8 @@ def test_features_of_another_width_are_left_out_and_the_model_counts(
 # -- choosing among the features of others --
 
 
-def a_message(**counts: int) -> Tree:
-    """Features of as many rows as said, by client; those of one lie near its own axis."""
+def make_message(**counts: int) -> Tree:
+    """Return a message with so many feature rows of each client, near one axis per client."""
     stream = torch.Generator().manual_seed(3)
     return join_features(
         {
@@ -242,7 +243,7 @@ def a_message(**counts: int) -> Tree:
 
 
 def test_a_clients_own_features_never_count() -> None:
-    message = a_message(a=5, b=7, c=4)
+    message = make_message(a=5, b=7, c=4)
     found, count = features_of_others(message, "b", 99, torch.Generator().manual_seed(0))
     features = message["features"]
     owners = message["owners"]
@@ -265,11 +266,9 @@ def test_a_clients_own_features_never_count() -> None:
     ("count", "most", "room"),
     [(0, 99, 1), (1, 99, 1), (2, 9, 2), (5, 99, 8), (8, 99, 8), (9, 6, 6)],
 )
-def test_few_shapes_come_up_and_no_more_features_than_wanted(
-    count: int, most: int, room: int
-) -> None:
+def test_shapes_are_few_and_features_are_limited(count: int, most: int, room: int) -> None:
     found, drawn = features_of_others(
-        a_message(a=3, b=count), "a", most, torch.Generator().manual_seed(0)
+        make_message(a=3, b=count), "a", most, torch.Generator().manual_seed(0)
     )
     assert found.shape == (room, 4)
     assert drawn == min(count, most)
@@ -277,8 +276,8 @@ def test_few_shapes_come_up_and_no_more_features_than_wanted(
     assert not found[drawn:].any()
 
 
-def test_which_features_are_taken_is_drawn_anew_each_round() -> None:
-    message = a_message(a=3, b=50)
+def test_each_round_samples_other_features() -> None:
+    message = make_message(a=3, b=50)
     taken = [
         set(
             map(
@@ -296,7 +295,7 @@ def test_which_features_are_taken_is_drawn_anew_each_round() -> None:
 
 
 class Step:
-    """A trained-upon MoCo method, one step's output, and what a client was given."""
+    """A MoCo method after a step, the output of that step, and the constants of a client."""
 
     def __init__(self, algorithm: CCL, message: Tree, images: int = 4) -> None:
         self.algorithm = algorithm
@@ -318,7 +317,7 @@ class Step:
 @pytest.mark.parametrize("remote_only", [False, True])
 @pytest.mark.parametrize(("fusion", "lam"), [(True, 0.0), (True, 0.3), (False, 0.3), (False, 0.0)])
 def test_the_objective_is_equation_12(fusion: bool, lam: float, remote_only: bool) -> None:
-    """Six local keys, five features of others in eight places; the loops know only the eleven."""
+    """Six local keys, five features of others in eight slots; the loops use only the eleven."""
     settings = {
         "fusion": fusion,
         "lam": lam,
@@ -327,7 +326,7 @@ def test_the_objective_is_equation_12(fusion: bool, lam: float, remote_only: boo
         "tau_nm": 0.2,
         "neighbours": 2,
     }
-    step = Step(CCL(**settings), a_message(a=3, b=5))
+    step = Step(CCL(**settings), make_message(a=3, b=5))
     chosen = [9, 0, 3, 7, 10, 5]
     loss = step.loss(chosen)
     if not fusion and not lam:
@@ -351,11 +350,11 @@ def test_the_objective_is_equation_12(fusion: bool, lam: float, remote_only: boo
 
 
 @pytest.mark.parametrize("remote_only", [False, True])
-def test_places_left_empty_do_not_change_the_loss(remote_only: bool) -> None:
-    """The same features with 3 empty places, and with 11 more, of which one is among the
+def test_empty_slots_do_not_change_the_loss(remote_only: bool) -> None:
+    """The same features with 3 empty slots, and with 11 more, of which one is among the
     candidates.
     """
-    step = Step(CCL(neighbours=2, remote_only=remote_only), a_message(a=3, b=5))
+    step = Step(CCL(neighbours=2, remote_only=remote_only), make_message(a=3, b=5))
     first = step.loss([9, 0, 3, 7, 10, 5])
     step.constants = {
         key: F.pad(t, (0, 0, 0, 11) if t.ndim == 2 else (0, 11))
@@ -369,7 +368,7 @@ def test_places_left_empty_do_not_change_the_loss(remote_only: bool) -> None:
 
 
 def test_without_others_it_is_mocos_loss_at_its_temperature() -> None:
-    step = Step(CCL(lam=0, tau=0.2), a_message(a=3))
+    step = Step(CCL(lam=0, tau=0.2), make_message(a=3))
     torch.testing.assert_close(step.loss([]), step.method.loss(step.out, {}))
 
 
@@ -442,8 +441,10 @@ def test_every_module_changes_what_is_learned() -> None:
     assert len({model(end, "model").floats.numpy().tobytes() for end in ends}) == len(ways)
 
 
-def test_alone_there_is_nobody_to_learn_from_and_peers_hear_their_neighbours() -> None:
-    """In a cycle a, b, c, d of 8, 8, 2 and 3 features, a hears b and d, b hears a and c …"""
+def test_isolated_clients_receive_nothing_and_peers_receive_from_neighbours() -> None:
+    """In a cycle a, b, c, d of 8, 8, 2 and 3 features, a receives those of b and d, b those of a
+    and c …
+    """
     apart = train_all(CCL(**TINY), 2, Isolated())
     assert [report.notes["remote"] for report in apart[-1].reports] == [0, 0, 0, 0]
     cycle = train_all(CCL(**TINY), 2, Cycle())
@@ -468,7 +469,7 @@ def test_features_are_the_trained_momentum_encoders_in_eval_mode() -> None:
     torch.testing.assert_close(features, expected[order])
 
 
-def test_an_upload_is_let_go_before_the_next_one_comes() -> None:
+def test_an_upload_is_freed_before_the_next_one_arrives() -> None:
     algorithm = CCL(**TINY)
     site = first_site(algorithm, make_trainer("mocov2", queue=7))
     alive = []
@@ -522,33 +523,22 @@ def images() -> tuple[Tensor, Tensor]:
     return random_pixels(45, size=10), torch.arange(45) % 3
 
 
-def ended(run: fedssl.Run) -> Tree:
+def last_site(run: fedssl.Run) -> Tree:
     snapshot = Store(run.dir).load(print)
     assert snapshot is not None
     assert snapshot.rounds == 4
     return snapshot.sites[SERVER]
 
 
-def test_resumed_is_uninterrupted(
-    small: Experiment, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped in the third round, and gone on with what is saved of the second: its features among
-    it.
+def test_resumed_is_uninterrupted(small: Experiment, images: Any, tmp_path: Path) -> None:
+    """Stop in the third round and resume from the checkpoint of the second, which includes
+    features.
     """
     straight = fedssl.run(small, tmp_path / "straight", "cpu", dataset=images, quiet=True)
-    written = RoundsLog.append
-
-    def stopping(self: RoundsLog, line: Any) -> None:
-        written(self, line)
-        if line["round"] == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RoundsLog, "append", stopping)
-        with pytest.raises(Interrupted, match="after round 2"):
-            fedssl.run(small, tmp_path / "resumed", "cpu", dataset=images, quiet=True)
+    with interrupted_in_round(3), pytest.raises(Interrupted, match="after round 2"):
+        fedssl.run(small, tmp_path / "resumed", "cpu", dataset=images, quiet=True)
     resumed = fedssl.run(small, tmp_path / "resumed", "cpu", dataset=images, quiet=True)
-    assert dumps(ended(resumed)) == dumps(ended(straight))
+    assert dumps(last_site(resumed)) == dumps(last_site(straight))
     assert len(resumed.rounds) == 4
     assert resumed.rounds[-1]["clients"][0]["notes"] == {"remote": 16}
 

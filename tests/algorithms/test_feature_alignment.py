@@ -1,5 +1,5 @@
-"""FeatARC's Algorithm 2: the alignment term against a loop over images, and what its pass leaves
-alone.
+"""FeatARC's Algorithm 2: the alignment term against a loop over images, and the state that it must
+not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedssl.training.trainer import Task, Trainer
 
 
 def _batch(trainer: Trainer, images: Tensor, index: list[int]) -> Batch:
-    """The rows in `index` of a client's images, as a step would see them."""
+    """Return the rows in `index` of a client's images as a batch of a step."""
     rows = torch.tensor(index)
     stream = torch.Generator().manual_seed(2)
     labels = torch.arange(len(images)) % 5 if trainer.method.learns_from_labels else None
@@ -31,8 +31,8 @@ def _cosine(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
 
 
-def _slowly(method: Method, batch: Batch, augmented: Tensor, z_g: Tensor) -> float:
-    """½D(p⁺, z_g) + ½D(p, z_g), image by image and view by view; z_g (n, k) of all the client's
+def slow_alignment(method: Method, batch: Batch, augmented: Tensor, z_g: Tensor) -> float:
+    """Return ½D(p⁺, z_g) + ½D(p, z_g), image by image and view by view; z_g (n, k) is of all
     images.
     """
     clean = method.encode(method.clean(batch.images), tracked=False).p
@@ -45,8 +45,8 @@ def _slowly(method: Method, batch: Batch, augmented: Tensor, z_g: Tensor) -> flo
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_against_a_loop(name: str) -> None:
-    """With every method: where there is no predictor, what is aligned are projections, and features
-    without those.
+    """With every method: without a predictor, projections are aligned; without a projector,
+    features.
     """
     trainer = make_trainer(name)
     images = random_pixels(11)
@@ -60,12 +60,12 @@ def test_against_a_loop(name: str) -> None:
     found = alignment(method, batch, out, projections(client, other))
     augmented = out.p if name in ("byol", "simsiam") else out.z
     assert found.shape == ()
-    assert found.item() == pytest.approx(_slowly(method, batch, augmented, z_g), abs=1e-5)
+    assert found.item() == pytest.approx(slow_alignment(method, batch, augmented, z_g), abs=1e-5)
     assert found.requires_grad
 
 
-def test_what_is_given_is_padded_to_a_power_of_two() -> None:
-    """So that a step recorded for one client serves others of about its size."""
+def test_constants_are_padded_to_a_power_of_two() -> None:
+    """So that a step captured for one client serves others of a similar size."""
     trainer = make_trainer("byol")
     shapes = {}
     for n in (2, 3, 4, 5, 8, 9, 16):

@@ -2,12 +2,13 @@
 statistic and counter.
 
 Round 1: both start with w = 10, statistic 0, counter 0. A ends with 14, 1, 1 and B with 18, 5, 2.
-    The server's w is (14 + 3·18)/4 = 17; of the layer it hears nothing and keeps the first, 0 and 0.
-Round 2: A starts with 17, 1, 1 and ends with 21, 2, 2; B starts with 17, 5, 2 and ends with 25, 10, 4.
-    The server's w is (21 + 3·25)/4 = 24.
+    The server's w is (14 + 3·18)/4 = 17; it receives nothing of the layer and keeps the first, 0
+    and 0.
+Round 2: A starts with 17, 1, 1 and ends with 21, 2, 2; B starts with 17, 5, 2 and ends with 25, 10,
+    4. The server's w is (21 + 3·25)/4 = 24.
 A's own model is then 24 with 2, 2, and B's 24 with 10, 4.
-With eval_norm = "mean" nothing of that changes; beside it the layers are averaged, statistics to (1 + 3·5)/4 = 4 and
-then (2 + 3·10)/4 = 8, counters to the larger: 2 and then 4.
+With eval_norm = "mean" none of that changes; in addition the layers are averaged, statistics to (1
++ 3·5)/4 = 4 and then (2 + 3·10)/4 = 8, counters to the larger: 2 and then 4.
 """
 
 from __future__ import annotations
@@ -67,10 +68,8 @@ def test_two_rounds_by_hand(eval_norm: str) -> None:
     assert federation.personal("C") is None
 
 
-def test_layers_are_averaged_to_be_measured_only() -> None:
-    """Whoever receives the site's message gets the first layer, not the mean; the log says that
-    layers travelled.
-    """
+def test_the_mean_of_layers_is_only_for_evaluation() -> None:
+    """A client receives the first layer, not the mean; the log records that layers were sent."""
     federation = Federation(FedBN(eval_norm="mean"))
     for expected in (Layer(17, 4, 2), Layer(24, 8, 4)):
         federation.round("A", "B")
@@ -104,14 +103,14 @@ def test_layers_never_leave_and_there_is_no_global_model() -> None:
     }
 
 
-def test_who_skips_a_round_takes_up_its_layers() -> None:
+def test_a_client_that_skips_a_round_keeps_its_layers() -> None:
     federation = Federation(FedBN())
     federation.round("A", "B")
     federation.round("B")
     assert layer(federation.personal("A")) == Layer(25, 1, 1)
 
 
-def test_counters_of_layers_are_told_from_others() -> None:
+def test_counters_of_norm_layers_are_distinguished_from_others() -> None:
     entries = [
         Entry("backbone.conv.weight", (2, 2), "weight"),
         Entry("backbone.norm.weight", (2,), "norm"),
@@ -139,8 +138,8 @@ def test_counters_of_layers_are_told_from_others() -> None:
     [("simclr", {}), ("byol", {}), ("mocov2", {}), ("mocov2", {"key": "reset"}), ("mae", {})],
 )
 def test_what_a_real_client_starts_from(name: str, settings: Any) -> None:
-    """Its second round: weights sent, its own layers, its own target and queue. A target that
-    begins anew begins as the online network does, own layers included.
+    """Its second round: weights sent, its own layers, its own target and queue. A target that is
+    initialised again equals the online network, with the client's layers.
     """
     algorithm = FedBN()
     trainer = make_trainer(name, **settings)
@@ -191,7 +190,7 @@ def _federated(algorithm: Algorithm, name: str, **settings: Any) -> tuple[Tree, 
 
 @pytest.mark.parametrize("eval_norm", ["none", "mean"])
 def test_without_norm_layers_it_is_fedavg(eval_norm: str) -> None:
-    """To the bit, with a global model and none of a client's own."""
+    """To the bit, with a global model and without personal models."""
     settings = {"dim": 4, "queue": 8}
     algorithm = FedBN(eval_norm=eval_norm)
     ours, memory = _federated(algorithm, "mocov1", **settings)
@@ -204,9 +203,9 @@ def test_without_norm_layers_it_is_fedavg(eval_norm: str) -> None:
     assert algorithm.export(ours).keys() == {"global"}
 
 
-def test_a_layer_is_as_if_its_client_trained_alone() -> None:
+def test_a_layer_depends_on_its_clients_images_only() -> None:
     """Weights that do not move (a rate of 0): then after three rounds a client's running statistics
-    are those of its own images alone, whatever the others have.
+    depend on its images only, whatever the others have.
     """
 
     def norms(sizes: dict[str, int]) -> Tensor:

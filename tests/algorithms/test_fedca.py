@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from factories import first_site, make_client, make_trainer, random_pixels
+from factories import (
+    first_site,
+    interrupted_in_round,
+    make_client,
+    make_experiment,
+    make_trainer,
+    random_pixels,
+)
 from torch import Tensor
 from toy import Federation, Numbers, toy
 
@@ -38,10 +45,8 @@ from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
-from fedssl.experiment.experiment import Experiment
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.runs.local import Interrupted
-from fedssl.runs.rounds_log import RoundsLog
 from fedssl.topologies.graphs import Cycle
 from fedssl.topologies.topology import SERVER, Star, Topology
 from fedssl.training.trainer import Trainer
@@ -94,8 +99,8 @@ def test_the_loss_is_the_papers(t: float) -> None:
     assert contrast(z.flip(0), INDEX, None, None, t) != alone  # one way only: not NT-Xent
 
 
-def test_what_does_not_count_does_not_count() -> None:
-    """Empty rows have no effect on anybody, and a client's row of an image none on that image."""
+def test_masked_rows_have_no_effect() -> None:
+    """Empty rows have no effect on any image, and a client's row of an image none on that image."""
     z = noise(2, 5, 4)
     dictionary = F.normalize(noise(8, 4, seed=1), dim=1)
     before = contrast(z, INDEX, dictionary, ENTRY, 0.5)
@@ -110,10 +115,10 @@ def test_what_does_not_count_does_not_count() -> None:
         assert torch.equal(*alone)
         assert not torch.equal(
             contrast(z, INDEX, changed, ENTRY, 0.5), before
-        )  # to the others it is a negative
+        )  # for the others it is a negative
 
 
-def test_gradients_reach_both_views_and_never_what_is_masked() -> None:
+def test_gradients_reach_both_views_and_no_masked_row() -> None:
     z = noise(2, 5, 4).requires_grad_()
     dictionary = noise(8, 4, seed=1).requires_grad_()
     contrast(z, INDEX, dictionary, ENTRY, 0.5).backward()
@@ -167,14 +172,14 @@ def test_two_clients_merged_by_hand() -> None:
     [
         (6, [9, 9, 9], [2, 2, 2], 2),
         (7, [9, 9, 9], [2, 2, 2], 2),  # equal shares: one row stays empty
-        (6, [9, 1, 0], [2, 1, 0], 2),  # who has fewer leaves rows empty
+        (6, [9, 1, 0], [2, 1, 0], 2),  # a client with fewer rows leaves some empty
         (6, [4], [4], 6),
         (3, [2, 2, 2, 2, 2], [1, 1, 1, 0, 0], 1),  # more clients than rows
         (1024, [1024] * 5, [204] * 5, 204),
         (8, [8] * 7, [1] * 7, 1),
     ],
 )
-def test_equal_shares_whoever_comes(
+def test_equal_shares_for_any_set_of_clients(
     capacity: int, counts: list[int], kept: list[int], share: int
 ) -> None:
     uploads = [upload(f"c{k}", [[k, i] for i in range(n)], 1) for k, n in enumerate(counts)]
@@ -208,8 +213,10 @@ def test_a_site_holds_no_more_than_it_keeps() -> None:
     ] * 3
 
 
-def test_what_a_client_sees_of_it() -> None:
-    """Rows of unit length, padded to one shape; its own are known by the number of the image."""
+def test_the_dictionary_as_a_client_uses_it() -> None:
+    """Rows of unit length, padded to one shape; the client's own are identified by the image's
+    number.
+    """
     merged = FedCA(dictionary=6, beta=0).merge(
         site(), iter([upload("A", [[3, 4], [0, 2]], 1), upload("B", [[0, 5]], 1)]), Mean
     )
@@ -225,8 +232,8 @@ def test_what_a_client_sees_of_it() -> None:
         assert constants["entry"].tolist() == entry + [EMPTY] * 3
 
 
-def test_switched_off_it_is_nowhere() -> None:
-    """And rounds are those of FedAvg, since the script decides what training does."""
+def test_switched_off_the_dictionary_is_sent_nowhere() -> None:
+    """The rounds are those of FedAvg, since training is scripted."""
     ours = Federation(FedCA(**PLAIN))
     theirs = Federation(FedAvg())
     for _ in range(3):
@@ -303,26 +310,26 @@ def test_three_rounds_of_temporal_ensembling(alpha: float, name: str) -> None:
             site, iter([Upload(c, 1.0, sent) for c in ("abc" if t > 1 else "a")]), Mean
         )
         assert site["share"] == (4 if t > 1 else 12)
-    assert drawn[0] != drawn[1]  # anew each round
+    assert drawn[0] != drawn[1]  # new ones in each round
     assert drawn[2] != drawn[1][:4]
 
 
 def test_a_clients_own_rows_are_masked_through_a_whole_round() -> None:
-    """A client alone with a dictionary that has a row of each of its images: an image has all rows
-    but one, of B.
+    """One client, and a dictionary with a row of each of its images: an image uses all rows but its
+    own.
     """
     trainer = make_trainer("simclr")
     images = random_pixels(8)
     seen = []
 
-    class Looking(FedCA):
+    class Recording(FedCA):
         def objective(
             self, method: Method, batch: Batch, out: Output, constants: Constants
         ) -> Tensor:
             seen.append((batch.index, constants["entry"], constants["dictionary"]))
             return super().objective(method, batch, out, constants)
 
-    algorithm = Looking(dictionary=8, beta=0)
+    algorithm = Recording(dictionary=8, beta=0)
     site = first_site(algorithm, trainer)
     memory: Tree = {}
     for round in range(2):
@@ -402,7 +409,7 @@ def test_the_alignment_has_a_gradient_and_moves_no_statistics() -> None:
         assert torch.allclose(twice - none, 2 * (once - none), rtol=1e-3, atol=1e-4), name
 
 
-def test_draws_are_of_all_public_images_and_of_none_other() -> None:
+def test_draws_cover_all_public_images_and_no_others() -> None:
     draws = FedCA(aligned=5000).draw(8, torch.Generator().manual_seed(0))["public"]
     assert set((draws * 7).long().tolist()) == set(range(7))
     largest = torch.tensor(1 - 2**-24)  # that torch.rand can give
@@ -412,7 +419,7 @@ def test_draws_are_of_all_public_images_and_of_none_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_the_alignment_model_is_trained_as_a_client_is(name: str) -> None:
+def test_the_alignment_model_is_trained_like_a_client(name: str) -> None:
     """Three rounds of two epochs on the public images, at the rounds' rates; and the site's model
     is not that one.
     """
@@ -477,7 +484,7 @@ def test_the_ratio_of_the_losses_is_noted_once_a_round() -> None:
 
 
 class OneWay(FedAvg):
-    """What FedCA is without dictionary and alignment, written by hand."""
+    """FedCA without dictionary and alignment, written by hand."""
 
     def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         z = [view / view.norm(dim=1, keepdim=True) for view in out.z]
@@ -529,8 +536,8 @@ def test_rounds_with_both_modules() -> None:
 
 
 def test_peers_share_with_their_neighbours() -> None:
-    """In a cycle of four each peer hears its two neighbours and itself: 9 // 3 rows of each, and no
-    more from afar.
+    """In a cycle of four each peer receives from its two neighbours and itself: 9 // 3 rows of
+    each.
     """
     done = federated(FedCA(dictionary=9, beta=0), Cycle())
     for peer, near in {"a": "abd", "b": "abc", "c": "bcd", "d": "acd"}.items():
@@ -545,35 +552,16 @@ def _tiny() -> Dataset:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_that_goes_on_is_the_one_that_never_stopped(
-    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = Experiment.from_dict(
-        {
-            "rounds": 4,
-            "clients": 3,
-            "data": "given",
-            "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
-            "algorithm": {"name": "fedca", "dictionary": 20},
-            "train": {"batch": 8, "checkpoint_every": 0},
-            "probe": {"every": 0, "linear": False},
-        }
+def test_a_resumed_run_equals_an_uninterrupted_one(workers: int, tmp_path: Path) -> None:
+    chosen = make_experiment(
+        rounds=4, method="simclr", algorithm={"name": "fedca", "dictionary": 20}
     )
     whole = fedssl.run(
         chosen, tmp_path / "whole", "cpu", dataset=_tiny(), quiet=True, set={"train.workers": 1}
     )
-    append = RoundsLog.append
-
-    def stopping(log: RoundsLog, line: dict[str, Any]) -> None:
-        append(log, line)
-        if line["round"] == 3:
-            raise KeyboardInterrupt
-
     changes = {"train.workers": workers}
-    with monkeypatch.context() as patch:
-        patch.setattr(RoundsLog, "append", stopping)
-        with pytest.raises(Interrupted):
-            fedssl.run(chosen, tmp_path / "parts", "cpu", dataset=_tiny(), quiet=True, set=changes)
+    with interrupted_in_round(3), pytest.raises(Interrupted):
+        fedssl.run(chosen, tmp_path / "parts", "cpu", dataset=_tiny(), quiet=True, set=changes)
     parts = fedssl.run(chosen, tmp_path / "parts", "cpu", dataset=_tiny(), quiet=True, set=changes)
     assert dumps({"model": parts.models()["global"]}) == dumps({"model": whole.models()["global"]})
     for ours, theirs in zip(parts.rounds, whole.rounds, strict=True):

@@ -17,7 +17,7 @@ from fedssl.training.trainer import Trainer
 
 
 class Pulled(FedProx):
-    """Nothing but the pull."""
+    """FedProx without the method's loss."""
 
     def objective(
         self, method: Method, batch: Batch, out: Output, constants: Constants

@@ -1,4 +1,4 @@
-"""Mixtures of a client's images: who is mixed with whom, how much of each, and which signs."""
+"""Mixtures of a client's images: the partners, their coefficients, and the signs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def stream(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize("k", [2, 3, 4, 7])
-def test_coefficients_sum_to_one_and_none_is_too_large(k: int) -> None:
+def test_coefficients_sum_to_one_and_stay_below_the_limit(k: int) -> None:
     found = coefficients(3000, k, stream())
     assert found.shape == (3000, k)
     torch.testing.assert_close(found.sum(1), torch.ones(3000))
@@ -34,9 +34,7 @@ def test_a_single_image_is_itself() -> None:
 
 
 def test_coefficients_of_two_are_uniform_within_the_limit() -> None:
-    """Of two, the first lies between 0.35 and 0.65, each part of that alike: its standard deviation
-    is 0.3/√12.
-    """
+    """Of two, the first is uniform between 0.35 and 0.65: its standard deviation is 0.3/√12."""
     first = coefficients(20000, 2, stream())[:, 0]
     assert 0.35 <= first.min() < 0.351
     assert first.std().item() == pytest.approx(0.3 / 12**0.5, rel=0.02)
@@ -49,7 +47,7 @@ def test_partners(count: int, k: int, most: int) -> None:
     rows = partners(count, k, most, stream())
     assert rows.shape == (min(count, most), min(count, k))
     assert 0 <= rows.min() <= rows.max() < count
-    assert all(len(set(row)) == len(row) for row in rows.tolist())  # nobody is mixed with itself
+    assert all(len(set(row)) == len(row) for row in rows.tolist())  # no image is mixed with itself
     assert len(rows[:, 0].unique()) == len(rows)  # one mixture for an image
     assert count < 3 or not torch.equal(rows, partners(count, k, most, stream(1)))
 
@@ -90,7 +88,7 @@ def test_a_mixture_is_the_weighted_sum_of_its_images(normalised: bool) -> None:
         torch.testing.assert_close(mixed, expected)
 
 
-def test_mixtures_do_not_depend_on_where_images_lie_or_how_many_come_at_a_time(
+def test_mixtures_do_not_depend_on_storage_or_chunk_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = make_trainer("mocov2")
@@ -114,16 +112,15 @@ def test_mixtures_differ_by_round_client_and_seed() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 9])
-def test_as_many_mixtures_as_images_but_no_more_than_wanted(count: int) -> None:
+def test_there_are_as_many_mixtures_as_images_up_to_a_limit(count: int) -> None:
     client = make_client(make_trainer("mocov2"), random_pixels(count))
     assert made(client, 4).shape == (count, 3, 8, 8)
     assert len(made(client, 4, most=3)) == min(count, 3)
 
 
-def test_where_a_row_stands_says_nothing_of_its_partners() -> None:
-    """Rows that share an image are as far from each other as any: no distance between them is taken
-    more often than chance has it. With partners at fixed steps, a dozen distances would have all of
-    them.
+def test_positions_of_rows_reveal_nothing_about_partners() -> None:
+    """Distances between rows that share an image are distributed as for any two rows. With partners
+    at fixed steps, all pairs would have one of a dozen distances.
     """
     rows = partners(200, 4, 200, torch.Generator().manual_seed(0))
     held = torch.zeros(200, 200).scatter_(1, rows, 1.0)

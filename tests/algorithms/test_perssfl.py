@@ -1,11 +1,11 @@
 """Per-SSFL by hand, on toy.py's numbers. A client trains twice a round: a copy of the global model,
 then its own.
 
-Round 1: both trainings start from 10, 10, 1 (online, target, predictor) and end with A 14, 12, 2 and B 18, 16, 4.
-    The server's means of the copies are 17 and 3.5.
+Round 1: both trainings start from 10, 10, 1 (online, target, predictor) and end with A 14, 12, 2
+    and B 18, 16, 4. The server's means of the copies are 17 and 3.5.
 Round 2: copies start from the means with the copies' targets, A 17, 12, 3.5 and B 17, 16, 3.5.
-    Own models go on from where they were, A 14, 12, 2 and B 18, 16, 4, and end with A 18, 14, 3 and B 26, 22, 7.
-    The server's means are (21 + 3·25)/4 = 24 and (4.5 + 3·6.5)/4 = 6.
+    Personal models continue from where they were, A 14, 12, 2 and B 18, 16, 4, and end with A 18,
+    14, 3 and B 26, 22, 7. The server's means are (21 + 3·25)/4 = 24 and (4.5 + 3·6.5)/4 = 6.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _federated(
 
 @pytest.mark.parametrize("name", ["simclr", "byol", "mocov2"])
 def test_the_global_model_is_fedavgs(name: str) -> None:
-    """To the bit, and so is the log: training a model of one's own changes nothing about the copy."""
+    """To the bit, and so is the log: training the personal model does not change the copy."""
     (ours, memory), (theirs, expected) = (
         _federated(algorithm, make_trainer(name)) for algorithm in (PerSSFL(lam=0.5), FedAvg())
     )
@@ -112,8 +112,8 @@ def test_the_pull_is_half_lambda_times_the_squared_distance(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["byol", "mocov2"])
-def test_each_of_the_two_has_a_target_and_a_queue_of_its_own(name: str) -> None:
-    """The copy's round goes on with what the copy left, and the own model's with what that left."""
+def test_copy_and_personal_model_have_separate_targets_and_queues(name: str) -> None:
+    """The copy continues from the copy's parts, and the personal model from its own."""
     algorithm = PerSSFL()
     trainer = make_trainer(name)
     site = first_site(algorithm, trainer)
@@ -159,7 +159,7 @@ def test_one_step_of_the_pull_alone() -> None:
 
 
 def test_a_stronger_pull_keeps_own_models_nearer() -> None:
-    """To the model received in the round, that is the one that the round before ended with."""
+    """Nearer to the model received in the round, which is the result of the round before."""
     distances = []
     for lam in (0.0, 0.5, 2.0):
         done, memory = _federated(
@@ -170,7 +170,7 @@ def test_a_stronger_pull_keeps_own_models_nearer() -> None:
     assert distances[0] > 1.2 * distances[1] > 1.44 * distances[2] > 0
 
 
-def test_what_is_sent_and_remembered_is_never_changed() -> None:
+def test_messages_and_memories_are_never_changed() -> None:
     algorithm = PerSSFL()
     trainer = make_trainer("mocov2")
     trees: list[Tree] = [first_site(algorithm, trainer)]
@@ -190,8 +190,8 @@ def test_what_is_sent_and_remembered_is_never_changed() -> None:
         )
 
 
-def test_a_model_of_its_own_that_fails_does_not_take_the_copy_along() -> None:
-    """The upload is FedAvg's to the bit; the own model is forgotten, and begins anew in the next
+def test_a_personal_model_that_fails_does_not_affect_the_copy() -> None:
+    """The upload is FedAvg's to the bit; the personal model is dropped and initialised in the next
     round.
     """
 

@@ -4,10 +4,10 @@ Training adds 4 to A's encoder and 8 to B's, 1 and 3 to their predictors; B has 
 images. So the mean is always (4 + 3·8)/4 = 7 and (1 + 3·3)/4 = 2.5 ahead of what was sent: Δ = 7
 and 2.5 in every round. The global model starts with 10 and 1.
 
-FedAvgM, lr = ½, β = ½: v = 7, then ½·7 + 7 = 10.5; the encoder is 10 + 3.5 = 13.5, then 13.5 + 5.25 = 18.75.
-    Predictor: v = 2.5, then 3.75; 1 + 1.25 = 2.25, then 2.25 + 1.875 = 4.125.
-FedAdam, lr = 1, β₁ = ½, β₂ = ¾, τ = 1: m = 3.5, then ½·3.5 + ½·7 = 5.25; v = ¾·1 + ¼·49 = 13, then ¾·13 + ¼·49 = 22;
-    the encoder is 10 + 3.5/(√13 + 1), and then 5.25/(√22 + 1) more.
+FedAvgM, lr = ½, β = ½: v = 7, then ½·7 + 7 = 10.5; the encoder is 10 + 3.5 = 13.5, then 13.5 + 5.25
+    = 18.75. Predictor: v = 2.5, then 3.75; 1 + 1.25 = 2.25, then 2.25 + 1.875 = 4.125.
+FedAdam, lr = 1, β₁ = ½, β₂ = ¾, τ = 1: m = 3.5, then ½·3.5 + ½·7 = 5.25; v = ¾·1 + ¼·49 = 13, then
+    ¾·13 + ¼·49 = 22; the encoder is 10 + 3.5/(√13 + 1), and then 5.25/(√22 + 1) more.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_a_target_that_is_averaged_too_takes_the_mean() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgM(), FedAdam()])
-def test_the_optimizers_state_stays_where_it_is(algorithm: Algorithm) -> None:
+def test_the_optimizers_state_is_not_sent(algorithm: Algorithm) -> None:
     federation = Federation(algorithm)
     before = dict(federation.site)
     copies = {key: v.clone() for key, v in before.items()}  # type: ignore[union-attr]
@@ -94,7 +94,7 @@ def test_the_optimizers_state_stays_where_it_is(algorithm: Algorithm) -> None:
         )
         assert same, key
     rows = [value for value in federation.site.values() if isinstance(value, torch.Tensor)]
-    # Encoder twice, predictor, and a norm layer's weight and bias: statistics and counters have no part in it.
+    # Encoder twice, predictor, and a norm layer's weight and bias, without statistics and counters.
     assert {row.shape for row in rows} == {(5,)}
 
 

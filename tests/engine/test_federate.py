@@ -41,7 +41,7 @@ def value(tree: Tree) -> float:
 
 
 class Averaged(Algorithm):
-    """The mean of what clients send; every client is told who it is."""
+    """The mean of the uploads; a message contains the client's id."""
 
     def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         return SCHEMA
@@ -66,7 +66,7 @@ class Averaged(Algorithm):
 
 
 class Fake:
-    """Client a adds 1 to what it is sent, b adds 2, c adds 5; or what `answers` says in a round."""
+    """Client a adds 1 to the model, b adds 2, c adds 5, or the amounts of `answers` in a round."""
 
     def __init__(
         self,
@@ -111,14 +111,14 @@ def test_two_rounds_of_a_star(weights: str, expected: list[float]) -> None:
     assert [(r, c) for r, c, _ in runtime.asked] == [(r, c) for r in range(2) for c in "abc"]
 
 
-def test_alone_each_site_hears_only_itself() -> None:
+def test_isolated_sites_receive_only_their_own_upload() -> None:
     done = list(rounds(Fake(), Isolated(), count=3))
     assert [{s: value(t) for s, t in r.sites.items()} for r in done] == [
         {"a": n, "b": 2 * n, "c": 5 * n} for n in (1.0, 2.0, 3.0)
     ]
 
 
-def test_alone_a_failing_client_keeps_its_model_and_the_others_go_on() -> None:
+def test_an_isolated_client_that_fails_keeps_its_model() -> None:
     def answer(round: int, client: str, x: float) -> float | str:
         return "ill" if client == "b" and round == 1 else x + 1
 
@@ -143,7 +143,7 @@ def test_earlier_rounds_are_not_changed_by_later_ones() -> None:
     assert len({value(r.sites[SERVER]) for r in done}) == 3
 
 
-def test_going_on_is_like_never_having_stopped() -> None:
+def test_resumed_rounds_equal_uninterrupted_ones() -> None:
     topology = Star(participation=0.5)
     through, first, rest = Fake(), Fake(), Fake()
     whole = list(rounds(through, topology, count=6))
@@ -157,7 +157,7 @@ def test_going_on_is_like_never_having_stopped() -> None:
     assert value(resumed[-1].sites[SERVER]) == value(whole[-1].sites[SERVER])
 
 
-def test_nothing_left_to_do() -> None:
+def test_no_rounds_are_left() -> None:
     assert list(rounds(Fake(), Star(), count=2, start=2)) == []
 
 
@@ -174,7 +174,9 @@ def test_one_dropped_client_is_left_out_of_the_mean_with_a_reason() -> None:
 
 
 def test_a_round_with_fewer_valid_uploads_than_required_discards_its_merge() -> None:
-    """Two thirds of three are two. In round 2 only a sends one, so its 1 is not added; the bound forgets its norm."""
+    """Two thirds of three are two. In round 2 only a sends one, so its 1 is not added; the bound
+    forgets its norm.
+    """
 
     def answer(round: int, client: str, x: float) -> float | str:
         return "ill" if round == 1 and client != "a" else x + 1
@@ -211,7 +213,7 @@ def test_a_failed_round_keeps_the_model() -> None:
     assert [r.failed for r in done] == [False, True, True, False, False]
 
 
-def test_three_failed_rounds_in_a_row_are_the_end() -> None:
+def test_three_failed_rounds_in_a_row_end_the_run() -> None:
     going, done = (
         rounds(
             Fake(answers=lambda round, client, x: x + 1 if round < 2 else "ill"), Star(), count=9
@@ -225,8 +227,9 @@ def test_three_failed_rounds_in_a_row_are_the_end() -> None:
 
 
 def test_a_single_valid_upload_is_not_merged() -> None:
-    """Round 2 has only a's upload: the server keeps what it had, and the log has the reason. Without the rule, a's
-    model would be everyone's."""
+    """Round 2 has only a's upload: the server keeps its model, and the log has the reason. Without
+    the rule, a's model would be everyone's.
+    """
 
     def answer(round: int, client: str, x: float) -> float | str:
         return "ill" if round == 1 and client != "a" else x + 1
@@ -294,7 +297,7 @@ def test_of_peers_only_those_with_a_fault_keep_their_model() -> None:
 
 
 def test_a_failed_round_changes_no_reference() -> None:
-    """Both go 1 in the first round; the second has one upload, of 9, and is not merged."""
+    """Both move by 1 in the first round; the second has one upload, of 9, and is not merged."""
 
     def answer(round: int, client: str, x: float) -> float | str:
         if round == 0:
@@ -313,7 +316,7 @@ def test_a_failed_round_changes_no_reference() -> None:
 
 
 def test_a_client_that_claims_more_than_it_declared_is_dropped() -> None:
-    counts = ImageCounts(lambda: {"a": 1, "b": 2, "c": 4})  # c holds 5 and says so
+    counts = ImageCounts(lambda: {"a": 1, "b": 2, "c": 4})  # c has 5 and reports 5
     sites = {SERVER: {"model": one_weight(0)}}
     (done,) = federate(
         Averaged(),
@@ -337,7 +340,7 @@ def test_failures_are_counted_in_a_row() -> None:
     assert [r.failed for r in done] == [True, True, False, True, True, False]
 
 
-def test_only_those_sampled_are_asked() -> None:
+def test_only_sampled_clients_take_part() -> None:
     topology = Star(participation=0.34)
     runtime = Fake()
     done = list(rounds(runtime, topology, count=8))
@@ -349,7 +352,7 @@ def test_only_those_sampled_are_asked() -> None:
 
 
 class Pair(Topology):
-    """Two sites: x hears a and b with fixed weights, y hears c and b."""
+    """Two sites: x merges a and b with fixed weights, y merges c and b."""
 
     def sites(self, clients: object) -> list[str]:
         return ["x", "y"]
@@ -362,7 +365,8 @@ class Pair(Topology):
 
 def test_sites_that_share_a_client() -> None:
     """x: 0.25·1 + 0.75·2 = 1.75; y: 0.5·2 + 0.5·5 = 3.5. In round 2 a and b start from x, c from y:
-    x: 1.75 + 1.75 = 3.5; y: 0.5·(1.75 + 2) + 0.5·(3.5 + 5) = 6.125."""
+    x: 1.75 + 1.75 = 3.5; y: 0.5·(1.75 + 2) + 0.5·(3.5 + 5) = 6.125.
+    """
     done = list(rounds(Fake(), Pair(), weights="uniform"))
     assert [(value(r.sites["x"]), value(r.sites["y"])) for r in done] == [(1.75, 3.5), (3.5, 6.125)]
 
@@ -374,7 +378,7 @@ def test_one_client_gives_the_same_in_every_topology(name: str) -> None:
     assert [value(next(iter(r.sites.values()))) for r in done] == [2, 4, 6]
 
 
-def test_a_merge_that_stops_early_leaves_nobody_unheard() -> None:
+def test_a_merge_that_stops_early_still_consumes_all_replies() -> None:
     class First(Averaged):
         def merge(
             self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]
@@ -387,13 +391,13 @@ def test_a_merge_that_stops_early_leaves_nobody_unheard() -> None:
 
 
 class Sent(dict[str, Value]):
-    """An upload that can be watched."""
+    """An upload that supports weak references."""
 
 
 @pytest.mark.parametrize("topology", [Star(), Isolated()])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_few_uploads_are_alive_at_a_time(workers: int, topology: Topology) -> None:
-    """One being merged, and one for each worker, made or in the making."""
+    """One being merged, and one for each worker."""
     alive: set[int] = set()
     peak = [0]
 
@@ -415,8 +419,8 @@ def test_few_uploads_are_alive_at_a_time(workers: int, topology: Topology) -> No
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_later_rounds_need_no_new_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a client remembers, what it sends and what becomes of it lies where something lay before."""
+def test_later_rounds_allocate_no_new_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memories, uploads and merged models reuse buffers of earlier rounds."""
     mapped: list[int] = []
     new = buffers._allocate
     monkeypatch.setattr(buffers, "_allocate", lambda size: (mapped.append(size), new(size))[1])
@@ -432,10 +436,10 @@ def test_later_rounds_need_no_new_memory(name: str, monkeypatch: pytest.MonkeyPa
     by_round = [len(mapped) for _ in done]
     runtime.close()
     assert by_round[0] > 0, "the model is too small to tell"
-    assert by_round[-1] <= by_round[0] + 4  # who is how far differs a little from round to round
+    assert by_round[-1] <= by_round[0] + 4  # the overlap of clients varies a little
 
 
-def test_a_client_is_sent_one_message_which_is_the_one_it_is_measured_by() -> None:
+def test_each_client_gets_one_message_and_its_norm_refers_to_it() -> None:
     made: list[str] = []
 
     class Counting(Averaged):
@@ -449,8 +453,8 @@ def test_a_client_is_sent_one_message_which_is_the_one_it_is_measured_by() -> No
     assert [[report.divergence for report in r.reports] for r in done] == [[1.0, 2.0, 5.0]] * 2
 
 
-def test_answers_nobody_waits_for_change_nothing() -> None:
-    """b answers twice, a with a late answer to round 1 first, and somebody unknown speaks up."""
+def test_unexpected_replies_change_nothing() -> None:
+    """b replies twice, a first sends a late reply to round 1, and an unknown client replies."""
 
     class Noisy(Fake):
         def exchange(

@@ -61,7 +61,7 @@ def _hashes(run: fedssl.Run) -> dict[str, str]:
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize("name", SHARED)
-def test_a_run_that_went_on_is_one_that_never_stopped(name: str, tier: str, go: Go) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tier: str, go: Go) -> None:
     whole = go(name, "whole")
     go(name, "parts", rounds=1, **{"train.memory": tier})
     parts = go(name, "parts", **{"train.memory": tier, "train.workers": 2})
@@ -76,7 +76,7 @@ def test_a_run_that_went_on_is_one_that_never_stopped(name: str, tier: str, go: 
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_is_measured_and_exported(name: str, go: Go) -> None:
+def test_measured_and_exported_models(name: str, go: Go) -> None:
     run = go(name)
     shared = SHARED[name]
     assert list(run.models()) == CLIENTS + shared
@@ -103,8 +103,10 @@ def test_what_is_measured_and_exported(name: str, go: Go) -> None:
         run.backbone()
 
 
-def test_what_own_models_are(go: Go) -> None:
-    """FedBN: the same weights, other norm layers. Per-SSFL: all differs. FeatARC: the cluster's."""
+def test_personal_models_of_each_algorithm(go: Go) -> None:
+    """FedBN: equal weights, other norm layers. Per-SSFL: all weights differ. FeatARC: the cluster's
+    model.
+    """
 
     def equal(run: fedssl.Run, kind: str, one: str, other: str) -> bool:
         tensors = [
@@ -161,7 +163,7 @@ def test_other_topologies(name: str, topology: str, go: Go) -> None:
     assert (run.rounds[-1]["knn_common"] is None) == (not shared)
 
 
-def test_who_never_trained_has_no_model(go: Go) -> None:
+def test_a_client_that_never_trained_has_no_model(go: Go) -> None:
     run = go("fedbn", **{"topology.participation": 0.34, "rounds": 1, "guard.min_uploads": 1})
     (asked,) = (c["client"] for c in run.rounds[0]["clients"])
     assert list(run.models()) == [asked]
@@ -191,7 +193,7 @@ def test_before_any_client_has_trained(
             ask()
 
 
-def test_rounds_in_which_nobody_can_train(labelled: Dataset, tmp_path: Path) -> None:
+def test_rounds_in_which_no_client_can_train(labelled: Dataset, tmp_path: Path) -> None:
     """Clients of one image each: there is no model and no measurement, and the run ends."""
     few = Dataset(labelled.train.select(torch.arange(3)), labelled.test)
     experiment = make_experiment(algorithm__name="fedbn", method__name="simclr", probe__every=1)
@@ -200,7 +202,7 @@ def test_rounds_in_which_nobody_can_train(labelled: Dataset, tmp_path: Path) -> 
     assert [line["knn"] for line in fedssl.Run(tmp_path / "run").rounds] == [None, None]
 
 
-def test_memories_that_are_gone(go: Go) -> None:
+def test_missing_memories(go: Go) -> None:
     run = go("perssfl")
     (run.dir / "memory" / "rows").unlink()
     with pytest.raises(
@@ -230,7 +232,7 @@ def test_the_table(name: str, go: Go, capsys: pytest.CaptureFixture[str]) -> Non
     assert (run.dir / "picture.png").is_file() == (name == "fedbn")
 
 
-def test_norm_layers_that_travel_to_be_measured(go: Go) -> None:
+def test_norm_layers_that_are_sent_for_evaluation(go: Go) -> None:
     """Clients' own models are the same as without; there is also a global one, and a note."""
     plain = go("fedbn", "plain")
     travelling = go("fedbn", "travelling", **{"algorithm.eval_norm": "mean"})

@@ -70,7 +70,7 @@ def test_measured_on_their_classes(run: fedssl.Run, probe: str) -> None:
     assert score.note is None
 
 
-def test_it_is_what_those_images_are_worth(run: fedssl.Run) -> None:
+def test_accuracy_equals_that_of_images_fitted_by_hand(run: fedssl.Run) -> None:
     """The same as measuring with images that were fitted before."""
     assert OTHER.test is not None
     by_hand = Dataset(
@@ -108,12 +108,12 @@ def test_a_data_set_by_name(run: fedssl.Run, tmp_path: Path) -> None:
         (3, "a data set's name, a table as under"),
     ],
 )
-def test_refusals(run: fedssl.Run, on: Any, sentence: str) -> None:
+def test_errors(run: fedssl.Run, on: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         run.evaluate("linear", on)
 
 
-def test_the_runs_own_images_are_no_others(tmp_path: Path) -> None:
+def test_the_runs_own_images_are_recognised(tmp_path: Path) -> None:
     """The note on images that the model has seen applies here too."""
     chosen = Experiment.from_dict(
         {

@@ -1,4 +1,4 @@
-"""An experiment as a value and as TOML; and everything that is refused, in one sentence."""
+"""Experiments as values and as TOML, and the error messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_file_is_loaded_as_a_recipe_is(tmp_path: Path) -> None:
     assert load(path, {"rounds": 8}) == base(rounds=8)
 
 
-def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+def test_invalid_files_are_refused(tmp_path: Path) -> None:
     for name, content, sentence in [
         ("torn.toml", b"rounds = ", "is not valid TOML"),
         ("binary.toml", b"\xff\xfe\x00", "cannot be read"),
@@ -201,19 +201,19 @@ def test_assignments(text: str, expected: tuple[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "", "  =x"])
-def test_what_is_not_an_assignment(text: str) -> None:
+def test_invalid_assignments_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not key=value"):
         parse_assignment(text)
 
 
-def test_another_name_keeps_the_keys_both_know() -> None:
+def test_another_name_keeps_the_keys_of_both_choices() -> None:
     values = merge_changes(BASE, {"method.dim": 64, "method.momentum": 0.5, "method.hidden": 32})
     changed = merge_changes(values, {"method.name": "simclr"})
     assert changed["method"] == {"name": "simclr", "backbone": "cnn", "dim": 64, "hidden": 32}
     assert values["method"]["momentum"] == 0.5  # the argument is not changed
 
 
-def test_another_name_brings_its_own_defaults() -> None:
+def test_another_name_has_its_own_defaults() -> None:
     """SimCLR's temperature is 0.07 by default and MoCo v2's 0.2; chosen values stay."""
     simclr = base(method__name="simclr", method__dim=64)
     assert simclr.to_dict()["method"]["temperature"] == 0.07
@@ -269,7 +269,7 @@ def test_a_table_with_a_name_chooses_as_the_name_alone_does() -> None:
     assert expected.to_dict()["method"]["hidden"] == 32
 
 
-def test_changes_keep_whatever_python_value_they_bring(tmp_path: Path) -> None:
+def test_changes_keep_python_values(tmp_path: Path) -> None:
     assert base().with_changes({"method.init": tmp_path / "x"}).method.init == tmp_path / "x"
     with pytest.raises(ConfigError, match="rounds: input should be a valid integer"):
         base().with_changes({"rounds": datetime.date(2020, 1, 1)})
@@ -387,7 +387,9 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"train.lr.x": 3}, '"train.lr.x": "lr" is not a table'),
     ],
 )
-def test_impossible_combinations_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+def test_impossible_combinations_are_refused_in_one_sentence(
+    changes: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=f"^{sentence}$"):
         base().with_changes(changes).check()
 
@@ -398,7 +400,7 @@ def test_a_table_without_a_name_that_it_needs() -> None:
 
 
 @pytest.mark.parametrize("partition", [{"name": "natural"}, {"name": "listed", "path": "x.json"}])
-def test_partitions_that_bring_their_clients(partition: dict[str, str]) -> None:
+def test_partitions_that_define_their_clients(partition: dict[str, str]) -> None:
     values = {key: value for key, value in BASE.items() if key != "clients"} | {
         "partition": partition
     }
@@ -510,23 +512,25 @@ def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.M
         ("train.mode", "eager", False),
     ],
 )
-def test_what_may_change_on_resume(key: str, value: Any, allowed: bool, tmp_path: Path) -> None:
+def test_settings_that_may_change_on_resume(
+    key: str, value: Any, allowed: bool, tmp_path: Path
+) -> None:
     begun = base()
-    said: list[str] = []
+    messages: list[str] = []
     cpu = torch.device("cpu")
-    first = check_resumable(begun, tmp_path, cpu, said.append)
+    first = check_resumable(begun, tmp_path, cpu, messages.append)
     _start(tmp_path, first)
-    assert check_resumable(begun, tmp_path, cpu, said.append) == first
+    assert check_resumable(begun, tmp_path, cpu, messages.append) == first
     wanted = begun.with_changes({key: value})
     assert key in differences(begun.to_dict(), wanted.to_dict())
     if allowed:
         assert may_change(key)
-        assert check_resumable(wanted, tmp_path, cpu, said.append).to_dict() != first.to_dict()
-        assert len(said) == (key == "rounds")  # a longer schedule is reported
+        assert check_resumable(wanted, tmp_path, cpu, messages.append).to_dict() != first.to_dict()
+        assert len(messages) == (key == "rounds")  # a longer schedule is reported
     else:
         kept = (tmp_path / "experiment.toml").read_bytes()
         with pytest.raises(ConfigError, match=f"{key}: .* there, .* asked for"):
-            check_resumable(wanted, tmp_path, cpu, said.append)
+            check_resumable(wanted, tmp_path, cpu, messages.append)
         assert (tmp_path / "experiment.toml").read_bytes() == kept
 
 
@@ -536,8 +540,8 @@ def _start(folder: Path, experiment: Experiment) -> None:
     (folder / "checkpoints/00000.json").touch()
 
 
-def test_what_a_failed_start_left_does_not_block_another(tmp_path: Path) -> None:
-    """Without a checkpoint nothing is lost; but a file of the user is not overwritten."""
+def test_leftovers_of_a_failed_start_do_not_block_another(tmp_path: Path) -> None:
+    """Without a checkpoint there is nothing to lose, but a file of the user is not overwritten."""
     other = base().with_changes({"seed": 1})
     path = tmp_path / "experiment.toml"
     path.write_text(base().to_toml())
@@ -570,7 +574,7 @@ def test_a_refusal_shows_three_differences_at_most(
     assert (more in sentence) if more else (" more" not in sentence)
 
 
-def test_precision_is_settled_when_a_run_begins(tmp_path: Path) -> None:
+def test_precision_is_resolved_when_a_run_starts(tmp_path: Path) -> None:
     agreed = check_resumable(base(), tmp_path, torch.device("cpu"), print)
     assert agreed == base(train__precision="fp32")
     assert check_resumable(base(), tmp_path, torch.device("cuda"), print) == base(

@@ -21,8 +21,9 @@ Make = Callable[..., Method]
 
 @pytest.fixture
 def make() -> Make:
-    """make(BYOL, momentum=0.5): small widths, always the same weights, resident, in training
-    mode."""
+    """make(BYOL, momentum=0.5): return a small resident method with fixed weights in training
+    mode.
+    """
 
     def build(cls: type[Method], **settings: Any) -> Method:
         small = {
@@ -39,8 +40,9 @@ def make() -> Make:
 
 @pytest.fixture
 def step() -> Callable[[Method], Output]:
-    """step(method): a training step on six images at a rate of 0, so that only what follows the
-    optimizer moves."""
+    """step(method): train one step on six images at a rate of 0: only `after_step` changes
+    values.
+    """
 
     def call(method: Method) -> Output:
         stream = torch.Generator().manual_seed(7)
@@ -57,8 +59,7 @@ def step() -> Callable[[Method], Output]:
 
 @pytest.fixture
 def batch() -> Batch:
-    """Six images, two views; the second view is brighter, so that statistics of the two differ.
-    Labels come with it, whether a method looks at them or not."""
+    """Return a batch of six labelled images with two views, the second with other statistics."""
     generator = torch.Generator().manual_seed(7)
     views = torch.randn(2, 6, 3, SIZE, SIZE, generator=generator)
     views[1] = 2 * views[1] + 1

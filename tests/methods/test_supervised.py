@@ -1,5 +1,6 @@
 """Cross-entropy against loops; labels reach this method and no other, and are checked before it
-trains."""
+trains.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def test_equals_the_sum_over_images() -> None:
 
 def test_by_hand() -> None:
     """Logits all alike: log of the number of classes. One logit of log 9 among four: 9/12 for it,
-    1/12 for another."""
+    1/12 for another.
+    """
     assert cross_entropy(torch.zeros(1, 3, 4), torch.tensor([[0, 1, 3]])).item() == pytest.approx(
         math.log(4)
     )
@@ -49,7 +51,7 @@ def test_every_view_has_its_images_label(make, batch: Batch) -> None:
     assert [group.count for group in method.views] == [1]
 
 
-def test_it_alone_learns_from_labels() -> None:
+def test_only_this_method_learns_from_labels() -> None:
     assert {name for name in METHODS.names() if METHODS[name].learns_from_labels} == {"supervised"}
 
 
@@ -70,7 +72,7 @@ SMALL = {
 
 
 def _halves(labelled: int = 2) -> torch.utils.data.TensorDataset:
-    """Images bright at the top or at the bottom, and which."""
+    """Return images that are bright at the top or at the bottom, with labels."""
     labels = torch.arange(64) % 2
     images = torch.randint(100, (64, 1, 12, 12), generator=torch.Generator().manual_seed(1))
     images[labels == 0, :, :6] += 100

@@ -1,4 +1,4 @@
-"""D1, D2, D7, D8, D9: what images, or too few of them, may do to a whole run."""
+"""D1, D2, D7, D8, D9: whole runs with unusual images, or with too few of them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def _lists(path: Path, sizes: list[int]) -> dict[str, Any]:
 
 
 def _save_all_modes(folder: Path) -> int:
-    """One image of every mode a camera, a scanner or an office may leave; the number of files."""
+    """Save one image of every mode that cameras, scanners and office programs write; return the
+    count.
+    """
     folder.mkdir(parents=True)
     colour = Image.effect_noise((16, 12), 60).convert("RGB")
     for mode, suffix in (
@@ -135,7 +137,7 @@ def test_bad_files_are_left_out_and_counted(
 
 
 @pytest.mark.parametrize("topology", ["star", "isolated"])
-def test_an_empty_client_is_said_once_and_never_asked(
+def test_an_empty_client_is_reported_once_and_never_trains(
     topology: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lists = _lists(tmp_path / "lists.json", [8, 8, 0, 8, 8])
@@ -153,10 +155,10 @@ def test_an_empty_client_is_said_once_and_never_asked(
         assert not any(c["dropped"] for c in line["clients"])
     assert len(run.models()) == (
         1 if topology == "star" else 4
-    )  # nobody is measured who never trained
+    )  # clients that never trained are not measured
 
 
-def test_nobody_has_images(tmp_path: Path) -> None:
+def test_no_client_has_images(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no client has any images"):
         _run(tmp_path / "run", random_pixels(8, size=10), **_lists(tmp_path / "lists.json", [0, 0]))
 
@@ -193,14 +195,14 @@ def test_few_images(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS.names())
-def test_nobody_has_enough_images(method: str, tmp_path: Path) -> None:
+def test_no_client_has_enough_images(method: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing was learned"):
         _run(tmp_path / "run", _labelled(2), method, rounds=1, clients=2)
     assert not list((tmp_path / "run").glob("backbone*"))
 
 
 def _raising() -> NoReturn:
-    raise AssertionError("somebody looked at a label")
+    raise AssertionError("a label was read")
 
 
 def test_labels_never_reach_training(

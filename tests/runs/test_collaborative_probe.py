@@ -1,4 +1,4 @@
-"""Collaborative fine-tuning: whose labels, from which weights, and what is measured."""
+"""Collaborative fine-tuning: the labels, the first weights, and the measured model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def images(n: int, seed: int) -> Images:
-    """Four classes: bright or dark in one of two channels."""
+    """Return images of four classes: bright or dark in one of two channels."""
     labels = torch.arange(n) % 4
     pixels = torch.randint(100, (n, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
     pixels[torch.arange(n), labels // 2] += 70 + 80 * (labels[:, None, None] % 2)
@@ -128,7 +128,7 @@ def test_clients_learn_together(tmp_path: Path) -> None:
     assert run.evaluate("collaborative", labels=0.1, epochs=1).mean < score.mean
 
 
-def test_a_stop_promises_no_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_does_not_mention_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fine-tuning is a run in a temporary folder, which is gone after a stop."""
     run = fedssl.run(experiment(), tmp_path / "run", "cpu", dataset=DATA, quiet=True)
 

@@ -24,7 +24,7 @@ from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.provenance import code
 from fedssl.data import Dataset, Images, from_python
 from fedssl.detection.backbone_file import find_backbone
-from fedssl.engine.checkpoints.store import Snapshot, Store
+from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
@@ -50,7 +50,7 @@ def _tensors(run: fedssl.Run) -> dict[str, str]:
     }
 
 
-def test_what_a_run_leaves(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+def test_the_files_of_a_run(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
     run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     assert repr(run) == f"Run({str(tmp_path / 'run')!r}, 2/2 rounds)"
     names = {path.name for path in run.dir.iterdir()}
@@ -69,7 +69,7 @@ def test_what_a_run_leaves(small: Experiment, labelled: Dataset, tmp_path: Path)
     assert not list(run.dir.rglob("*.tmp"))
 
 
-def test_the_rounds_log_has_all_that_is_promised(
+def test_the_rounds_log_has_all_documented_fields(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set={"probe.every": 2})
@@ -117,7 +117,7 @@ def test_experiment_toml_is_complete_and_loads(
     run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     again = Experiment.from_toml((run.dir / "experiment.toml").read_text())
     assert again == run.experiment
-    assert again == small.with_changes({"train.precision": "fp32"})  # what `auto` came to
+    assert again == small.with_changes({"train.precision": "fp32"})  # the resolved value of `auto`
     text = (run.dir / "experiment.toml").read_text()
     for key in (
         "momentum",
@@ -312,7 +312,7 @@ def test_labelled_test_images_from_python(small: Experiment, tmp_path: Path) -> 
     assert len(run.data().test or ()) == 24
 
 
-def test_test_images_that_would_not_be_looked_at_are_refused(
+def test_test_images_without_training_images_are_refused(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     for dataset in (None, labelled):
@@ -381,7 +381,7 @@ def test_peers_without_a_server(small: Experiment, labelled: Dataset, tmp_path: 
     assert whole.rounds[-1]["knn_common"] == score["models"]["mean"]
 
 
-def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(
+def test_a_disconnected_graph_is_refused_before_anything_is_written(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     changes = {"topology.name": "edges", "topology.edges": [[0, 1]]}
@@ -397,9 +397,7 @@ def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(
     assert len(run.rounds) == 2
 
 
-def test_clients_that_see_their_images_differently(
-    small: Experiment, labelled: Dataset, tmp_path: Path
-) -> None:
+def test_clients_with_shifted_images(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
     """They train on shifted images only; a run is measured with the original images."""
     run, plain = (
         fedssl.run(small, tmp_path / name, dataset=labelled, quiet=True, rounds=1, partition=name)
@@ -454,7 +452,9 @@ def test_participation(small: Experiment, tmp_path: Path) -> None:
     assert list(run.results["table"]) == ["this run", "centralized", "isolated"]
 
 
-def test_workers_do_not_change_a_bit(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+def test_the_number_of_workers_does_not_change_the_bits(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
     hashes = [
         _tensors(
             fedssl.run(
@@ -530,7 +530,7 @@ def test_picture(tests: int, every: int, small: Experiment, tmp_path: Path) -> N
     assert (run.dir / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_missing_extra_costs_the_picture_only(
+def test_without_matplotlib_only_the_picture_is_missing(
     small: Experiment,
     labelled: Dataset,
     tmp_path: Path,
@@ -543,19 +543,19 @@ def test_a_missing_extra_costs_the_picture_only(
     )
     assert run.results["table"]
     assert not (run.dir / "picture.png").exists()
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     needs = "a picture needs matplotlib and scikit-learn"
-    assert said == f'no picture: {needs}: in a clone of fedssl, pip install ".[viz]"\n'
+    assert printed == f'no picture: {needs}: in a clone of fedssl, pip install ".[viz]"\n'
 
 
-def test_quiet_says_nothing(
+def test_quiet_prints_nothing(
     small: Experiment, labelled: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     assert capfd.readouterr() == ("", "")
 
 
-def test_run_of_no_run_directory(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run directory: it has no experiment.toml"):
         fedssl.Run(tmp_path)
     (tmp_path / "experiment.toml").write_text(make_experiment().to_toml())
@@ -624,9 +624,7 @@ def test_predictions_by_class_are_stored(
     assert (table["isolated"], table["this run"]) == ({}, found["table"]["this run"])
 
 
-def test_a_note_if_a_run_was_prolonged(
-    small: Experiment, labelled: Dataset, tmp_path: Path
-) -> None:
+def test_a_note_if_a_run_was_extended(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
     """Its learning rate follows the short schedule, then the long one, unlike one run of four."""
     fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     longer = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, rounds=4)
@@ -640,7 +638,7 @@ def test_a_note_if_a_run_was_prolonged(
         assert (file.metadata()["notes"], file.metadata()["rounds"]) == (note, "4")
 
 
-# -- what a run is the result of --
+# -- inputs that determine a run --
 
 
 def test_test_images_of_another_kind_are_refused_before_training(
@@ -655,7 +653,7 @@ def test_test_images_of_another_kind_are_refused_before_training(
     assert not (tmp_path / "run" / "rounds.jsonl").exists()
 
 
-def test_no_test_images_are_nothing_to_measure_with(small: Experiment, tmp_path: Path) -> None:
+def test_without_test_images_nothing_is_measured(small: Experiment, tmp_path: Path) -> None:
     x = torch.randint(256, (24, 3, 12, 12), dtype=torch.uint8)
     y = torch.arange(24) % 3
     run = fedssl.run(
@@ -666,7 +664,7 @@ def test_no_test_images_are_nothing_to_measure_with(small: Experiment, tmp_path:
     assert (run.dir / "backbone.safetensors").is_file()
 
 
-def test_a_probe_that_fails_takes_no_round_with_it(
+def test_a_failing_probe_does_not_lose_a_round(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:
@@ -685,7 +683,7 @@ def test_a_probe_that_fails_takes_no_round_with_it(
     assert run.rounds[1]["knn"] is not None
 
 
-def test_measuring_is_no_part_of_a_rounds_time(
+def test_the_duration_of_a_round_excludes_measuring(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = Evaluation.measure
@@ -701,7 +699,7 @@ def test_measuring_is_no_part_of_a_rounds_time(
     )
 
 
-def test_other_labels_are_measured_again(
+def test_changed_labels_are_measured_again(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     first = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results
@@ -731,7 +729,7 @@ def test_a_method_that_learns_from_labels_is_resumed_with_the_same_ones(
     fedssl.run(small, tmp_path / "byol", "cpu", dataset=others, quiet=True)
 
 
-def test_first_weights_are_part_of_a_run_and_not_the_random_ones(
+def test_the_comparison_with_random_weights_ignores_method_init(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     trained = fedssl.run(small, tmp_path / "first", "cpu", dataset=labelled, quiet=True)
@@ -760,7 +758,7 @@ def test_first_weights_are_part_of_a_run_and_not_the_random_ones(
 @pytest.mark.parametrize(
     ("name", "topology"), [("server", "star"), ("home", "star"), ("mean", "cycle")]
 )
-def test_clients_have_names_of_their_own(
+def test_files_of_clients_have_distinct_names(
     name: str, topology: str, small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     listed = small.with_changes(
@@ -773,7 +771,7 @@ def test_clients_have_names_of_their_own(
         fedssl.run(listed, tmp_path, "cpu", dataset=owned, quiet=True)
 
 
-def test_a_long_name_is_no_reason_to_lose_a_model(
+def test_a_model_with_a_long_name_is_exported(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     """41 Cyrillic letters: 82 bytes, and 246 characters of percent-encoding."""
@@ -791,7 +789,7 @@ def test_a_long_name_is_no_reason_to_lose_a_model(
     assert find_backbone(run.dir, long) == file
 
 
-def test_building_a_model_leaves_the_callers_random_numbers_alone(
+def test_building_a_model_does_not_change_the_callers_random_state(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -803,7 +801,7 @@ def test_building_a_model_leaves_the_callers_random_numbers_alone(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_run_without_its_log_is_not_taken_for_a_fruitless_one(
+def test_a_run_without_its_log_does_not_count_as_failed(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
@@ -811,10 +809,10 @@ def test_a_run_without_its_log_is_not_taken_for_a_fruitless_one(
     assert fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results["rounds"] == 2
 
 
-def test_a_run_whose_models_are_all_elsewhere_is_finished(
+def test_a_run_without_any_model_is_finished(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a server: with FedBN each client has its own model, whose state is not here."""
+    """As on a server with FedBN: each client has its own model, which the server does not have."""
     experiment = small.with_changes({"algorithm": {"name": "fedbn"}})
     fedssl.run(experiment, tmp_path, "cpu", dataset=labelled, quiet=True)
     for file in (*tmp_path.glob("backbone*"), tmp_path / "results.json"):
@@ -833,19 +831,20 @@ def test_a_run_whose_models_are_all_elsewhere_is_finished(
     finish(tmp_path, labelled, None, device, quiet=True, alone=True)
 
 
-def test_every_round_is_saved_if_asked_for(
+def test_every_round_is_saved_if_set(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However slow the disk is."""
+    """Even with a slow disk."""
     saved = []
-    save = Store._save
+    replace = Path.replace
 
-    def slowly(self: Store, snapshot: Snapshot) -> None:
-        time.sleep(0.3)
-        saved.append(snapshot.rounds)
-        save(self, snapshot)
+    def slowly(temporary: Path, path: Path) -> Path:
+        if path.match("checkpoints/*.json"):
+            time.sleep(0.3)
+            saved.append(int(path.stem))
+        return replace(temporary, path)
 
-    monkeypatch.setattr(Store, "_save", slowly)
+    monkeypatch.setattr(Path, "replace", slowly)
     fedssl.run(
         small.with_changes({"rounds": 4, "probe.every": 0}),
         tmp_path,

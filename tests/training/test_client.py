@@ -1,4 +1,4 @@
-"""A client's random streams, and features that leave no trace."""
+"""A client's random streams, and embeddings without side effects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _seen(client: Client, times: int = 1) -> list[list[int]]:
     return seen
 
 
-def test_training_twice_in_a_round_draws_anew() -> None:
+def test_a_second_training_in_a_round_draws_other_batches() -> None:
     client = make(make_trainer("simclr", {"batch": 16}), random_pixels(16))
     first, second = _seen(client, 2)
     assert first != second
@@ -61,7 +61,7 @@ def test_training_twice_in_a_round_draws_anew() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in METHODS.names() if not METHODS[name].learns_from_labels]
 )
-def test_labels_are_not_even_asked_for(name: str) -> None:
+def test_labels_are_never_loaded(name: str) -> None:
     def labels() -> Tensor:
         raise AssertionError("labels were loaded")
 
@@ -83,7 +83,7 @@ def test_labels_for_a_method_that_declares_it(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", METHODS.names())
-def test_embed_leaves_the_method_as_found(name: str, training: bool) -> None:
+def test_embed_does_not_change_the_method(name: str, training: bool) -> None:
     trainer = make_trainer(name)
     method = trainer.method
     client = make(trainer, random_pixels(21), labels=lambda: torch.arange(21) % 5)
@@ -108,7 +108,7 @@ def test_embed_leaves_the_method_as_found(name: str, training: bool) -> None:
     torch.testing.assert_close(client.embed(other, "p"), expected.p)
 
 
-def test_embed_of_some_parts_takes_the_others_as_they_are() -> None:
+def test_embed_of_some_parts_uses_the_resident_others() -> None:
     trainer = make_trainer("byol")
     client = make(trainer, random_pixels(5))
     state = trainer.method.state
@@ -119,7 +119,7 @@ def test_embed_of_some_parts_takes_the_others_as_they_are() -> None:
     assert torch.equal(state.floats, before.floats)
 
 
-def test_a_failed_embed_leaves_the_method_as_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_embed_does_not_change_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer("byol")
     method = trainer.method.train()
     before = method.state.clone()
@@ -136,10 +136,8 @@ def test_a_failed_embed_leaves_the_method_as_found(monkeypatch: pytest.MonkeyPat
     assert method.training
 
 
-def test_measuring_has_a_stream_of_its_own() -> None:
-    """What a client trains on is the same whether it was measured before or not, and measurements
-    repeat.
-    """
+def test_measuring_has_a_separate_stream() -> None:
+    """Measuring does not change the batches of a later training, and measurements repeat."""
 
     def loss(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return method.loss(out, constants)

@@ -67,7 +67,7 @@ def test_a_decay_for_each_element(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_after_a_reset_nothing_is_remembered(name: str) -> None:
+def test_a_reset_clears_all_state(name: str) -> None:
     used = _numbers(9, 0)
     new = _numbers(9, 0)
     veteran = OURS[name](used, 0.1)
@@ -123,7 +123,9 @@ def test_settings_choose_the_optimizer() -> None:
 def test_a_slice_is_followed(
     start: int, end: int, low: bool, apart: dict[int, int], plain_kernel: list[torch.dtype]
 ) -> None:
-    """Wherever the slice lies and wherever gradients that lie apart (place: length) begin and end."""
+    """For any slice, and for separate gradient tensors (place: length) that begin and end
+    anywhere.
+    """
     row = torch.linspace(-1, 1, 10)
     target = torch.full((end - start,), 3.0)
     plain = SGD(row.clone(), 0.1, 0.9)

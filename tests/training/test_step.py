@@ -27,7 +27,7 @@ def plain(method: Method, batch: Batch, out: Output, constants: Constants) -> Te
 
 
 def pulled(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
-    """With a term in the weights themselves, as FedProx has it."""
+    """An objective with a term in the weights, like FedProx."""
     pull = sum(
         (p - 0.5).square().sum() for n, p in method.named_parameters() if n.startswith("backbone")
     )
@@ -35,7 +35,7 @@ def pulled(method: Method, batch: Batch, out: Output, constants: Constants) -> T
 
 
 def aligned(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
-    """With a pass of its own, over clean images, as FeatARC has it."""
+    """An objective with an extra pass over clean images, like FeatARC."""
     return (
         method.loss(out, constants)
         + method.encode(method.clean(batch.images), tracked=False).h.square().mean()
@@ -51,7 +51,7 @@ def train(trainer: Trainer, pixels: Tensor, objective: Any = plain, rate: float 
 
 @pytest.fixture
 def shadowed(monkeypatch: pytest.MonkeyPatch) -> MakeTrainer:
-    """A trainer in mode compiled, without the compiling."""
+    """Return a factory of trainers in mode compiled, without compilation."""
 
     def make(name: str = "byol", **settings: Any) -> Trainer:
         monkeypatch.setattr(torch, "compile", lambda function, **how: function)
@@ -65,7 +65,7 @@ def shadowed(monkeypatch: pytest.MonkeyPatch) -> MakeTrainer:
 
 @pytest.mark.parametrize("objective", [plain, pulled])
 @pytest.mark.parametrize("name", METHODS.names())
-def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
+def test_casting_a_row_equals_casting_each_layer(
     name: str, objective: Any, shadowed: MakeTrainer
 ) -> None:
     ours = train(shadowed(name), random_pixels(32), objective)
@@ -81,8 +81,8 @@ def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
 def fused(
     shadowed: MakeTrainer, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Trainer]:
-    """fused(large, name): such a trainer with CUDA's optimizer, for which gradients of `large`
-    numbers lie apart.
+    """fused(large, name): return such a trainer with CUDA's optimizer; gradients above `large`
+    numbers are separate.
     """
 
     def make(large: int, name: str = "byol", **settings: Any) -> Trainer:
@@ -99,14 +99,14 @@ def fused(
 
 
 def low(trainer: Trainer) -> Tensor:
-    """The bfloat16 copy of the target's weights."""
+    """Return the bfloat16 copy of the target's weights."""
     shadow = trainer.step._shadow
     assert shadow is not None
     return shadow.slice_of(trainer.method.parameter_row(("target",)))
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_an_objectives_own_pass(name: str, shadowed: MakeTrainer) -> None:
+def test_an_extra_pass_of_the_objective(name: str, shadowed: MakeTrainer) -> None:
     """Two steps. Gradients of both passes are added up in bfloat16 here, in float32 there."""
     settings = {"mode": "eager", "precision": "bf16", "epochs": 2}
     ours = shadowed(name)
@@ -116,7 +116,7 @@ def test_an_objectives_own_pass(name: str, shadowed: MakeTrainer) -> None:
     assert (ours - theirs).norm() < 0.01 * theirs.norm()
 
 
-def test_an_objectives_own_pass_computes_with_the_copy(shadowed: MakeTrainer) -> None:
+def test_an_extra_pass_of_the_objective_uses_the_copy(shadowed: MakeTrainer) -> None:
     trainer = shadowed()
     seen = set()
     trainer.method.projector.register_forward_pre_hook(
@@ -131,7 +131,7 @@ def test_an_objectives_own_pass_computes_with_the_copy(shadowed: MakeTrainer) ->
 @pytest.mark.parametrize("objective", [plain, pulled])
 @pytest.mark.parametrize("large", [1, 100, 10**9])
 @pytest.mark.parametrize("name", ["byol", "mocov2"])
-def test_one_pass_updates_all(
+def test_one_fused_pass_updates_all(
     name: str,
     large: int,
     objective: Any,
@@ -139,9 +139,8 @@ def test_one_pass_updates_all(
     shadowed: MakeTrainer,
     plain_kernel: list[torch.dtype],
 ) -> None:
-    """The fused optimizer: whichever gradients come apart, weights, the target and its copy are
-    what they are when each is moved on its own; also where a client smaller than a batch, which
-    trains in plain torch, comes in between.
+    """For any set of separate gradients, weights, target and copy equal those of separate updates,
+    also with a client smaller than a batch, which trains in plain torch, in between.
     """
     ours = fused(large, name, momentum=0.7)
     theirs = shadowed(name, momentum=0.7)
@@ -174,7 +173,7 @@ def test_a_method_may_move_its_target_itself(
 
 
 class Headed(BYOL):
-    """Its target is a copy of the projector only, which does not lie at the row's beginning."""
+    """BYOL whose target is a copy of the projector only, which is not at the start of the row."""
 
     Settings = type("HeadedSettings", (BYOL.Settings,), {})
     mirrored = ("projector",)
@@ -191,7 +190,7 @@ class Headed(BYOL):
 def test_a_target_of_a_part_in_the_middle(
     precision: str, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step for step: it goes 0.3 of the way to what the projector is by then."""
+    """In each step it moves by 0.3 of the distance to the projector."""
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
     monkeypatch.setattr("fedssl.core.kernels.shutil.which", lambda program: program)
     monkeypatch.setattr("fedssl.training.trainer.SGD", FusedSGD)
@@ -220,10 +219,10 @@ def by_row(method: Method) -> None:
 
 
 @pytest.mark.parametrize("rule", [by_name, by_data, by_row])
-def test_a_rule_of_the_methods_own_reaches_the_copy(
+def test_changes_by_after_step_reach_the_copy(
     rule: Callable[[Method], None], shadowed: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights that `after_step` sets to something else are the ones the next step computes with."""
+    """The next step computes with the weights that `after_step` has set."""
     monkeypatch.setattr(BYOL, "after_step", lambda self, out: rule(self))
     ours = train(shadowed(), random_pixels(32))
     theirs = train(
@@ -236,10 +235,10 @@ def test_a_rule_of_the_methods_own_reaches_the_copy(
     ("name", "times"),
     [("byol", 0), ("mocov2", 0), ("dino", 0), ("simclr", 0), ("deepcluster", 0), ("swav", 1)],
 )
-def test_the_copy_is_made_anew_only_where_a_rule_may_have_changed_weights(
+def test_the_copy_is_refreshed_only_if_weights_may_have_changed(
     name: str, times: int, shadowed: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once an epoch for everybody, and after each step for a method with a rule of its own."""
+    """Once an epoch for every method, and after each step for a method with `after_step`."""
     trainer = shadowed(name)
     made = []
     monkeypatch.setattr(Shadow, "refresh", lambda self: made.append(self))
@@ -247,8 +246,8 @@ def test_the_copy_is_made_anew_only_where_a_rule_may_have_changed_weights(
     assert len(made) == 2 + 8 * times
 
 
-def test_a_loaded_client_is_computed_with(shadowed: MakeTrainer) -> None:
-    """Nothing of the client before: the second of two trains as if it were the first."""
+def test_a_loaded_client_replaces_the_one_before(shadowed: MakeTrainer) -> None:
+    """The second of two clients trains as if it were the first."""
     alone = shadowed()
     second = shadowed()
     start = alone.method.state.clone()
@@ -258,7 +257,7 @@ def test_a_loaded_client_is_computed_with(shadowed: MakeTrainer) -> None:
 
 
 def test_nothing_is_compiled_for_a_small_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with fewer images than a batch trains as in mode eager, also between others."""
+    """A client with fewer images than a batch trains in mode eager, also between others."""
     compiled: list[Any] = []
 
     def spy(function: Any, **how: Any) -> Any:
@@ -277,7 +276,7 @@ def test_nothing_is_compiled_for_a_small_client(monkeypatch: pytest.MonkeyPatch)
         assert len(compiled) == expected  # views and loss of each step
 
 
-def test_a_parameter_the_loss_does_not_see_only_decays() -> None:
+def test_a_parameter_without_a_gradient_only_decays() -> None:
     def blind(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return out.h.square().mean()
 
@@ -312,7 +311,7 @@ def test_compiled_is_eager_on_a_cpu(name: str) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_modes_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_modes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     cuda = torch.device("cuda")
     assert resolve_mode("auto", cpu) == "eager"

@@ -1,6 +1,4 @@
-"""Local training: batches, schedules, health figures, and one step against torch.optim on an
-ordinary module.
-"""
+"""Local training: batches, schedules, representation metrics, and steps against torch.optim."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def task(pixels: Tensor, seed: int = 0, rate: float = 0.05, progress: float = 0.
 
 
 class Watched:
-    """The method's own loss, and a list of all batches it was asked about."""
+    """The method's loss, with a list of all batches."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -62,9 +60,7 @@ class Watched:
 @pytest.mark.parametrize("n", [2, 3, 5, 15, 8, 2 * 8 + 1, 3 * 8])
 @pytest.mark.parametrize("name", EVERY)
 def test_batches_of_any_number_of_images(name: str, n: int) -> None:
-    """The batch shrinks to what there is; an image is seen at most once an epoch; a rest waits for
-    the next.
-    """
+    """The batch shrinks to the number of images; each image occurs at most once an epoch."""
     trainer = make_trainer(name, {"batch": 8, "epochs": 2})
     watched = Watched()
     metrics = trainer.fit(task(random_pixels(n)), watched, {})
@@ -80,7 +76,7 @@ def test_batches_of_any_number_of_images(name: str, n: int) -> None:
     assert metrics.seconds > 0
 
 
-def test_epochs_have_orders_of_their_own() -> None:
+def test_epochs_have_different_orders() -> None:
     watched = Watched()
     make_trainer("simclr", {"batch": 16, "epochs": 3}).fit(task(random_pixels(16)), watched, {})
     orders = {tuple(b.index.tolist()) for b in watched.batches}
@@ -119,15 +115,13 @@ def test_a_loss_that_is_not_finite(bad: float) -> None:
         make_trainer().fit(task(random_pixels(16)), objective, {"factor": torch.tensor(bad)})
 
 
-def test_a_last_step_that_breaks_the_weights_is_noticed() -> None:
-    """Its loss was still that of the weights before it; what is remembered of such a round would
-    spoil all later.
-    """
+def test_a_last_step_that_breaks_the_weights_is_detected() -> None:
+    """Its loss is that of the weights before the step, so that the weights must be checked too."""
     with pytest.raises(ClientError, match="its weights are not finite any more"):
         make_trainer("simclr").fit(task(random_pixels(8), rate=math.inf), Watched(), {})
 
 
-def test_one_bad_step_among_good_ones_is_noticed() -> None:
+def test_one_bad_step_among_good_ones_is_detected() -> None:
     losses = iter([1.0, math.nan, 1.0])
 
     def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
@@ -137,7 +131,7 @@ def test_one_bad_step_among_good_ones_is_noticed() -> None:
         make_trainer("simsiam").fit(task(random_pixels(24)), objective, {})
 
 
-def test_a_request_to_stop_ends_it_within_a_step() -> None:
+def test_a_request_to_stop_ends_training_within_a_step() -> None:
     stopping = task(random_pixels(24))
 
     def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
@@ -190,7 +184,7 @@ def test_a_rate_is_a_step_length() -> None:
     torch.testing.assert_close(moved[2], 2 * moved[1], rtol=1e-3, atol=1e-7)
 
 
-# -- health figures --
+# -- representation metrics --
 
 
 def test_spread_against_a_loop() -> None:
@@ -250,7 +244,7 @@ def test_effective_rank_of_equal_directions(rank: int) -> None:
     assert effective_rank(h) == pytest.approx(rank, rel=1e-6)
 
 
-def test_a_dead_network_has_figures_too() -> None:
+def test_a_constant_network_has_metrics_too() -> None:
     assert spread(torch.zeros(2, 4, 3)) == 0
     assert effective_rank(torch.zeros(2, 4, 3)) == 1
 
@@ -259,7 +253,7 @@ def test_a_dead_network_has_figures_too() -> None:
 
 
 class Ordinary(nn.Module):
-    """BYOL as anybody would write it: torch's layers, one pass for each view, no flat row."""
+    """BYOL in plain torch: ordinary layers, one pass for each view, no flat row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,7 +343,7 @@ def test_a_fit_equals_torch_optim_on_an_ordinary_module(decay_norms: bool) -> No
 
 
 class Counting(METHODS["simclr"]):  # type: ignore[misc]
-    """SimCLR that looks at its images before every epoch and is told in every step what it saw."""
+    """SimCLR that embeds its images before every epoch and gets the result in every step."""
 
     Settings = type("CountingSettings", (METHODS["simclr"].Settings,), {})
 
@@ -359,11 +353,11 @@ class Counting(METHODS["simclr"]):  # type: ignore[misc]
         return {"epoch": torch.tensor(len(self.looks)), "features": self.looks[-1]}
 
     def loss(self, out: Output, constants: Constants) -> Tensor:
-        self.told = [*getattr(self, "told", []), constants]
+        self.seen_constants = [*getattr(self, "seen_constants", []), constants]
         return super().loss(out, constants)
 
 
-def test_what_a_method_finds_before_an_epoch_reaches_its_loss() -> None:
+def test_constants_of_before_epoch_reach_the_loss() -> None:
     """Two epochs of three steps; features are of the clean images, under the weights the epoch
     begins with.
     """
@@ -374,10 +368,11 @@ def test_what_a_method_finds_before_an_epoch_reaches_its_loss() -> None:
     watched = Watched()
     begun = method.state.clone()
     trainer.fit(task(images), watched, {"mine": torch.tensor(7)})
-    assert [int(constants["epoch"]) for constants in method.told] == [1, 1, 1, 2, 2, 2]
-    assert all(int(constants["mine"]) == 7 for constants in method.told)
+    assert [int(constants["epoch"]) for constants in method.seen_constants] == [1, 1, 1, 2, 2, 2]
+    assert all(int(constants["mine"]) == 7 for constants in method.seen_constants)
     assert all(
-        constants["features"] is method.looks[i // 3] for i, constants in enumerate(method.told)
+        constants["features"] is method.looks[i // 3]
+        for i, constants in enumerate(method.seen_constants)
     )
     assert method.training_seen
     assert not torch.allclose(*method.looks)
@@ -387,7 +382,7 @@ def test_what_a_method_finds_before_an_epoch_reaches_its_loss() -> None:
         torch.testing.assert_close(method.looks[0], method.encode(method.clean(images)).h)
 
 
-def test_a_method_that_does_not_look_costs_no_pass_over_the_images(
+def test_a_method_without_before_epoch_needs_no_extra_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Trainer, "embed", lambda *_: pytest.fail("images were embedded"))
@@ -397,8 +392,8 @@ def test_a_method_that_does_not_look_costs_no_pass_over_the_images(
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["simclr", "byol", "mocov2"])
 def test_measuring_is_a_step_that_changes_nothing(name: str, training: bool) -> None:
-    """Objectives see the very batch, views, draws and output that a first step would, and come to
-    the same loss.
+    """Objectives get the batch, views, draws and output of a first step, and return the same
+    loss.
     """
     seen: list[tuple[Tensor, ...]] = []
 
@@ -432,7 +427,7 @@ def test_measuring_is_a_step_that_changes_nothing(name: str, training: bool) -> 
         assert torch.equal(measured, again)
 
 
-def test_a_failed_measurement_leaves_the_method_as_found() -> None:
+def test_a_failed_measurement_does_not_change_the_method() -> None:
     def fail(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         raise RuntimeError("no")
 
@@ -463,7 +458,7 @@ def test_embedding_changes_nothing(training: bool, batch: int) -> None:
         torch.testing.assert_close(features, getattr(expected, what))
 
 
-# -- who trained here before --
+# -- clients that trained before --
 
 
 def _round(
@@ -480,15 +475,15 @@ def _round(
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", EVERY)
-def test_results_do_not_depend_on_who_trained_here_before(name: str, optimizer: str) -> None:
+def test_results_do_not_depend_on_clients_that_trained_before(name: str, optimizer: str) -> None:
     settings = {"optimizer": optimizer, "epochs": 2}
     used = make_trainer(name, settings)
     new = make_trainer(name, settings)
     message = {"model": new.method.state.pick(new.method.online)}
-    _round(used, "somebody", random_pixels(21, 1), message)
+    _round(used, "other", random_pixels(21, 1), message)
     with pytest.raises(
         ClientError
-    ):  # somebody else, whose weights, statistics and queue end as NaN
+    ):  # another client, whose weights, statistics and queue end as NaN
         used.fit(task(random_pixels(16, 2), rate=math.nan), Watched(), {})
     used.method.eval()
     floats, counts, metrics = _round(used, "me", random_pixels(17, 3), message)
@@ -498,7 +493,7 @@ def test_results_do_not_depend_on_who_trained_here_before(name: str, optimizer: 
     assert metrics._replace(seconds=0) == expected._replace(seconds=0)
 
 
-# -- what settings resolve to --
+# -- resolved settings --
 
 
 def test_resolved_for_a_device() -> None:
@@ -532,7 +527,7 @@ def test_batch_counters_count_every_pass_of_a_step() -> None:
 
 
 def test_a_parameter_that_does_not_train_is_refused() -> None:
-    """Its slot of the gradient row would never be written, and weight decay would move it."""
+    """Its part of the gradient row would never be written, and weight decay would move it."""
     trainer = make_trainer("simclr")
     next(trainer.method.backbone.parameters()).requires_grad_(False)
     with pytest.raises(TypeError, match="is in a trained part but takes no gradient"):

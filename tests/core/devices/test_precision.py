@@ -1,5 +1,6 @@
-"""What measures a model computes in float32, whatever the process allows elsewhere: the flags,
-since no CUDA is needed to see them."""
+"""Evaluation computes in float32 whatever the process allows elsewhere: the flags are tested, which
+needs no CUDA.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def _tf32_is_allowed() -> Iterator[None]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[bool, str]]:
-    """The flags that each part of a measurement observed."""
+    """Record the flags that each part of an evaluation observes."""
     observed: dict[str, tuple[bool, str]] = {}
 
     def spied(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +91,7 @@ def failing() -> None:
     raise ZeroDivisionError
 
 
-def test_flags_are_put_back_when_something_fails() -> None:
+def test_flags_are_restored_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError):
         failing()
     assert flags() == FAST

@@ -1,4 +1,4 @@
-"""End to end in this process: the same bits for any number of workers and any order in which clients finish."""
+"""The local runtime gives the same bits for any number of workers and any order of clients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROUNDS = 3
 
 
 class Jittered(FedAvg):
-    """FedAvg whose clients take their time, each a different one in each run."""
+    """FedAvg whose clients wait for different times in each run."""
 
     shuffle: int = 0
 
@@ -53,7 +53,7 @@ class Jittered(FedAvg):
 
 
 class Recalling(FedAvg):
-    """Writes down in a client's memory every round it has taken part in."""
+    """FedAvg that records in a client's memory every round it took part in."""
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         upload, memory = super().client(client, message)
@@ -70,7 +70,7 @@ class Failing(FedAvg):
 
 
 class Federation:
-    """Everything a run needs, without a directory."""
+    """A federation without a run directory."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Federation:
         )
 
     def run(self) -> tuple[dict[str, bytes], dict[str, bytes], list[Any]]:
-        """Sites and memories as bytes, and everything logged but the clock."""
+        """Return sites and memories as bytes, and all reports without durations."""
         try:
             done = list(self.rounds())
         finally:
@@ -150,7 +150,7 @@ def test_the_same_bits_for_any_order_in_which_clients_finish() -> None:
 
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_same_bits_wherever_memory_lies(workers: int, tier: Wanted, tmp_path: Path) -> None:
+def test_the_same_bits_for_every_memory_tier(workers: int, tier: Wanted, tmp_path: Path) -> None:
     expected = Federation(algorithm=Recalling()).run()
     memory = Memory(BlobFile(tmp_path / "rows"), tier=tier, ahead=workers)
     assert Federation(workers=workers, algorithm=Recalling(), memory=memory).run() == expected
@@ -158,8 +158,10 @@ def test_the_same_bits_wherever_memory_lies(workers: int, tier: Wanted, tmp_path
     assert (tmp_path / "rows").exists() == (tier == "disk")
 
 
-def test_an_exchange_broken_off_leaves_nothing_behind() -> None:
-    """Whoever was still training when a round was given up writes nothing into the next attempt at it."""
+def test_an_abandoned_exchange_leaves_nothing_behind() -> None:
+    """A client that still trains when its round is abandoned writes nothing into the next
+    attempt.
+    """
     held, waiting, go_on = [], threading.Event(), threading.Event()
 
     class Held(Recalling):
@@ -193,8 +195,8 @@ def test_rounds_and_seeds_matter() -> None:
     assert len(set(states)) == ROUNDS
 
 
-def test_alone_a_client_hears_nobody() -> None:
-    """Client d ends with the same bits whoever else trains in the same process."""
+def test_an_isolated_client_does_not_depend_on_others() -> None:
+    """Client d gets the same bits whichever other clients train in the same process."""
     together = Federation("byol", 2, topology=Isolated()).run()[0]
     everybody = {c: (n if c == "d" else 0) for c, n in SIZES.items()}
     single = Federation("byol", 1, topology=Isolated(), sizes=everybody).run()[0]
@@ -225,7 +227,9 @@ def test_replies_come_in_the_clients_order() -> None:
 def test_of_each_few_clients_the_largest_start_first(
     sizes: dict[str, int], expected: list[str]
 ) -> None:
-    """One worker, for which four uploads may wait: two clients at a time, or all if there are no more than four."""
+    """One worker, for which four uploads may wait: two clients at a time, or all if there are no
+    more than four.
+    """
     started: list[str] = []
 
     class Noting(FedAvg):
@@ -242,8 +246,8 @@ def test_of_each_few_clients_the_largest_start_first(
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_few_uploads_wait_for_their_turn(workers: int) -> None:
-    """While nobody takes the second reply, no more than four for each worker are made beyond the first."""
+def test_few_uploads_wait_to_be_merged(workers: int) -> None:
+    """Until the second reply is consumed, at most four per worker are made after the first."""
     federation = Federation(workers=workers, sizes={f"{i:02}": 8 for i in range(30)})
     replies = federation.runtime.exchange(
         0, list(federation.runtime.clients), lambda c: federation.sites[SERVER]
@@ -268,7 +272,7 @@ def test_a_client_remembers_its_own_rounds(workers: int) -> None:
     }
 
 
-# -- what may be seen of a client --
+# -- what leaves a client --
 
 
 def _tensors(value: Value) -> list[Tensor]:
@@ -285,7 +289,7 @@ def _tensors(value: Value) -> list[Tensor]:
     "settings", [{}, {"aggregate": "both", "update": "both", "predictor": "local"}]
 )
 def test_images_never_appear_in_an_upload(settings: dict[str, Any]) -> None:
-    """Neither their bytes nor anything of their type or size; the same for what is remembered."""
+    """Neither their bytes nor any tensor of their type or size; nor in a memory."""
     federation = Federation("mocov2", algorithm=FedAvg(**settings))
     replies = federation.runtime.exchange(0, list("abcde"), lambda c: federation.sites[SERVER])
     for seed, reply in enumerate(replies):
@@ -300,7 +304,7 @@ def test_images_never_appear_in_an_upload(settings: dict[str, Any]) -> None:
     federation.runtime.close()
 
 
-def test_labels_stay_where_they_are() -> None:
+def test_labels_are_not_loaded() -> None:
     def labels() -> Tensor:
         raise AssertionError("labels were loaded")
 
@@ -312,10 +316,10 @@ def test_labels_stay_where_they_are() -> None:
     runtime.close()
 
 
-# -- what goes wrong at a client --
+# -- failing clients --
 
 
-def test_an_empty_client_is_never_asked() -> None:
+def test_an_empty_client_never_takes_part() -> None:
     federation = Federation(topology=Star(participation=0.5), sizes={**SIZES, "empty": 0})
     assert federation.runtime.clients == list(SIZES)
     asked = {report.client for done in federation.rounds() for report in done.reports}
@@ -325,7 +329,9 @@ def test_an_empty_client_is_never_asked() -> None:
 
 
 def test_a_client_that_cannot_train_is_dropped_with_its_reason() -> None:
-    """One image is too few; one client fails, one runs out of memory; the others are as if they had been alone."""
+    """One image is too few, one client fails, one runs out of memory; the others are not
+    affected.
+    """
     sizes = {"a": 20, "b": 20, "c": 1, "d": 20, "e": 41}
     federation = Federation(workers=2, algorithm=Failing(), sizes=sizes)
     sites, memory, reports = federation.run()
@@ -352,7 +358,7 @@ def test_after_a_failure_every_trainer_is_free_again() -> None:
     federation.runtime.close()
 
 
-def test_a_stop_ends_the_clients_and_keeps_nothing_of_them() -> None:
+def test_a_stop_ends_the_clients_and_discards_their_work() -> None:
     federation = Federation(workers=2)
     federation.stop.set()
     with pytest.raises(Stopped):
@@ -363,7 +369,7 @@ def test_a_stop_ends_the_clients_and_keeps_nothing_of_them() -> None:
 
 
 class Twice(FedAvg):
-    """Its clients train a second time, on a thousand times the loss, and send what the first training left."""
+    """Clients train a second time, on a thousand times the loss, but send the first result."""
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         done = super().client(client, message)
@@ -374,14 +380,14 @@ class Twice(FedAvg):
         return 1000 * method.loss(out, constants)
 
 
-def test_of_several_trainings_the_first_is_told_of() -> None:
-    """It is the one whose model is sent; what else a client trains is for its algorithm's notes."""
+def test_the_first_of_several_trainings_is_reported() -> None:
+    """Its model is the one that is sent; other trainings may appear in the algorithm's notes."""
     once, twice = (Federation("simclr", algorithm=a).run() for a in (FedAvg(), Twice()))
     assert once[0] == twice[0]
     assert once[2] == twice[2]
 
 
-def test_a_reply_is_told_of_as_soon_as_it_is_there() -> None:
+def test_on_client_is_called_as_soon_as_a_reply_exists() -> None:
     seen: list[Reply] = []
     federation = Federation()
     federation.runtime._on_client = seen.append
