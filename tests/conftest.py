@@ -130,6 +130,8 @@ def cli(
     def call(*args: str) -> tuple[int, str, str]:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         monkeypatch.setattr(sys, "argv", ["fedssl", *args])
+        # Click names the program after the package of __main__: none, or pytest's.
+        monkeypatch.setattr(sys.modules["__main__"], "__package__", "", raising=False)
         capfd.readouterr()
         code: Any = 0
         try:
