@@ -1,6 +1,6 @@
 """The peer's networks: fedssl's ResNet-18 with the CIFAR stem and its `cnn`, written with torch's layers alone.
 
-Keys of the state_dicts are fedssl's, whose weights load as they are; tests/test_benchmarks.py shows that the networks
+Keys of the state_dicts are fedssl's, whose weights load as they are; tests/benchmarks/test_peer.py shows that the networks
 are the same.
 """
 

@@ -4,7 +4,7 @@ Eager float32. A deep copy of the model for each client and another for its uplo
 Python loop; each view passes the network alone; the target follows the online network parameter by parameter.
 Where such code differs in what it costs, this takes the cheaper way: everything stays on the device, and losses are
 read once an epoch. Nothing here uses fedssl, but the network, the loss and the order of updates are its own, so that
-both do the same work: tests/test_benchmarks.py gives both the same weights and views and compares what comes out.
+both do the same work: tests/benchmarks/test_peer.py gives both the same weights and views and compares what comes out.
 """
 
 from __future__ import annotations

@@ -83,14 +83,28 @@ SMALL_EXPERIMENT: dict[str, Any] = {
 }
 
 
-def make_experiment(changes: Mapping[str, Any] | None = None, **settings: Any) -> Experiment:
-    """Return a small experiment on given images, with `changes` and then `settings` merged into it.
+# Nothing but the settings without a default.
+REQUIRED_SETTINGS: dict[str, Any] = {
+    "clients": 5,
+    "data": {"name": "fashion-mini"},
+    "method": {"name": "byol", "backbone": "cnn"},
+}
 
-    `probe__k=3` is short for {"probe.k": 3}.
-    """
-    dotted = {key.replace("__", "."): value for key, value in settings.items()}
+
+def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments as dotted keys: `probe__k=3` is short for {"probe.k": 3}."""
+    return {key.replace("__", "."): value for key, value in settings.items()}
+
+
+def default_experiment(**settings: Any) -> Experiment:
+    """Return an experiment in which all other settings have their defaults."""
+    return Experiment.from_dict(merge_changes(REQUIRED_SETTINGS, dotted(settings)))
+
+
+def make_experiment(changes: Mapping[str, Any] | None = None, **settings: Any) -> Experiment:
+    """Return a small experiment on given images, changed by `changes` and then by `settings`."""
     changed = merge_changes(SMALL_EXPERIMENT, changes or {})
-    return Experiment.from_dict(merge_changes(changed, dotted))
+    return Experiment.from_dict(merge_changes(changed, dotted(settings)))
 
 
 # -- methods, trainers and clients --
