@@ -12,12 +12,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import factories
 import hypothesis
 import pytest
 import torch
-
-from fedssl.training.trainer import Trainer
 
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
@@ -67,12 +64,6 @@ def _import_torchvision() -> None:
             operators.announce()
 
 
-@pytest.fixture
-def make_trainer() -> Callable[..., Trainer]:
-    """Return factories.make_trainer."""
-    return factories.make_trainer
-
-
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Store decoded images with the tests' other files, not in the user's cache."""
@@ -112,12 +103,6 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
     monkeypatch.setitem(sys.modules, "fedssl.core.kernels.update", SimpleNamespace(sgd=sgd))
     return dtypes
-
-
-@pytest.fixture
-def pixels() -> Callable[..., torch.Tensor]:
-    """Return factories.random_pixels."""
-    return factories.random_pixels
 
 
 @pytest.fixture
