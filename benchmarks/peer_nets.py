@@ -1,6 +1,6 @@
 """The peer's networks: fedssl's ResNet-18 with the CIFAR stem and its `cnn`, with torch's layers.
 
-The keys of the state_dicts equal fedssl's, so its weights can be loaded. tests/test_benchmarks.py
+The keys of the state_dicts equal fedssl's, so its weights can be loaded. tests/benchmarks/test_peer.py
 checks that the networks are equal.
 """
 

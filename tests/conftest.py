@@ -1,4 +1,6 @@
-"""Which tests run, how torchvision is imported beside a CPU build of torch, and a tiny method in its trainer."""
+"""Choose which tests run, import torchvision with a CPU build of torch, and define shared
+fixtures.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,10 @@ import hypothesis
 import pytest
 import torch
 
-from fedssl.method import METHODS
-from fedssl.nets import CNN, ViTMini
-from fedssl.training.trainer import Trainer, TrainSettings
-
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
 
-torch.set_num_threads(
-    1
-)  # tensors here are tiny: a second thread only waits, and on a busy machine for long
+torch.set_num_threads(1)  # tensors here are tiny: a second thread only waits
 
 _shim: list[torch.library.Library] = []  # a library's definitions live as long as the object
 
@@ -47,10 +43,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _import_torchvision() -> None:
-    """Import it once for all oracles (timm and lightly import it too), or leave it to them to be skipped.
+    """Import it once for all oracles (timm and lightly import it too); without it they are skipped.
 
-    Its wheel is a CUDA build: without its compiled operators it stops at the first it registers a kernel for,
-    unless that operator has a schema. The two that Mask R-CNN needs have plain kernels in torchvision_operators.py.
+    Its wheel is a CUDA build: without its compiled operators the import fails at the first kernel
+    that it registers, unless that operator has a schema. The two that Mask R-CNN needs have plain
+    kernels in torchvision_operators.py.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its image decoders do not load either, and are not needed
@@ -67,46 +64,17 @@ def _import_torchvision() -> None:
             operators.announce()
 
 
-class Tiny(CNN):
-    """A backbone of 24 features, 6 for each quarter of the image, and three hundred weights."""
-
-    widths = (4, 6)
-
-
-class TinyViT(ViTMini):
-    """Two blocks of width 8; an image of 8 pixels a side is four patches."""
-
-    width, depth, heads = 8, 2, 2
-
-
-@pytest.fixture
-def make_trainer() -> Callable[..., Trainer]:
-    """make_trainer("byol", train={"batch": 4}, momentum=0.5): small widths, always the same weights, 8x8 images."""
-
-    def make(name: str = "byol", train: dict[str, Any] | None = None, **settings: Any) -> Trainer:
-        cls = METHODS[name].Settings
-        sizes = {"hidden": 6, "dim": 5, "queue": 7, "prototypes": 5, "clusters": 5, "bottleneck": 4}
-        sizes |= {"classes": 5, "width": 3}
-        small = {k: v for k, v in sizes.items() if k in cls.model_fields}
-        net = TinyViT if cls.model_fields["backbone"].default.startswith("vit") else Tiny
-        with torch.random.fork_rng():
-            torch.manual_seed(5)
-            method = cls(**{**small, **settings}).build(net(), 8)
-        return Trainer(method, TrainSettings(**{"batch": 8, "lr": 0.05, **(train or {})}))
-
-    return make
-
-
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoded images go where the tests' other files go, and not among the user's."""
+    """Store decoded images with the tests' other files, not in the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture
 def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """The kernel of the fused SGD, replaced by the very operations of the plain one: results are the same to the bit.
-    Holds the dtypes of the gradients it was called with."""
+    """Replace the kernel of the fused SGD by the operations of the plain one: the bits are the
+    same. Return the list of the gradients' dtypes.
+    """
     dtypes = []
 
     def sgd(
@@ -138,26 +106,17 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
 
 @pytest.fixture
-def pixels() -> Callable[..., torch.Tensor]:
-    """pixels(n, seed): uint8 images (n, 3, 8, 8)."""
-
-    def make(n: int, seed: int = 0) -> torch.Tensor:
-        stream = torch.Generator().manual_seed(seed)
-        return torch.randint(256, (n, 3, 8, 8), dtype=torch.uint8, generator=stream)
-
-    return make
-
-
-@pytest.fixture
 def cli(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """cli("run", "demo"): exit code, standard output and standard error of the command, in this process."""
+    """cli("run", "demo"): return exit code, standard output and standard error, in this process."""
     from fedssl.cli.main import main
 
     def call(*args: str) -> tuple[int, str, str]:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         monkeypatch.setattr(sys, "argv", ["fedssl", *args])
+        # Click names the program after the package of __main__: none, or pytest's.
+        monkeypatch.setattr(sys.modules["__main__"], "__package__", "", raising=False)
         capfd.readouterr()
         code: Any = 0
         try:

@@ -1,4 +1,6 @@
-"""The documentation is true: its Python runs, its TOML loads, its commands exist, its tables are complete."""
+"""The documentation is true: its Python runs, its TOML loads, its commands exist, its tables are
+complete.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ REGISTRIES = {
     "data sets": SOURCES,
     "backbones": BACKBONES,
 }
-# One step per client of the demo, and a probe that hardly learns: enough to see that a line runs.
+# One step per client of the demo, and a short probe: enough to check that a line runs.
 TINY = {
     "rounds": 1,
     "train.epochs": 1,
@@ -104,14 +106,16 @@ def execute(block: Block, names: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a tiny run of the demo."""
+    """Return the directory of a tiny run of the demo."""
     folder = tmp_path_factory.mktemp("docs") / "demo"
     return fedssl.run("demo", folder, "cpu", quiet=True, set=TINY_DEMO).dir
 
 
 @pytest.fixture
 def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current directory where every run is tiny, nothing is reached over a network and no name is kept."""
+    """Change to an empty directory where every run is tiny, without network and without new
+    names.
+    """
     real = fedssl.run
 
     def run(experiment: Any, *args: Any, set: Any = None, **changes: Any) -> fedssl.Run:
@@ -140,7 +144,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_python_runs(
     page: Path, sandbox: Path, demo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All blocks of a page, one after the other, in one namespace as a reader's notebook would have it."""
+    """Execute all blocks of a page in one namespace, like a notebook."""
     blocks = [b for b in PYTHON if b.page == page and b not in WITH_TORCHVISION]
     if any('"runs/demo' in b.text for b in blocks):
         shutil.copytree(demo, sandbox / "runs" / "demo")
@@ -169,7 +173,9 @@ def test_torchvision_blocks_compile(block: Block) -> None:
 def test_torchvision_loads_the_backbone(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Features of torchvision's model, filled as the page says, equal those of the backbone."""
+    """Features of torchvision's model, loaded as the page describes, equal those of the
+    backbone.
+    """
     pytest.importorskip("torchvision")
     monkeypatch.chdir(tmp_path)
     stem = "cifar" if "maxpool" in block.text else "imagenet"
@@ -186,7 +192,7 @@ def test_torchvision_loads_the_backbone(
 def test_toml_loads(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     values = tomllib.loads(block.text)
-    if "project" in values:  # how a plugin announces itself
+    if "project" in values:  # how a plugin is registered
         assert {registry.group for registry in REGISTRIES.values()} >= set(
             values["project"]["entry-points"]
         )
@@ -221,7 +227,9 @@ def test_command_exists(block: Block, words: list[str], tmp_path: Path) -> None:
 
 
 def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
-    """The subcommand takes these options, the experiment exists, and its settings can be changed so."""
+    """Check that the subcommand has these options and that the experiment and its changes are
+    valid.
+    """
     group: Any = typer.main.get_command(app)
     command = group.commands[words[0]]
     if hasattr(command, "commands"):  # a group, of fine-tunings say
@@ -339,7 +347,7 @@ def section(title: str) -> str:
 
 
 def first_cells(text: str) -> set[str]:
-    """Everything in backquotes in the first column of a page's tables."""
+    """Return everything in backquotes in the first column of a page's tables."""
     cells = re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
@@ -368,13 +376,13 @@ def test_the_header_of_a_backbone_is_documented(demo: Path) -> None:
 
 
 def _links(page: Path) -> set[str]:
-    """The pages that a page links to, as paths below docs/."""
+    """Return the pages that a page links to, as paths below docs/."""
     names = re.findall(r"\]\(([\w/-]+\.md)\)", page.read_text("utf-8"))
     return {(page.parent / name).relative_to(ROOT / "docs").as_posix() for name in names}
 
 
 def test_every_page_is_listed_on_the_first_and_in_the_navigation() -> None:
-    """Decisions are listed on a page of their own."""
+    """Decisions are listed on a separate page."""
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md"}
     records = _links(docs / "decisions/index.md")
@@ -383,8 +391,10 @@ def test_every_page_is_listed_on_the_first_and_in_the_navigation() -> None:
     assert set(navigation) == pages | {"index.md"}
 
 
-def test_own_images_can_be_pasted_again(sandbox: Path) -> None:
-    """A second time, in a new process say, the same runs are there, finished: images and experiments are the same."""
+def test_the_page_on_own_images_can_be_executed_twice(sandbox: Path) -> None:
+    """The second time the same runs exist and are finished, because images and experiments are
+    equal.
+    """
     blocks = [b for b in PYTHON if b.page == ROOT / "docs" / "how-to" / "own-images.md"]
     hashes = []
     for _ in range(2):

@@ -18,7 +18,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def test_one_round_in_plain_torch_gives_the_engines_weights(tmp_path: Path) -> None:
-    """Clients have 160 images each and train two steps. The difference is a thousandth of the update.
+    """Clients have 160 images each and train two steps. The difference is a thousandth of the
+    update.
 
     The order of additions differs, and with it which activations are just above zero.
     """

@@ -1,11 +1,10 @@
-"""From an experiment to a federation: the same weights everywhere, only clients with images, models by name."""
+"""Build a federation from an experiment: equal weights, clients with images, models by name."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from factories import make_experiment, random_pixels
 
 from fedssl import federation
 from fedssl.core.devices.select import resolve_device
@@ -13,49 +12,36 @@ from fedssl.core.errors import ConfigError, DataError
 from fedssl.data import Dataset, Images
 from fedssl.evaluation.models import models_of
 from fedssl.experiment.client_data import partition_data
-from fedssl.experiment.experiment import Experiment
-from fedssl.experiment.overrides import merge_changes
 
 CPU = torch.device("cpu")
-BASE: dict[str, Any] = {
-    "clients": 3,
-    "data": {"name": "given"},
-    "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
-}
-
-
-def experiment(changes: dict[str, Any] | None = None) -> Experiment:
-    return Experiment.from_dict(merge_changes(BASE, changes or {}))
 
 
 def dataset(n: int = 30, owners: dict[str, list[int]] | None = None) -> Dataset:
-    pixels = torch.randint(
-        256, (n, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    owned = (
-        None
-        if owners is None
-        else {c: torch.tensor(i, dtype=torch.int64) for c, i in owners.items()}
-    )
-    return Dataset(Images(pixels, torch.arange(n) % 3), None, owned)
+    train = Images(random_pixels(n), torch.arange(n) % 3)
+    if owners is None:
+        return Dataset(train)
+    rows = {client: torch.tensor(row, dtype=torch.int64) for client, row in owners.items()}
+    return Dataset(train, None, rows)
 
 
-def test_weights_are_of_the_seed_alone() -> None:
-    """Whatever torch's own stream stands at, which is left where it was."""
+def test_weights_depend_on_the_seed_only() -> None:
+    """They do not depend on torch's global generator, and do not change it."""
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = federation.build_method(experiment(), (3, 8, 8), CPU).state.floats
+    first = federation.build_method(make_experiment(), (3, 8, 8), CPU).state.floats
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(federation.build_method(experiment(), (3, 8, 8), CPU).state.floats, first)
+    assert torch.equal(
+        federation.build_method(make_experiment(), (3, 8, 8), CPU).state.floats, first
+    )
     assert not torch.equal(
-        federation.build_method(experiment({"seed": 1}), (3, 8, 8), CPU).state.floats, first
+        federation.build_method(make_experiment({"seed": 1}), (3, 8, 8), CPU).state.floats, first
     )
 
 
 def test_every_trainer_holds_the_same_weights() -> None:
     trainers = federation.build_trainers(
-        experiment({"train.workers": 3}), (3, 8, 8), CPU, clients=9
+        make_experiment({"train.workers": 3}), (3, 8, 8), CPU, clients=9
     )
     assert len(trainers) == 3
     assert len({trainer.method.state.floats.data_ptr() for trainer in trainers}) == 3
@@ -66,30 +52,36 @@ def test_every_trainer_holds_the_same_weights() -> None:
 
 def test_no_more_workers_than_clients() -> None:
     assert (
-        len(federation.build_trainers(experiment({"train.workers": 5}), (3, 8, 8), CPU, clients=2))
+        len(
+            federation.build_trainers(
+                make_experiment({"train.workers": 5}), (3, 8, 8), CPU, clients=2
+            )
+        )
         == 2
     )
-    assert 1 <= len(federation.build_trainers(experiment(), (3, 8, 8), CPU, clients=2)) <= 2
+    assert 1 <= len(federation.build_trainers(make_experiment(), (3, 8, 8), CPU, clients=2)) <= 2
 
 
 def test_clients_without_images_are_named_once() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     data = dataset(owners={"a": [0, 1], "b": [], "c": [5, 6, 7]})
-    _, owners = partition_data(experiment({"partition.name": "natural"}), data, said.append)
+    _, owners = partition_data(
+        make_experiment({"partition.name": "natural"}), data, messages.append
+    )
     assert {c: index.tolist() for c, index in owners.items()} == {
         "a": [0, 1],
         "b": [],
         "c": [5, 6, 7],
     }
-    assert said == ["clients without images do not take part: b"]
-    nobody = dataset(owners={"a": [], "b": [], "c": []})
+    assert messages == ["clients without images do not take part: b"]
+    empty = dataset(owners={"a": [], "b": [], "c": []})
     with pytest.raises(DataError, match="no client has any images"):
-        partition_data(experiment({"partition.name": "natural"}), nobody, said.append)
+        partition_data(make_experiment({"partition.name": "natural"}), empty, messages.append)
 
 
-def test_the_deal_is_of_the_seed_alone() -> None:
+def test_the_partition_depends_on_the_seed_only() -> None:
     def dealt(seed: int) -> list[list[int]]:
-        _, owners = partition_data(experiment({"seed": seed}), dataset(), print)
+        _, owners = partition_data(make_experiment({"seed": seed}), dataset(), print)
         return [i.tolist() for i in owners.values()]
 
     assert dealt(0) == dealt(0)
@@ -116,18 +108,18 @@ def test_shards_hold_a_clients_own_images_and_no_labels() -> None:
 
 
 def test_sites_and_the_names_of_their_models() -> None:
-    trainer = federation.build_trainers(experiment(), (3, 8, 8), CPU, 1)[0]
-    star = federation.first_sites(experiment(), trainer, ["a", "b"])
-    assert list(models_of(experiment(), star)) == ["global"]
-    alone = experiment({"topology.name": "isolated"})
+    trainer = federation.build_trainers(make_experiment(), (3, 8, 8), CPU, 1)[0]
+    star = federation.first_sites(make_experiment(), trainer, ["a", "b"])
+    assert list(models_of(make_experiment(), star)) == ["global"]
+    alone = make_experiment({"topology.name": "isolated"})
     sites = federation.first_sites(alone, trainer, ["a", "b"])
     assert list(models_of(alone, sites)) == ["a", "b"]
     assert torch.equal(models_of(alone, sites)["a"].floats, models_of(alone, sites)["b"].floats)
 
 
 def test_normalisation_fits_the_images() -> None:
-    assert federation.normalisation(experiment(), 3) is None
-    normalised = experiment({"data.mean": [0.5], "data.std": [0.25]})
+    assert federation.normalisation(make_experiment(), 3) is None
+    normalised = make_experiment({"data.mean": [0.5], "data.std": [0.25]})
     assert federation.normalisation(normalised, 1) == ((0.5,), (0.25,))
     with pytest.raises(
         ConfigError, match=r"data\.mean has 1 numbers, but the images have 3 channels"
@@ -136,12 +128,12 @@ def test_normalisation_fits_the_images() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "cpu:x", ""])
-def test_devices_that_are_not_there(name: str) -> None:
+def test_missing_devices(name: str) -> None:
     with pytest.raises(ConfigError, match=f'device "{name}"'):
         resolve_device(name)
 
 
-def test_devices_that_are() -> None:
+def test_available_devices() -> None:
     assert resolve_device("cpu") == CPU
     assert resolve_device("auto").type in ("cpu", "cuda")
 
@@ -155,7 +147,7 @@ def test_devices_that_are() -> None:
         ((1, 5), 0, 1, [0]),
     ],
 )
-def test_trainers_go_where_there_is_room(
+def test_trainers_use_the_devices_with_free_memory(
     rooms: tuple[int, int],
     workers: int,
     clients: int,
@@ -168,6 +160,6 @@ def test_trainers_go_where_there_is_room(
     monkeypatch.setattr(federation, "build_method", lambda e, image, device: device.index)
     monkeypatch.setattr(federation, "Trainer", lambda method, settings: method)
     made = federation.build_trainers(
-        experiment({"train.workers": workers}), (3, 8, 8), torch.device("cuda"), clients
+        make_experiment({"train.workers": workers}), (3, 8, 8), torch.device("cuda"), clients
     )
     assert made == expected

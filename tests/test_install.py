@@ -1,4 +1,6 @@
-"""Which build of torch `make setup` installs: the script runs with real pip and wheels without content, on loopback."""
+"""Which build of torch `make setup` installs: the script runs with real pip and wheels without
+content, on loopback.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def _torch(folder: Path, version: str, cuda: str | None, requires: tuple[str, ..
 
 
 class Indexes:
-    """An index as pip has it by default, with a CUDA build, and one with a CPU build; and what was asked of them."""
+    """Pip's default index with a CUDA build, an index with a CPU build, and their requests."""
 
     def __init__(self, root: Path) -> None:
         _torch(root / "default", "2.13.0", "13.0", ("nvidia-runtime",))
@@ -98,7 +100,9 @@ Install = Callable[..., str]
 
 @pytest.fixture
 def install(tmp_path: Path, indexes: Indexes) -> Install:
-    """Run the script in an empty environment that has this one's pip; returns the last line that it prints."""
+    """Run the script in an empty environment with this one's pip; return the last line it
+    prints.
+    """
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     packages = next((environment / "lib").glob("python*")) / "site-packages"
@@ -136,7 +140,9 @@ def test_without_a_gpu_the_cpu_index_is_used(install: Install, indexes: Indexes)
 def test_a_cpu_index_that_does_not_answer_costs_five_seconds_and_is_reported(
     install: Install,
 ) -> None:
-    """A server that accepts connections and never answers: the worst case of a network that drops packets."""
+    """A server that accepts connections and never answers: the worst case of a network that drops
+    packets.
+    """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/cpu"
         started = time.monotonic()

@@ -1,4 +1,6 @@
-"""Install lines in the code and the documentation work: fedssl is installed from a clone, not from an index."""
+"""Install lines in the code and the documentation work: fedssl is installed from a clone, not from
+an index.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ LINE = re.compile(r"pip install ((?:--?[\w-]+ )*)(\"[^\"]*\"|'[^']*'|[^\s\"'`]+)
 
 
 def _installed() -> list[tuple[str, str]]:
-    """File and first requirement of every `pip install`."""
+    """Return file and first requirement of every `pip install`."""
     return [
         (str(path.relative_to(ROOT)), found[2].strip("\"'"))
         for path in FILES

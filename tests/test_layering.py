@@ -1,4 +1,6 @@
-"""Layers import downwards only, no modules import each other in a circle, and optional packages stay optional."""
+"""Layers import downwards only, no modules import each other in a circle, and optional packages
+stay optional.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,7 @@ def test_nothing_is_pickled() -> None:
 
 
 def _compared(tree: ast.Module) -> Iterator[tuple[int, set[str]]]:
-    """Every comparison and `match` case, with the strings in it."""
+    """Yield every comparison and `match` case, with its strings."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare | ast.MatchValue):
             parts = (

@@ -1,4 +1,4 @@
-"""What `import fedssl` gives, and what it must not do."""
+"""The public names of `import fedssl`, and what the import must not do."""
 
 from __future__ import annotations
 

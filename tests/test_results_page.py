@@ -1,4 +1,4 @@
-"""The page of results: what is said once of runs that are alike, what has a column where they are not."""
+"""The page of results: common settings are stated once, differing ones have a column."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[1] / "docs" / "make_results.py"
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The script's functions, reading results in tmp_path."""
+    """Return the script's functions, which read results in tmp_path."""
     monkeypatch.syspath_prepend(SCRIPT.parent)  # as Python has it for a script
     found = runpy.run_path(str(SCRIPT))
     found["page"].__globals__["RESULTS"] = tmp_path
@@ -64,18 +64,18 @@ batch = 128
     (folder / "results.json").write_text(json.dumps(results))
 
 
-def said(script: dict[str, Any]) -> str:
+def page_text(script: dict[str, Any]) -> str:
     return "\n".join(
         line for name, runs in script["groups"]() for line in script["group"](name, runs)
     )
 
 
-def test_what_runs_have_in_common_is_said_once(script: dict[str, Any], tmp_path: Path) -> None:
+def test_common_settings_are_stated_once(script: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path / "g" / "a")
     write(tmp_path / "g" / "b")
     (tmp_path / "g" / "unfinished").mkdir()
     (tmp_path / "g" / "unfinished" / "rounds.jsonl").write_text("")
-    text = said(script)
+    text = page_text(script)
     assert (
         "\n5 clients, 2 classes each, resnet18, 1 round × 1 epoch, H200. Accuracy in percent.\n"
         in text
@@ -84,10 +84,10 @@ def test_what_runs_have_in_common_is_said_once(script: dict[str, Any], tmp_path:
     assert "| a | byol × fedavg, seed 0 | 50.0 |  |" in text
 
 
-def test_what_differs_has_a_column(script: dict[str, Any], tmp_path: Path) -> None:
+def test_differing_settings_have_a_column(script: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path / "g" / "a", rounds=2)
     write(tmp_path / "g" / "b", rounds=1200, epochs=5, topology="centralized")
-    text = said(script)
+    text = page_text(script)
     assert "\nresnet18, H200. Accuracy in percent.\n" in text
     assert "| run |  | clients | length | kNN | linear |" in text
     assert (
@@ -97,9 +97,7 @@ def test_what_differs_has_a_column(script: dict[str, Any], tmp_path: Path) -> No
     assert "| b | byol × fedavg, seed 0 | centralized | 1,200 rounds × 5 epochs | 50.0 |  |" in text
 
 
-def test_scores_of_all_runs_whatever_folder_they_are_in(
-    script: dict[str, Any], tmp_path: Path
-) -> None:
+def test_scores_of_runs_in_all_folders(script: dict[str, Any], tmp_path: Path) -> None:
     """Ranks 1 2 3 with 30 20 10: ρ = −1, as in 2 of 6 orders."""
     for folder, rank in (("g/a", 1.0), ("g/b", 2.0), ("h/a", 3.0)):
         write(tmp_path / folder, rank=rank, knn=40 - 10 * rank)
@@ -112,9 +110,10 @@ def test_scores_of_all_runs_whatever_folder_they_are_in(
     assert "alignment is in 0" in text
 
 
-def test_runs_stand_beside_what_was_published(script: dict[str, Any], tmp_path: Path) -> None:
-    """Two seeds of FedEMA's default run, one of them in bf16 and with another file name for the same images; a shorter
-    run has no difference, and one with another rate is no cell of any table."""
+def test_runs_are_compared_with_published_results(script: dict[str, Any], tmp_path: Path) -> None:
+    """Two seeds of FedEMA's default run, one of them in bf16 and with another file name for the
+    same images; a shorter run has no difference, and one with another rate belongs to no table.
+    """
     plain = {"seed": 0}
     named = {
         "seed": 1,

@@ -1,7 +1,7 @@
-"""Plain stand-ins for two of torchvision's compiled operators, where its wheel does not fit the torch beside it.
+"""Plain versions of two of torchvision's compiled operators, for a wheel that does not fit torch.
 
-Only tests use them. Both are written for clearness; tests/detection/test_operators.py has numbers worked out by hand,
-and compares `roi_align` with torchvision's own slow version of it.
+Only tests use them. Both are written for clarity; tests/detection/test_operators.py has numbers
+worked out by hand, and compares `roi_align` with torchvision's own slow version of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ SCHEMAS = (
 
 
 def define() -> torch.library.Library:
-    """Schemas, without which torchvision does not import, and kernels. They live as long as the object."""
+    """Define schemas, without which torchvision does not import, and kernels, while the object
+    exists.
+    """
     library = torch.library.Library("torchvision", "DEF")
     for schema in SCHEMAS:
         library.define(schema)
@@ -31,13 +33,15 @@ def define() -> torch.library.Library:
 
 
 def announce() -> None:
-    """Tell an imported torchvision that its operators are there."""
+    """Mark torchvision's operators as available."""
     for name in ("torchvision.extension", "torchvision.ops.roi_align"):
         sys.modules[name]._has_ops = lambda: True  # type: ignore[attr-defined]
 
 
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    """Places of the boxes (n, 4) that no better one overlaps by more than the threshold, the best first."""
+    """Return the indices of boxes (n, 4) that no better one overlaps above the threshold, best
+    first.
+    """
     corners, rest, kept = (
         boxes.detach().numpy(),
         scores.argsort(descending=True, stable=True).numpy(),
@@ -59,10 +63,11 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
 def roi_align(
     maps: Tensor, rois: Tensor, scale: float, height: int, width: int, sampling: int, aligned: bool
 ) -> Tensor:
-    """Maps (n, C, H, W) pooled in each of the regions (k, 5), their image first: (k, C, height, width).
+    """Pool maps (n, C, H, W) in regions (k, 5), image index first; return (k, C, height, width).
 
-    The points of a bin are a grid of `sampling`² or, with `sampling` 0 or less, of about one a cell. Bilinear
-    interpolation goes along each axis by itself, and so does the mean: a pooled region is rows × map × columns.
+    The points of a bin are a grid of `sampling`² or, with `sampling` 0 or less, of about one a
+    cell. Bilinear interpolation and the mean are separable: a pooled region is rows × map ×
+    columns.
     """
     shift = 0.5 if aligned else 0.0
     corners = rois[:, 1:] * scale - shift
@@ -79,12 +84,12 @@ def roi_align(
 def _weights(
     start: Tensor, end: Tensor, bins: int, sampling: int, size: int, aligned: bool
 ) -> Tensor:
-    """(k, bins, size): how much each cell along one axis counts in each bin of each region."""
+    """Return (k, bins, size): the weight of each cell along one axis in each bin of each region."""
     length = end - start if aligned else (end - start).clamp(min=1.0)
     bin = length / bins
     points = torch.full_like(bin, sampling) if sampling > 0 else bin.ceil().clamp(min=1.0)
     place = torch.arange(int(points.max()) if len(points) else 1)
-    within = (place + 0.5) / points[:, None]  # of a bin; places from `points` on are none
+    within = (place + 0.5) / points[:, None]  # of a bin; entries from `points` on are unused
     at = start[:, None, None] + bin[:, None, None] * (
         torch.arange(bins)[:, None] + within[:, None, :]
     )

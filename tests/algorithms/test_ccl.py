@@ -1,14 +1,14 @@
-"""CCL: what travels, who meets whose features, and what becomes of the loss.
+"""CCL: the uploads, the features that each client receives, and the loss.
 
-By hand, with toy.py's clients and a momentum encoder that makes (pixel, target weight) of a picture of one pixel:
-    A ends round 1 with target 12, B with 16; the pixels are Pythagorean with these
+By hand, with toy.py's clients and a momentum encoder that returns (pixel, target weight) for an
+image of one pixel. A ends round 1 with target 12, B with 16; pixels and targets give Pythagorean
+triples:
     A: 5           → (5, 12)/13
     B: 12, 30, 63  → (12, 16)/20, (30, 16)/34, (63, 16)/65
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 import toy
+from factories import (
+    first_site,
+    interrupted_in_round,
+    make_client,
+    make_experiment,
+    make_trainer,
+    random_pixels,
+    train_rounds,
+)
 from test_ccl_losses import looped_contrast, looped_matching
 from torch import Tensor, nn
 from toy import Federation, Numbers, Scripted, Toy
@@ -31,23 +40,16 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.state.codec import dumps
 from fedssl.core.state.mean import Mean
 from fedssl.core.state.tree import Tree, Value, model
-from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.checkpoints.store import Store
-from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
-from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.federate import Round
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Batch, Constants, Method, MethodSettings, Output
 from fedssl.runs.local import Interrupted
-from fedssl.runs.rounds_log import RoundsLog
 from fedssl.topologies.graphs import Cycle
-from fedssl.topologies.topology import SERVER, Isolated, Star, Topology
-from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
+from fedssl.topologies.topology import SERVER, Isolated, Topology
 
-Make = Callable[..., Trainer]
 SIZES = {"a": 20, "b": 33, "c": 2, "d": 3}
 TINY: dict[str, Any] = {"neighbours": 3, "candidates": 9, "features": 8, "remote": 16}
 
@@ -119,8 +121,8 @@ OF_B = sorted([[0.6, 0.8], [0.8824, 0.4706], [0.9692, 0.2462]])
 
 
 def test_two_rounds_by_hand(scripted: Callable[..., Federation]) -> None:
-    """Models: as FedAvg with both aggregated and updated (test_fedavg.py). In round 1 nobody has
-    features of others; in round 2 A has B's three in four places, B has A's one.
+    """Models: as FedAvg with both aggregated and updated (test_fedavg.py). In round 1 no client has
+    features of others; in round 2 A has B's three in four slots, B has A's one.
     """
     federation = scripted()
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
@@ -143,7 +145,7 @@ def test_two_rounds_by_hand(scripted: Callable[..., Federation]) -> None:
 
 
 def test_only_features_of_the_last_round_are_sent(scripted: Callable[..., Federation]) -> None:
-    """B alone takes part in round 2; in round 3 A meets B's new features, B none."""
+    """B alone takes part in round 2; in round 3 A receives B's new features, B receives none."""
     federation = scripted()
     federation.round("A", "B")
     federation.round("B")
@@ -151,7 +153,7 @@ def test_only_features_of_the_last_round_are_sent(scripted: Callable[..., Federa
     federation.round("A", "B")
     assert [federation.notes[c]["remote"] for c in "AB"] == [3, 0]
     federation.start_of("C")
-    assert federation.notes["C"]["remote"] == 4  # a newcomer owns none of them
+    assert federation.notes["C"]["remote"] == 4  # none of them is a newcomer's
 
 
 def test_remote_only_leaves_local_keys_out_once_there_are_others(
@@ -165,7 +167,7 @@ def test_remote_only_leaves_local_keys_out_once_there_are_others(
     assert GIVEN["A"]["known"].tolist() == [True] * 15 + [False]  # candidates for matching are all
 
 
-def test_neighbours_are_looked_for_among_local_keys_too(
+def test_neighbours_are_searched_among_local_keys_too(
     scripted: Callable[..., Federation],
 ) -> None:
     """Eq. 7: also where only others' features are negatives. A has 12 local keys and 3 features of
@@ -178,7 +180,7 @@ def test_neighbours_are_looked_for_among_local_keys_too(
     assert sorted(set(drawn.tolist()) & set(range(15))) == list(range(15))
 
 
-def test_what_is_kept_and_what_travels(scripted: Callable[..., Federation]) -> None:
+def test_what_is_stored_and_what_is_sent(scripted: Callable[..., Federation]) -> None:
     for settings, keys in (
         ({}, {"model", "target", "features"}),
         ({"fusion": False, "lam": 0}, {"model", "target"}),
@@ -190,7 +192,7 @@ def test_what_is_kept_and_what_travels(scripted: Callable[..., Federation]) -> N
         assert model(federation.memory["A"], "kept").layout.parts == ("queue",)
 
 
-def test_no_client_shares_more_than_it_may(scripted: Callable[..., Federation]) -> None:
+def test_no_client_shares_more_than_its_quota(scripted: Callable[..., Federation]) -> None:
     federation = scripted(features=2)
     federation.round("A", "B")
     assert [len(federation.uploads[c]["features"]) for c in "AB"] == [1, 2]  # type: ignore[arg-type]
@@ -202,7 +204,7 @@ def test_no_client_shares_more_than_it_may(scripted: Callable[..., Federation]) 
 def test_features_of_another_width_are_left_out_and_the_model_counts(
     scripted: Callable[..., Federation],
 ) -> None:
-    """A's model moved by 4 from 10 whatever its features are; of these none is left."""
+    """A's model moves from 10 by 4 whatever its features are; all of these are dropped."""
     federation = scripted()
     federation.round("A")
     schema = federation.algorithm.upload_schema(federation.method)
@@ -229,8 +231,8 @@ def test_features_of_another_width_are_left_out_and_the_model_counts(
 # -- choosing among the features of others --
 
 
-def a_message(**counts: int) -> Tree:
-    """Features of as many rows as said, by client; those of one lie near its own axis."""
+def make_message(**counts: int) -> Tree:
+    """Return a message with so many feature rows of each client, near one axis per client."""
     stream = torch.Generator().manual_seed(3)
     return join_features(
         {
@@ -241,7 +243,7 @@ def a_message(**counts: int) -> Tree:
 
 
 def test_a_clients_own_features_never_count() -> None:
-    message = a_message(a=5, b=7, c=4)
+    message = make_message(a=5, b=7, c=4)
     found, count = features_of_others(message, "b", 99, torch.Generator().manual_seed(0))
     features = message["features"]
     owners = message["owners"]
@@ -264,11 +266,9 @@ def test_a_clients_own_features_never_count() -> None:
     ("count", "most", "room"),
     [(0, 99, 1), (1, 99, 1), (2, 9, 2), (5, 99, 8), (8, 99, 8), (9, 6, 6)],
 )
-def test_few_shapes_come_up_and_no_more_features_than_wanted(
-    count: int, most: int, room: int
-) -> None:
+def test_shapes_are_few_and_features_are_limited(count: int, most: int, room: int) -> None:
     found, drawn = features_of_others(
-        a_message(a=3, b=count), "a", most, torch.Generator().manual_seed(0)
+        make_message(a=3, b=count), "a", most, torch.Generator().manual_seed(0)
     )
     assert found.shape == (room, 4)
     assert drawn == min(count, most)
@@ -276,8 +276,8 @@ def test_few_shapes_come_up_and_no_more_features_than_wanted(
     assert not found[drawn:].any()
 
 
-def test_which_features_are_taken_is_drawn_anew_each_round() -> None:
-    message = a_message(a=3, b=50)
+def test_each_round_samples_other_features() -> None:
+    message = make_message(a=3, b=50)
     taken = [
         set(
             map(
@@ -295,16 +295,14 @@ def test_which_features_are_taken_is_drawn_anew_each_round() -> None:
 
 
 class Step:
-    """A trained-upon MoCo method, one step's output, and what a client was given."""
+    """A MoCo method after a step, the output of that step, and the constants of a client."""
 
-    def __init__(
-        self, make_trainer: Make, pixels: Any, algorithm: CCL, message: Tree, images: int = 4
-    ) -> None:
+    def __init__(self, algorithm: CCL, message: Tree, images: int = 4) -> None:
         self.algorithm = algorithm
         trainer = make_trainer("mocov2", dim=4, queue=6)
         self.method = trainer.method
         self.method.init_local_parts(torch.Generator().manual_seed(1))
-        client = Client("a", pixels(8), None, {}, trainer, 0, 1)
+        client = make_client(trainer, random_pixels(8), round=1)
         self.constants = algorithm.constants(client, message)
         stream = torch.Generator().manual_seed(2)
         z, keys = torch.randn(2, 2, images, 4, generator=stream)
@@ -318,10 +316,8 @@ class Step:
 
 @pytest.mark.parametrize("remote_only", [False, True])
 @pytest.mark.parametrize(("fusion", "lam"), [(True, 0.0), (True, 0.3), (False, 0.3), (False, 0.0)])
-def test_the_objective_is_equation_12(
-    fusion: bool, lam: float, remote_only: bool, make_trainer: Make, pixels: Any
-) -> None:
-    """Six local keys, five features of others in eight places; the loops know only the eleven."""
+def test_the_objective_is_equation_12(fusion: bool, lam: float, remote_only: bool) -> None:
+    """Six local keys, five features of others in eight slots; the loops use only the eleven."""
     settings = {
         "fusion": fusion,
         "lam": lam,
@@ -330,7 +326,7 @@ def test_the_objective_is_equation_12(
         "tau_nm": 0.2,
         "neighbours": 2,
     }
-    step = Step(make_trainer, pixels, CCL(**settings), a_message(a=3, b=5))
+    step = Step(CCL(**settings), make_message(a=3, b=5))
     chosen = [9, 0, 3, 7, 10, 5]
     loss = step.loss(chosen)
     if not fusion and not lam:
@@ -354,15 +350,11 @@ def test_the_objective_is_equation_12(
 
 
 @pytest.mark.parametrize("remote_only", [False, True])
-def test_places_left_empty_do_not_change_the_loss(
-    remote_only: bool, make_trainer: Make, pixels: Any
-) -> None:
-    """The same features with 3 empty places, and with 11 more, of which one is among the
+def test_empty_slots_do_not_change_the_loss(remote_only: bool) -> None:
+    """The same features with 3 empty slots, and with 11 more, of which one is among the
     candidates.
     """
-    step = Step(
-        make_trainer, pixels, CCL(neighbours=2, remote_only=remote_only), a_message(a=3, b=5)
-    )
+    step = Step(CCL(neighbours=2, remote_only=remote_only), make_message(a=3, b=5))
     first = step.loss([9, 0, 3, 7, 10, 5])
     step.constants = {
         key: F.pad(t, (0, 0, 0, 11) if t.ndim == 2 else (0, 11))
@@ -375,65 +367,31 @@ def test_places_left_empty_do_not_change_the_loss(
     assert not torch.isclose(step.loss([9, 0, 3, 7, 10, 5, 11, 20]), first)
 
 
-def test_without_others_it_is_mocos_loss_at_its_temperature(
-    make_trainer: Make, pixels: Any
-) -> None:
-    step = Step(make_trainer, pixels, CCL(lam=0, tau=0.2), a_message(a=3))
+def test_without_others_it_is_mocos_loss_at_its_temperature() -> None:
+    step = Step(CCL(lam=0, tau=0.2), make_message(a=3))
     torch.testing.assert_close(step.loss([]), step.method.loss(step.out, {}))
 
 
 # -- whole rounds --
 
 
-class Together:
-    """Clients of very different sizes through the round loop; `start` and `sites` go on with an
-    earlier one.
-    """
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        make_trainer: Make,
-        pixels: Any,
-        topology: Topology | None = None,
-    ) -> None:
-        self.algorithm = algorithm
-        self.topology = topology or Star()
-        self.trainer = make_trainer("mocov2", queue=7)
-        shards = {c: Shard(pixels(n, seed=i)) for i, (c, n) in enumerate(SIZES.items())}
-
-        def position(round: int) -> RoundPosition:
-            return RoundPosition(0.05, 0.0)
-
-        stop = threading.Event()
-        self.runtime = LocalRuntime(
-            RunContext(algorithm, 0, position, stop=stop), shards, [self.trainer], Memory()
-        )
-        first = algorithm.init(Client("home", pixels(0), None, {}, self.trainer, 0, 0))
-        self.sites = dict.fromkeys(self.topology.sites(self.runtime.clients), first)
-
-    def run(self, rounds: int) -> list[Round]:
-        schema = self.algorithm.upload_schema(self.trainer.method)
-        done = list(
-            federate(
-                self.algorithm,
-                self.topology,
-                self.runtime,
-                self.sites,
-                schema=schema,
-                rounds=rounds,
-            )
-        )
-        self.runtime.close()
-        assert not [report for one in done for report in one.reports if report.dropped]
-        return done
+def train_all(algorithm: Algorithm, rounds: int, topology: Topology | None = None) -> list[Round]:
+    """Return rounds with clients of very different sizes; none is dropped."""
+    done = train_rounds(
+        algorithm,
+        {client: random_pixels(n, i) for i, (client, n) in enumerate(SIZES.items())},
+        make_trainer("mocov2", queue=7),
+        rounds=rounds,
+        rate=0.05,
+        topology=topology,
+    )
+    assert not [report for one in done for report in one.reports if report.dropped]
+    return done
 
 
-def test_with_both_modules_off_it_is_fedavg_of_both_models_to_the_bit(
-    make_trainer: Make, pixels: Any
-) -> None:
-    ours = Together(CCL(fusion=False, lam=0), make_trainer, pixels).run(3)
-    theirs = Together(FedAvg(aggregate="both", update="both"), make_trainer, pixels).run(3)
+def test_with_both_modules_off_it_is_fedavg_of_both_models_to_the_bit() -> None:
+    ours = train_all(CCL(fusion=False, lam=0), 3)
+    theirs = train_all(FedAvg(aggregate="both", update="both"), 3)
     assert [dumps(one.sites[SERVER]) for one in ours] == [
         dumps(one.sites[SERVER]) for one in theirs
     ]
@@ -446,9 +404,9 @@ def test_with_both_modules_off_it_is_fedavg_of_both_models_to_the_bit(
 @pytest.mark.parametrize(
     "settings", [{}, {"remote_only": True}, {"fusion": False}, {"lam": 0}, {"flips": True}]
 )
-def test_clients_of_any_size(settings: dict[str, Any], make_trainer: Make, pixels: Any) -> None:
+def test_clients_of_any_size(settings: dict[str, Any]) -> None:
     """8 features of a and of b, 2 of c and 3 of d, who have fewer images than a mixture takes."""
-    done = Together(CCL(**{**TINY, **settings}), make_trainer, pixels).run(3)
+    done = train_all(CCL(**{**TINY, **settings}), 3)
     features = done[-1].sites[SERVER]["features"]
     assert isinstance(features, Tensor)
     assert features.shape == (21, 5)
@@ -462,7 +420,7 @@ def test_clients_of_any_size(settings: dict[str, Any], make_trainer: Make, pixel
     ]  # 19 and 18 of others, but 16 at most
 
 
-def test_every_module_changes_what_is_learned(make_trainer: Make, pixels: Any) -> None:
+def test_every_module_changes_what_is_learned() -> None:
     rest: list[dict[str, Any]] = [
         {"fusion": False},
         {"lam": 0},
@@ -479,32 +437,25 @@ def test_every_module_changes_what_is_learned(make_trainer: Make, pixels: Any) -
         {"neighbours": 2},
         {"candidates": 5},
     ]
-    ends = [
-        Together(CCL(**{**TINY, **way}), make_trainer, pixels).run(2)[-1].sites[SERVER]
-        for way in ways
-    ]
+    ends = [train_all(CCL(**{**TINY, **way}), 2)[-1].sites[SERVER] for way in ways]
     assert len({model(end, "model").floats.numpy().tobytes() for end in ends}) == len(ways)
 
 
-def test_alone_there_is_nobody_to_learn_from_and_peers_hear_their_neighbours(
-    make_trainer: Make, pixels: Any
-) -> None:
-    """In a cycle a, b, c, d of 8, 8, 2 and 3 features, a hears b and d, b hears a and c …"""
-    apart = Together(CCL(**TINY), make_trainer, pixels, Isolated()).run(2)
+def test_isolated_clients_receive_nothing_and_peers_receive_from_neighbours() -> None:
+    """In a cycle a, b, c, d of 8, 8, 2 and 3 features, a receives those of b and d, b those of a
+    and c …
+    """
+    apart = train_all(CCL(**TINY), 2, Isolated())
     assert [report.notes["remote"] for report in apart[-1].reports] == [0, 0, 0, 0]
-    cycle = Together(CCL(**TINY), make_trainer, pixels, Cycle()).run(2)
+    cycle = train_all(CCL(**TINY), 2, Cycle())
     assert [report.notes["remote"] for report in cycle[-1].reports] == [11, 10, 11, 10]
 
 
-def test_features_are_the_trained_momentum_encoders_in_eval_mode(
-    make_trainer: Make, pixels: Any
-) -> None:
+def test_features_are_the_trained_momentum_encoders_in_eval_mode() -> None:
     algorithm = CCL(**TINY, mix=1)
     trainer = make_trainer("mocov2", queue=7)
-    client = Client("a", pixels(6), None, {}, trainer, 0, 0, rate=0.05)
-    upload, _ = algorithm.client(
-        client, algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    )
+    client = make_client(trainer, random_pixels(6), rate=0.05)
+    upload, _ = algorithm.client(client, first_site(algorithm, trainer))
     target = model(upload, "target")
     assert torch.equal(
         target.floats, trainer.method.state.pick(("target",)).floats
@@ -518,9 +469,9 @@ def test_features_are_the_trained_momentum_encoders_in_eval_mode(
     torch.testing.assert_close(features, expected[order])
 
 
-def test_an_upload_is_let_go_before_the_next_one_comes(make_trainer: Make, pixels: Any) -> None:
-    federation = Together(CCL(**TINY), make_trainer, pixels)
-    site = federation.sites[SERVER]
+def test_an_upload_is_freed_before_the_next_one_arrives() -> None:
+    algorithm = CCL(**TINY)
+    site = first_site(algorithm, make_trainer("mocov2", queue=7))
     alive = []
 
     class Sent(dict[str, Value]):
@@ -539,13 +490,13 @@ def test_an_upload_is_let_go_before_the_next_one_comes(make_trainer: Make, pixel
             yield upload
             del upload
 
-    merged = federation.algorithm.merge(site, uploads(), Mean)
+    merged = algorithm.merge(site, uploads(), Mean)
     assert len(merged["features"]) == 6  # type: ignore[arg-type]
     assert not alive
 
 
-def test_a_queue_too_small_for_its_neighbours_is_refused(make_trainer: Make, pixels: Any) -> None:
-    home = Client("home", pixels(0), None, {}, make_trainer("mocov2", queue=7), 0, 0)
+def test_a_queue_too_small_for_its_neighbours_is_refused() -> None:
+    home = make_client(make_trainer("mocov2", queue=7), random_pixels(0), id="home")
     for settings in ({"neighbours": 7}, {"neighbours": 4, "candidates": 4}):
         with pytest.raises(ConfigError, match="neighbours"):
             CCL(**settings).init(home)
@@ -558,54 +509,36 @@ def test_a_queue_too_small_for_its_neighbours_is_refused(make_trainer: Make, pix
 
 @pytest.fixture
 def small() -> Experiment:
-    return Experiment.from_dict(
-        {
-            "rounds": 4,
-            "clients": 3,
-            "data": {"name": "given"},
-            "method": {"name": "mocov2", "backbone": "cnn", "hidden": 16, "dim": 8, "queue": 16},
-            "algorithm": {"name": "ccl", **TINY},
-            "train": {"batch": 8},
-            "probe": {"every": 0, "epochs": 1, "k": 5},
-        }
+    return make_experiment(
+        rounds=4,
+        method={"name": "mocov2", "hidden": 16, "dim": 8, "queue": 16},
+        algorithm={"name": "ccl", **TINY},
+        train__checkpoint_every=60,
+        probe={"epochs": 1, "linear": True},
     )
 
 
 @pytest.fixture
 def images() -> tuple[Tensor, Tensor]:
-    stream = torch.Generator().manual_seed(0)
-    return torch.randint(256, (45, 3, 10, 10), generator=stream, dtype=torch.uint8), torch.arange(
-        45
-    ) % 3
+    return random_pixels(45, size=10), torch.arange(45) % 3
 
 
-def ended(run: fedssl.Run) -> Tree:
+def last_site(run: fedssl.Run) -> Tree:
     snapshot = Store(run.dir).load(print)
     assert snapshot is not None
     assert snapshot.rounds == 4
     return snapshot.sites[SERVER]
 
 
-def test_resumed_is_uninterrupted(
-    small: Experiment, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped in the third round, and gone on with what is saved of the second: its features among
-    it.
+def test_resumed_is_uninterrupted(small: Experiment, images: Any, tmp_path: Path) -> None:
+    """Stop in the third round and resume from the checkpoint of the second, which includes
+    features.
     """
     straight = fedssl.run(small, tmp_path / "straight", "cpu", dataset=images, quiet=True)
-    written = RoundsLog.append
-
-    def stopping(self: RoundsLog, line: Any) -> None:
-        written(self, line)
-        if line["round"] == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RoundsLog, "append", stopping)
-        with pytest.raises(Interrupted, match="after round 2"):
-            fedssl.run(small, tmp_path / "resumed", "cpu", dataset=images, quiet=True)
+    with interrupted_in_round(3), pytest.raises(Interrupted, match="after round 2"):
+        fedssl.run(small, tmp_path / "resumed", "cpu", dataset=images, quiet=True)
     resumed = fedssl.run(small, tmp_path / "resumed", "cpu", dataset=images, quiet=True)
-    assert dumps(ended(resumed)) == dumps(ended(straight))
+    assert dumps(last_site(resumed)) == dumps(last_site(straight))
     assert len(resumed.rounds) == 4
     assert resumed.rounds[-1]["clients"][0]["notes"] == {"remote": 16}
 

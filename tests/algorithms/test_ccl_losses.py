@@ -105,7 +105,7 @@ def test_matching_is_equations_8_to_11(
 
 def test_matching_by_hand() -> None:
     """One neighbour as similar as each of the three that are left: four equal chances, entropy log
-    4. Two views of it count twice. Beside another neighbour, which is left out, the same.
+    4. Two views of it count twice. With another neighbour, which is left out, the same.
     """
     query = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
     flat = torch.tensor([[0.0, 1.0]] * 4)
@@ -118,7 +118,7 @@ def test_matching_by_hand() -> None:
     )
 
 
-def test_matching_draws_a_query_to_its_nearest() -> None:
+def test_matching_moves_a_query_towards_its_nearest() -> None:
     """Against the gradient, a query moves towards its neighbour and away from the rest."""
     query = F.normalize(torch.tensor([[[1.0, 0.3]]]), dim=-1).requires_grad_()
     candidates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -142,16 +142,20 @@ def test_sharp_matches_stay_finite() -> None:
 @pytest.mark.parametrize(
     ("known", "n", "most"), [(5, 8, 4), (5, 5, 9), (5, 8, 8), (5, 8, 6), (5, 8, 5)]
 )
-def test_candidates_are_drawn_from_what_is_known_each_once(known: int, n: int, most: int) -> None:
+def test_candidates_are_drawn_without_replacement_from_valid_rows(
+    known: int, n: int, most: int
+) -> None:
     draw = candidates_among(torch.arange(n) < known, most)
     stream = torch.Generator().manual_seed(0)
     seen = [draw(3, stream)["candidates"] for _ in range(200)]
-    assert {len(drawn) for drawn in seen} == {min(n, most)}  # one shape, whatever is known
+    assert {len(drawn) for drawn in seen} == {
+        min(n, most)
+    }  # one shape for any number of valid rows
     real = [drawn[drawn < known].tolist() for drawn in seen]
     assert all(len(set(one)) == len(one) == min(known, most) for one in real)
     assert all(
         (drawn[drawn >= known] == known).all() for drawn in seen
-    )  # not known, so that it never counts
+    )  # not valid, so that it never counts
     often = torch.bincount(torch.tensor([i for one in real for i in one]), minlength=known)
     assert often.min() > 0.7 * often.max()  # none is preferred
     assert len({tuple(one) for one in real}) > 1

@@ -56,7 +56,7 @@ def test_over_backbone_and_projector() -> None:
     ("name", "count"), [("resnet18", 17), ("resnet50", 49), ("cnn5", 5), ("vit_tiny", 48)]
 )
 def test_layers_of_backbones(name: str, count: int) -> None:
-    """A ResNet-18 has 17 convolutions beside its shortcuts, a ResNet-50 49; a ViT's 12 blocks have
+    """A ResNet-18 has 17 convolutions without its shortcuts, a ResNet-50 49; a ViT's 12 blocks have
     4 matrices each.
     """
     with torch.device("meta"):

@@ -1,27 +1,31 @@
 """FeatARC by hand, on toy.py's numbers: under a model of weight w a client's image has the features
 (w, 10).
 
-Clients A, B, C are numbers 0, 1, 3, so that in round 1 A is in cluster 0, and B and C are in cluster 1.
-Round 1: all start from w = 10; A ends with 14, B with 18, C with 10. Cluster 0 is 14; cluster 1 is (18 + 10)/2 = 14.
-Round 2: both clusters are at the same distance of everybody, and the first is taken: B and C switch.
-    All start from 14, with targets of their own: A 12, B 16, C 10. A ends with 18, B with 22, C with 14.
-    Cluster 0 is (18 + 22 + 14)/3 = 18; cluster 1 is empty and keeps 14.
-Round 3: A, at 18, is where cluster 0 is: D = −1; to cluster 1 it has −(18·14 + 10·10)/√(424·296) = −0.99360, since
-    18² + 10² = 424 and 14² + 10² = 296. B, at 22, has −(22·18 + 100)/√(584·424) = −0.99676 to cluster 0 and
-    −(22·14 + 100)/√(584·296) = −0.98132 to cluster 1. C, at 14, is where cluster 1 is, and switches to it.
-    A ends with 22, B with 26, C with 14: cluster 0 is 24, cluster 1 is 14.
+Clients A, B, C are numbers 0, 1, 3, so that in round 1 A is in cluster 0, and B and C are in
+cluster 1.
+Round 1: all start from w = 10; A ends with 14, B with 18, C with 10. Cluster 0 is 14; cluster 1 is
+    (18 + 10)/2 = 14.
+Round 2: both clusters are at the same distance from every client, and the first is taken: B and C
+    switch. All start from 14, each with its own target: A 12, B 16, C 10. A ends with 18, B with
+    22, C with 14. Cluster 0 is (18 + 22 + 14)/3 = 18; cluster 1 is empty and keeps 14.
+Round 3: A, at 18, equals cluster 0: D = −1; to cluster 1 it has −(18·14 + 10·10)/√(424·296) =
+    −0.99360, since 18² + 10² = 424 and 14² + 10² = 296. B, at 22, has −(22·18 + 100)/√(584·424) =
+    −0.99676 to cluster 0 and −(22·14 + 100)/√(584·296) = −0.98132 to cluster 1. C, at 14, equals
+    cluster 1, and switches to it. A ends with 22, B with 26, C with 14: cluster 0 is 24, cluster 1
+    is 14.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from factories import first_site, make_client, make_trainer, random_pixels, train_rounds
 from torch import Tensor
 from toy import Federation, Numbers
 
@@ -33,19 +37,14 @@ from fedssl.core.seeds import derive
 from fedssl.core.state.mean import Mean
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model
-from fedssl.engine.checkpoints.client_memory import Memory
-from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
-from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.federate import Round
+from fedssl.engine.runtimes.client_round import Shard
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
 from fedssl.method import METHODS
 from fedssl.nets import CNN
-from fedssl.topologies.topology import SERVER, Star
-from fedssl.training.client import Client
+from fedssl.topologies.topology import SERVER
 from fedssl.training.trainer import Trainer, TrainSettings
-
-MakeTrainer = Callable[..., Trainer]
 
 
 def weights(states: Mapping[str, State]) -> dict[str, float]:
@@ -87,7 +86,7 @@ def test_three_rounds_by_hand(lam: float) -> None:
     assert [own(federation, c) for c in "ABC"] == [24, 24, 14]
 
 
-def test_clusters_are_plain_means_unless_told_otherwise() -> None:
+def test_clusters_are_unweighted_means_by_default() -> None:
     """A has 1 image and B has 3: (14 + 18)/2 = 16 or (14 + 3·18)/4 = 17."""
     for settings, expected in (({}, 16), ({"weights": "size"}, 17)):
         federation = Federation(FeatARC(clusters=1, **settings))
@@ -95,21 +94,21 @@ def test_clusters_are_plain_means_unless_told_otherwise() -> None:
         assert weights(federation.algorithm.export(federation.site)) == {"cluster 0": expected}
 
 
-def test_what_is_remembered_and_what_a_client_has_of_its_own() -> None:
+def test_the_memory_and_the_personal_model_of_a_client() -> None:
     federation = Federation(FeatARC())
     assert federation.personal("A") is None
     federation.round("A", "B")
     memory = federation.memory["B"]
     assert (memory["cluster"], model(memory, "local").layout.parts) == (1, ("backbone",))
     assert model(memory, "kept").layout.parts == ("target",)
-    # A member's model is its cluster's, not a copy of it: however many members, it is measured once.
+    # A member's model is its cluster's, not a copy: it is measured once for any number of members.
     assert federation.personal("B") is federation.algorithm.export(federation.site)["cluster 1"]
     alone = Federation(FeatARC(clusters=1))
     alone.round("A", "B")
     assert alone.memory["B"].keys() == {"kept", "cluster"}
 
 
-def test_first_clusters_go_by_number_and_latecomers_by_name() -> None:
+def test_first_clusters_depend_on_the_number_and_later_ones_on_the_name() -> None:
     algorithm = FeatARC(clusters=3)
     site = algorithm.enrol(
         dict.fromkeys(("model.0", "model.1", "model.2"), 0), {f"c{i}": i for i in range(7)}
@@ -120,7 +119,7 @@ def test_first_clusters_go_by_number_and_latecomers_by_name() -> None:
     assert len({*late.values()}) > 1
 
 
-def test_a_client_that_comes_late_has_the_cluster_it_was_enrolled_in() -> None:
+def test_a_late_client_has_the_cluster_it_was_enrolled_in() -> None:
     federation = Federation(FeatARC(clusters=3), {"A": 0, "B": 1, "C": 2})
     federation.round("A", "B")
     assert federation.algorithm.broadcast(federation.site, "C")["first"] == 2 != derive("C") % 3
@@ -133,7 +132,7 @@ def test_a_message_is_the_same_size_however_many_clients_there_are() -> None:
 
 
 @pytest.mark.parametrize("cluster", [-1, 2, 10**9, True, 1.0, "0"])
-def test_a_cluster_that_there_is_not_is_dropped(cluster: Any) -> None:
+def test_an_upload_for_an_unknown_cluster_is_dropped(cluster: Any) -> None:
     federation = Federation(FeatARC())
     federation.round("A", "B")
     guard = Guard(
@@ -148,7 +147,7 @@ def test_a_cluster_that_there_is_not_is_dropped(cluster: Any) -> None:
 
 
 def _labels(n: int) -> Tensor:
-    """Of n images, for a method that learns from them."""
+    """Return labels of n images, for a method that learns from them."""
     return torch.arange(n) % 5
 
 
@@ -156,32 +155,19 @@ def _federated(
     algorithm: Algorithm,
     trainer: Trainer,
     shards: Mapping[str, Tensor],
-    rounds: int = 2,
-    rate: float = 0.1,
-    seed: int = 0,
+    **options: Any,
 ) -> list[Round]:
-    runtime = LocalRuntime(
-        RunContext(algorithm, seed, lambda r: RoundPosition(rate, 0)),
-        {client: Shard(images, partial(_labels, len(images))) for client, images in shards.items()},
-        [trainer],
-        Memory(),
-    )
-    first = algorithm.init(Client("home", torch.empty(0), None, {}, trainer, seed, 0))
-    sites = {SERVER: algorithm.enrol(first, {client: i for i, client in enumerate(shards)})}
-    schema = algorithm.upload_schema(trainer.method)
-    done = list(
-        federate(algorithm, Star(), runtime, sites, schema=schema, rounds=rounds, seed=seed)
-    )
-    runtime.close()
-    return done
+    """Return the rounds of clients with labelled images."""
+    labelled = {
+        client: Shard(images, partial(_labels, len(images))) for client, images in shards.items()
+    }
+    return train_rounds(algorithm, labelled, trainer, **options)
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_one_cluster_without_alignment_is_fedavg(
-    name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_one_cluster_without_alignment_is_fedavg(name: str) -> None:
     """With a plain mean, to the bit."""
-    shards = {"a": pixels(16, 0), "b": pixels(24, 1), "c": pixels(9, 2)}
+    shards = {"a": random_pixels(16, 0), "b": random_pixels(24, 1), "c": random_pixels(9, 2)}
     ours, theirs = (
         _federated(algorithm, make_trainer(name), shards)
         for algorithm in (FeatARC(clusters=1, lam=0), FedAvg(weights="uniform"))
@@ -196,11 +182,9 @@ def test_one_cluster_without_alignment_is_fedavg(
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_with_every_method(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """Two rounds in which nobody is dropped; the alignment shows in the loss, by no more than a
-    cosine can.
-    """
-    shards = {"a": pixels(16, 0), "b": pixels(24, 1)}
+def test_with_every_method(name: str) -> None:
+    """Two rounds without a dropped client; the alignment changes the loss by at most a cosine."""
+    shards = {"a": random_pixels(16, 0), "b": random_pixels(24, 1)}
     aligned, free = (
         _federated(FeatARC(lam=lam), make_trainer(name), shards, rate=0.01) for lam in (1.0, 0.0)
     )
@@ -216,17 +200,15 @@ def test_with_every_method(name: str, make_trainer: MakeTrainer, pixels: Any) ->
 
 
 @pytest.mark.parametrize("name", ["simclr", "simsiam"])
-def test_alignment_keeps_a_client_where_its_cluster_is(
-    name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
-    """After a round predictions of clean images are nearer to the cluster model's projections, the
-    more so the stronger the term.
+def test_alignment_keeps_a_client_near_its_cluster(name: str) -> None:
+    """After a round, a stronger term leaves predictions of clean images nearer to the cluster
+    model's projections.
     """
     distances = []
     for lam in (0.0, 1.0, 10.0):
         trainer = make_trainer(name, {"epochs": 8})
         first = trainer.method.state.pick(trainer.method.online)
-        client = Client("a", pixels(32), None, {}, trainer, 0, 0, rate=0.005)
+        client = make_client(trainer, random_pixels(32), rate=0.005)
         z_g = client.embed(first, "z")
         upload, _ = FeatARC(lam=lam).client(
             client, {"first": 0, "model.0": first, "model.1": first}
@@ -235,7 +217,7 @@ def test_alignment_keeps_a_client_where_its_cluster_is(
     assert distances[0] > distances[1] + 0.01 > distances[2] + 0.02, distances
 
 
-def test_clusters_of_their_own_first_weights(make_trainer: MakeTrainer) -> None:
+def test_clusters_may_start_from_independent_weights() -> None:
     """Each matrix and convolution has the same numbers in another order; the rest is the same; the
     seed decides.
     """
@@ -243,9 +225,7 @@ def test_clusters_of_their_own_first_weights(make_trainer: MakeTrainer) -> None:
     first = trainer.method.state.pick(trainer.method.online)
 
     def init(seed: int = 0) -> Tree:
-        return FeatARC(start="independent", clusters=3).init(
-            Client("home", torch.empty(0), None, {}, trainer, seed, 0)
-        )
+        return first_site(FeatARC(start="independent", clusters=3), trainer, seed=seed)
 
     site = init()
     for j in range(3):
@@ -263,9 +243,9 @@ def test_clusters_of_their_own_first_weights(make_trainer: MakeTrainer) -> None:
     assert torch.equal(trainer.method.state.pick(trainer.method.online).floats, first.floats)
 
 
-def test_weights_from_a_file_are_not_shuffled(make_trainer: MakeTrainer) -> None:
+def test_weights_from_a_file_are_not_shuffled() -> None:
     trainer = make_trainer("simclr", init=Path("backbone.safetensors"))
-    home = Client("home", torch.empty(0), None, {}, trainer, 0, 0)
+    home = make_client(trainer, torch.empty(0), id="home")
     with pytest.raises(
         ConfigError,
         match=r'^algorithm.start = "independent" shuffles the first weights',
@@ -282,7 +262,9 @@ class Stripes(CNN):
 
 
 def stripes(n: int, seed: int) -> Tensor:
-    """Images (n, 3, 8, 8) of vertical stripes, of any width, place and colour, under noise."""
+    """Return images (n, 3, 8, 8) of vertical stripes of any width, position and colour, with
+    noise.
+    """
     stream = torch.Generator().manual_seed(seed)
     width, place, colour = (
         torch.rand(n, *shape, generator=stream) for shape in ((1, 1, 1), (1, 1, 1), (3, 1, 1))
@@ -294,10 +276,10 @@ def stripes(n: int, seed: int) -> Tensor:
     return (127.5 + 50 * (1 + colour) * wave + 10 * noise).clamp(0, 255).to(torch.uint8)
 
 
-def found(planted: str, seed: int, method: str = "simsiam", rate: float = 0.001) -> list[str]:
-    """Six clients, those with a 1 with stripes turned by 90°; the clusters they are in, round by
-    round.
-    """
+def clusters_by_round(
+    planted: str, seed: int, method: str = "simsiam", rate: float = 0.001
+) -> list[str]:
+    """Return the clusters of six clients by round; those with a 1 have stripes rotated by 90°."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         settings = METHODS[method].Settings(hidden=32, dim=16, augment={"crop": (0.5, 1.0)})  # type: ignore[call-arg]
@@ -320,17 +302,17 @@ def test_planted_clusters_are_found(planted: str, seed: int) -> None:
     are sorted.
 
     Tried with 20 seeds: sorted with every one in both settings here, with 17 with BYOL, with 3 with
-    SimCLR. At ten times the rate with 3 of 10, at fifty times with none: the clusters then run
-    apart in the first rounds, faster than clients can change.
+    SimCLR. At ten times the rate with 3 of 10, at fifty times with none: the clusters then diverge
+    in the first rounds, faster than clients can switch.
     """
-    clusters = found(planted, seed)
+    clusters = clusters_by_round(planted, seed)
     assert clusters[0] == "010101"
     assert clusters[-1] == planted
 
 
-def test_an_upload_is_let_go_before_the_next_one_comes() -> None:
+def test_an_upload_is_freed_before_the_next_one_arrives() -> None:
     class Sent(dict[str, Value]):
-        """An upload that can be watched."""
+        """An upload that supports weak references."""
 
     federation = Federation(FeatARC())
     federation.round("A", "B")

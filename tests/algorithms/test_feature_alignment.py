@@ -1,33 +1,25 @@
-"""FeatARC's Algorithm 2: the alignment term against a loop over images, and what its pass leaves
-alone.
+"""FeatARC's Algorithm 2: the alignment term against a loop over images, and the state that it must
+not change.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from factories import make_client, make_trainer, random_pixels
 from torch import Tensor
 
 from fedssl.algorithms._feature_alignment import KEY, alignment, distance, projections
 from fedssl.core.errors import ConfigError
 from fedssl.method import METHODS, Batch, Method
 from fedssl.nets import mlp
-from fedssl.training.client import Client
 from fedssl.training.trainer import Task, Trainer
-
-MakeTrainer = Callable[..., Trainer]
-
-
-def _client(trainer: Trainer, images: Tensor) -> Client:
-    return Client("a", images, None, {}, trainer, 0, 0)
 
 
 def _batch(trainer: Trainer, images: Tensor, index: list[int]) -> Batch:
-    """The rows in `index` of a client's images, as a step would see them."""
+    """Return the rows in `index` of a client's images as a batch of a step."""
     rows = torch.tensor(index)
     stream = torch.Generator().manual_seed(2)
     labels = torch.arange(len(images)) % 5 if trainer.method.learns_from_labels else None
@@ -39,8 +31,8 @@ def _cosine(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
 
 
-def _slowly(method: Method, batch: Batch, augmented: Tensor, z_g: Tensor) -> float:
-    """½D(p⁺, z_g) + ½D(p, z_g), image by image and view by view; z_g (n, k) of all the client's
+def slow_alignment(method: Method, batch: Batch, augmented: Tensor, z_g: Tensor) -> float:
+    """Return ½D(p⁺, z_g) + ½D(p, z_g), image by image and view by view; z_g (n, k) is of all
     images.
     """
     clean = method.encode(method.clean(batch.images), tracked=False).p
@@ -52,14 +44,14 @@ def _slowly(method: Method, batch: Batch, augmented: Tensor, z_g: Tensor) -> flo
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_against_a_loop(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """With every method: where there is no predictor, what is aligned are projections, and features
-    without those.
+def test_against_a_loop(name: str) -> None:
+    """With every method: without a predictor, projections are aligned; without a projector,
+    features.
     """
     trainer = make_trainer(name)
-    images = pixels(11)
+    images = random_pixels(11)
     method = trainer.method.train()
-    client = _client(trainer, images)
+    client = make_client(trainer, images)
     other = method.state.pick(method.online)
     other.floats.mul_(0.7)
     z_g = client.embed(other, "z")
@@ -68,16 +60,16 @@ def test_against_a_loop(name: str, make_trainer: MakeTrainer, pixels: Any) -> No
     found = alignment(method, batch, out, projections(client, other))
     augmented = out.p if name in ("byol", "simsiam") else out.z
     assert found.shape == ()
-    assert found.item() == pytest.approx(_slowly(method, batch, augmented, z_g), abs=1e-5)
+    assert found.item() == pytest.approx(slow_alignment(method, batch, augmented, z_g), abs=1e-5)
     assert found.requires_grad
 
 
-def test_what_is_given_is_padded_to_a_power_of_two(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """So that a step recorded for one client serves others of about its size."""
+def test_constants_are_padded_to_a_power_of_two() -> None:
+    """So that a step captured for one client serves others of a similar size."""
     trainer = make_trainer("byol")
     shapes = {}
     for n in (2, 3, 4, 5, 8, 9, 16):
-        client = _client(trainer, pixels(n))
+        client = make_client(trainer, random_pixels(n))
         constants = projections(client, trainer.method.state)[KEY]
         shapes[n] = len(constants)
         assert torch.equal(constants[:n], client.embed(trainer.method.state, "z"))
@@ -85,14 +77,12 @@ def test_what_is_given_is_padded_to_a_power_of_two(make_trainer: MakeTrainer, pi
     assert shapes == {2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16}
 
 
-def test_the_clean_pass_moves_no_statistics_and_no_counter(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_the_clean_pass_moves_no_statistics_and_no_counter() -> None:
     trainer = make_trainer("byol")
-    images = pixels(8)
+    images = random_pixels(8)
     method = trainer.method.train()
     batch = _batch(trainer, images, [1, 2, 3])
-    constants = projections(_client(trainer, images), method.state)
+    constants = projections(make_client(trainer, images), method.state)
     out = method(batch)
     before = method.state.clone()
     passed = method.passed
@@ -114,9 +104,9 @@ def test_a_model_that_agrees_with_itself() -> None:
     )  # one view agrees, the other is opposite
 
 
-def test_predictions_of_another_width_are_refused(make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_predictions_of_another_width_are_refused() -> None:
     trainer = make_trainer("byol")
-    images = pixels(8)
+    images = random_pixels(8)
     method = trainer.method.train()
     method.predictor = mlp(5, 6, 3)
     method.reside()

@@ -2,20 +2,20 @@
 
 The method and what training adds are toy.py's.
 
-Round 1: everybody starts with online 10, target 10, predictor 1.
+Round 1: all clients start with online 10, target 10, predictor 1.
     A ends with 14, 12, 2; B ends with 18, 16, 4.
     by size:   online (14 + 3·18)/4 = 17, target (12 + 3·16)/4 = 15, predictor (2 + 3·4)/4 = 3.5
     uniform:   online (14 + 18)/2 = 16, target (12 + 16)/2 = 14, predictor (2 + 4)/2 = 3
-The server's encoder G is the online mean (aggregate = online, both) or the target mean T (aggregate = target); with
-both it holds T beside G.
+The server's encoder G is the online mean (aggregate = online, both) or the target mean T (aggregate
+= target); with both it holds T and G.
 
 Round 2: what A starts from (B alike, with 18, 16, 4)
     update = online: online G, target its own 12
     update = target: online its own 14, target G (aggregate = both: T)
     update = both:   online G, target G (aggregate = both: T)
     predictor = global: the mean; local: its own 2
-A newcomer C has nothing of its own: online G, target G (both: T), and the mean predictor, or, where predictors stay
-local, the very first, 1.
+A newcomer C has no memory: online G, target G (both: T), and the mean predictor, or, where
+predictors stay local, the very first, 1.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import first_site, make_client, make_trainer, random_pixels
 from torch import Tensor
 from toy import ADDED, Federation, Numbers
 
@@ -33,7 +34,6 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
 
 
 def every(test: Callable[..., None]) -> Callable[..., None]:
@@ -56,7 +56,7 @@ def test_two_rounds_by_hand(aggregate: str, update: str, predictor: str, weights
 
     online, target, q = (17, 15, 3.5) if weights == "size" else (16, 14, 3)
     G = target if aggregate == "target" else online
-    T = target if aggregate == "both" else G  # what a client's target is given
+    T = target if aggregate == "both" else G  # the client's target after the update
     expected = {"encoder": G, "predictor": q if predictor == "global" else 1}
     assert federation.held() == (expected | {"target": target} if aggregate == "both" else expected)
     exported = federation.algorithm.export(federation.site)
@@ -117,7 +117,7 @@ def test_an_aggregated_target_brings_its_norm_layers() -> None:
 
 
 @pytest.mark.parametrize("predictor", ["global", "local"])
-def test_only_what_must_travels_and_only_what_must_is_kept(predictor: str) -> None:
+def test_uploads_and_memories_have_the_required_parts_only(predictor: str) -> None:
     parts = {"backbone", "projector"} | ({"predictor"} if predictor == "global" else set())
     local = set() if predictor == "global" else {"predictor"}
     kept = {"online": {"target"}, "target": {"backbone", "projector"}, "both": set()}
@@ -129,7 +129,7 @@ def test_only_what_must_travels_and_only_what_must_is_kept(predictor: str) -> No
         assert (set(model(memory, "kept").layout.parts) if memory else set()) == expected | local
 
 
-def test_a_client_that_skips_a_round_takes_up_where_it_stopped() -> None:
+def test_a_client_that_skips_a_round_continues_from_its_memory() -> None:
     federation = Federation(FedAvg(predictor="local"))
     federation.round("A", "B")
     federation.round("B")
@@ -151,7 +151,7 @@ def test_sites_messages_and_uploads_are_never_changed_in_place() -> None:
     )
 
 
-def test_what_is_required() -> None:
+def test_required_parts() -> None:
     assert FedAvg().requires == frozenset()
     for settings in (
         {"aggregate": "both"},
@@ -174,26 +174,24 @@ def test_what_is_required() -> None:
         ("mocov2", {"key": "reset"}, ("queue",)),
     ],
 )
-def test_a_real_client_keeps_what_its_method_says(
-    name: str,
-    settings: dict[str, Any],
-    kept: tuple[str, ...],
-    make_trainer: Callable[..., Trainer],
-    pixels: Any,
+def test_a_real_client_keeps_the_parts_that_its_method_declares(
+    name: str, settings: dict[str, Any], kept: tuple[str, ...]
 ) -> None:
-    """In the next round the kept parts go on from what they were, the others from the global model."""
+    """In the next round the kept parts continue from the memory, the others from the global
+    model.
+    """
     algorithm = FedAvg()
     trainer = make_trainer(name, **settings)
     method = trainer.method
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    first = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1)
+    site = first_site(algorithm, trainer)
+    first = make_client(trainer, random_pixels(16), rate=0.1)
     upload, memory = algorithm.client(first, algorithm.broadcast(site, "a"))
     assert (model(memory, "kept").layout.parts if memory else ()) == kept
     assert model(upload, "model").layout == algorithm.upload_schema(method)["model"]
 
     started: list[State] = []
 
-    class Looking(FedAvg):
+    class Recording(FedAvg):
         def objective(
             self, method: Method, batch: Batch, out: Output, constants: Constants
         ) -> Tensor:
@@ -201,8 +199,8 @@ def test_a_real_client_keeps_what_its_method_says(
                 started.append(method.state.pick(roles=("weight", "buffer")))
             return super().objective(method, batch, out, constants)
 
-    second = Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1)
-    Looking().client(second, algorithm.broadcast(site, "a"))
+    second = make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1)
+    Recording().client(second, algorithm.broadcast(site, "a"))
     now = started[0]
     for part in now.layout.parts:
         mine = now.pick((part,))
@@ -230,12 +228,10 @@ class Anchored(FedAvg):
         return 0 * method.loss(out, constants) + constants["round"] + sent  # type: ignore[no-any-return]
 
 
-def test_what_is_given_reaches_the_objective_anew_each_round(
-    make_trainer: Callable[..., Trainer], pixels: Any
-) -> None:
+def test_the_objective_gets_new_constants_each_round() -> None:
     algorithm = Anchored()
     trainer = make_trainer("simclr")
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    site = first_site(algorithm, trainer)
     sent = model(site, "model")
     expected = sum(
         float(sent.view(e).square().sum())
@@ -243,25 +239,23 @@ def test_what_is_given_reaches_the_objective_anew_each_round(
         if e.role in ("weight", "norm")
     )
     for round in (0, 3):
-        client = Client("a", pixels(16), None, {}, trainer, 0, round, rate=0.1)
+        client = make_client(trainer, random_pixels(16), round=round, rate=0.1)
         algorithm.client(client, algorithm.broadcast(site, "a"))
         assert client.metrics[0].loss == pytest.approx(expected + round, rel=1e-5)
 
 
-def test_nothing_is_given_by_default(make_trainer: Callable[..., Trainer], pixels: Any) -> None:
-    client = Client("a", pixels(8), None, {}, make_trainer("simclr"), 0, 0)
+def test_there_are_no_constants_by_default() -> None:
+    client = make_client(make_trainer("simclr"), random_pixels(8))
     assert FedAvg().constants(client, {}) == {}
 
 
 @pytest.mark.parametrize(("name", "fresh"), [("simclr", 0), ("byol", 1), ("mocov2", 1)])
-def test_nothing_is_started_that_is_overwritten_at_once(
-    name: str,
-    fresh: int,
-    make_trainer: Callable[..., Trainer],
-    pixels: Any,
-    monkeypatch: pytest.MonkeyPatch,
+def test_parts_that_the_memory_replaces_are_not_initialised(
+    name: str, fresh: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that remembers all its own parts starts none afresh: once in three rounds, or never."""
+    """A client whose memory has all its local parts initialises none: once in three rounds, or
+    never.
+    """
     algorithm = FedAvg()
     trainer = make_trainer(name)
     memory = {}
@@ -270,9 +264,9 @@ def test_nothing_is_started_that_is_overwritten_at_once(
     monkeypatch.setattr(
         trainer.method, "init_local_parts", lambda stream: (calls.append(stream), start(stream))
     )
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    site = first_site(algorithm, trainer)
     for round in range(3):
         _, memory = algorithm.client(
-            Client("a", pixels(16), None, memory, trainer, 0, round, rate=0.1), site
+            make_client(trainer, random_pixels(16), memory=memory, round=round, rate=0.1), site
         )
     assert len(calls) == fresh

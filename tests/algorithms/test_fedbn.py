@@ -2,21 +2,22 @@
 statistic and counter.
 
 Round 1: both start with w = 10, statistic 0, counter 0. A ends with 14, 1, 1 and B with 18, 5, 2.
-    The server's w is (14 + 3·18)/4 = 17; of the layer it hears nothing and keeps the first, 0 and 0.
-Round 2: A starts with 17, 1, 1 and ends with 21, 2, 2; B starts with 17, 5, 2 and ends with 25, 10, 4.
-    The server's w is (21 + 3·25)/4 = 24.
+    The server's w is (14 + 3·18)/4 = 17; it receives nothing of the layer and keeps the first, 0
+    and 0.
+Round 2: A starts with 17, 1, 1 and ends with 21, 2, 2; B starts with 17, 5, 2 and ends with 25, 10,
+    4. The server's w is (21 + 3·25)/4 = 24.
 A's own model is then 24 with 2, 2, and B's 24 with 10, 4.
-With eval_norm = "mean" nothing of that changes; beside it the layers are averaged, statistics to (1 + 3·5)/4 = 4 and
-then (2 + 3·10)/4 = 8, counters to the larger: 2 and then 4.
+With eval_norm = "mean" none of that changes; in addition the layers are averaged, statistics to (1
++ 3·5)/4 = 4 and then (2 + 3·10)/4 = 8, counters to the larger: 2 and then 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from factories import first_site, make_client, make_trainer, random_pixels, train_rounds
 from torch import Tensor, nn
 from toy import Federation, Numbers, starts_of_training
 
@@ -27,15 +28,9 @@ from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.engine.checkpoints.client_memory import Memory
-from fedssl.engine.federate import federate
-from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
-from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.method import METHODS
-from fedssl.topologies.topology import SERVER, Star
-from fedssl.training.client import Client
+from fedssl.topologies.topology import SERVER
 from fedssl.training.trainer import Trainer, TrainSettings
-
-MakeTrainer = Callable[..., Trainer]
 
 
 class Layer(NamedTuple):
@@ -73,10 +68,8 @@ def test_two_rounds_by_hand(eval_norm: str) -> None:
     assert federation.personal("C") is None
 
 
-def test_layers_are_averaged_to_be_measured_only() -> None:
-    """Whoever receives the site's message gets the first layer, not the mean; the log says that
-    layers travelled.
-    """
+def test_the_mean_of_layers_is_only_for_evaluation() -> None:
+    """A client receives the first layer, not the mean; the log records that layers were sent."""
     federation = Federation(FedBN(eval_norm="mean"))
     for expected in (Layer(17, 4, 2), Layer(24, 8, 4)):
         federation.round("A", "B")
@@ -110,14 +103,14 @@ def test_layers_never_leave_and_there_is_no_global_model() -> None:
     }
 
 
-def test_who_skips_a_round_takes_up_its_layers() -> None:
+def test_a_client_that_skips_a_round_keeps_its_layers() -> None:
     federation = Federation(FedBN())
     federation.round("A", "B")
     federation.round("B")
     assert layer(federation.personal("A")) == Layer(25, 1, 1)
 
 
-def test_counters_of_layers_are_told_from_others() -> None:
+def test_counters_of_norm_layers_are_distinguished_from_others() -> None:
     entries = [
         Entry("backbone.conv.weight", (2, 2), "weight"),
         Entry("backbone.norm.weight", (2,), "norm"),
@@ -144,20 +137,18 @@ def test_counters_of_layers_are_told_from_others() -> None:
     ("name", "settings"),
     [("simclr", {}), ("byol", {}), ("mocov2", {}), ("mocov2", {"key": "reset"}), ("mae", {})],
 )
-def test_what_a_real_client_starts_from(
-    name: str, settings: Any, make_trainer: MakeTrainer, pixels: Any
-) -> None:
-    """Its second round: weights sent, its own layers, its own target and queue. A target that
-    begins anew begins as the online network does, own layers included.
+def test_what_a_real_client_starts_from(name: str, settings: Any) -> None:
+    """Its second round: weights sent, its own layers, its own target and queue. A target that is
+    initialised again equals the online network, with the client's layers.
     """
     algorithm = FedBN()
     trainer = make_trainer(name, **settings)
     method = trainer.method
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    first = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1)
+    site = first_site(algorithm, trainer)
+    first = make_client(trainer, random_pixels(16), rate=0.1)
     _, memory = algorithm.client(first, algorithm.broadcast(site, "a"))
 
-    second = Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1)
+    second = make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1)
     message = algorithm.broadcast(site, "a")
     (now,) = starts_of_training(trainer, lambda: algorithm.client(second, message))
     norms, rest = split(method.state.layout.pick(method.online))
@@ -186,33 +177,24 @@ class Bare(nn.Module):
         return nn.functional.adaptive_avg_pool2d(self.layer(images).relu(), 2).flatten(1)
 
 
-def _federated(
-    algorithm: Algorithm, pixels: Any, name: str, **settings: Any
-) -> tuple[Tree, Memory]:
+def _federated(algorithm: Algorithm, name: str, **settings: Any) -> tuple[Tree, Memory]:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         method = METHODS[name].Settings(**settings).build(Bare(), 8)
     trainer = Trainer(method, TrainSettings(batch=8))
     memory = Memory()
-    shards = {"a": Shard(pixels(16, 0)), "b": Shard(pixels(24, 1))}
-    runtime = LocalRuntime(
-        RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)), shards, [trainer], memory
-    )
-    sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
-    *_, last = federate(
-        algorithm, Star(), runtime, sites, schema=algorithm.upload_schema(method), rounds=2
-    )
-    runtime.close()
+    shards = {"a": random_pixels(16, 0), "b": random_pixels(24, 1)}
+    *_, last = train_rounds(algorithm, shards, trainer, memory=memory)
     return last.sites[SERVER], memory
 
 
 @pytest.mark.parametrize("eval_norm", ["none", "mean"])
-def test_without_norm_layers_it_is_fedavg(eval_norm: str, pixels: Any) -> None:
-    """To the bit, with a global model and none of a client's own."""
+def test_without_norm_layers_it_is_fedavg(eval_norm: str) -> None:
+    """To the bit, with a global model and without personal models."""
     settings = {"dim": 4, "queue": 8}
     algorithm = FedBN(eval_norm=eval_norm)
-    ours, memory = _federated(algorithm, pixels, "mocov1", **settings)
-    theirs, expected = _federated(FedAvg(), pixels, "mocov1", **settings)
+    ours, memory = _federated(algorithm, "mocov1", **settings)
+    theirs, expected = _federated(FedAvg(), "mocov1", **settings)
     assert ours.keys() == theirs.keys() == {"model"}
     assert torch.equal(model(ours, "model").floats, model(theirs, "model").floats)
     for client in "ab":
@@ -221,45 +203,31 @@ def test_without_norm_layers_it_is_fedavg(eval_norm: str, pixels: Any) -> None:
     assert algorithm.export(ours).keys() == {"global"}
 
 
-def test_a_layer_is_as_if_its_client_trained_alone(make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_a_layer_depends_on_its_clients_images_only() -> None:
     """Weights that do not move (a rate of 0): then after three rounds a client's running statistics
-    are those of its own images alone, whatever the others have.
+    depend on its images only, whatever the others have.
     """
 
     def norms(sizes: dict[str, int]) -> Tensor:
-        algorithm = FedBN()
-        trainer = make_trainer("simclr")
         memory = Memory()
-        shards = {c: Shard(pixels(n, ord(c))) for c, n in sizes.items()}
-        runtime = LocalRuntime(
-            RunContext(algorithm, 0, lambda r: RoundPosition(0.0, 0)), shards, [trainer], memory
-        )
-        sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
-        list(
-            federate(
-                algorithm,
-                Star(),
-                runtime,
-                sites,
-                schema=algorithm.upload_schema(trainer.method),
-                rounds=3,
-            )
-        )
-        runtime.close()
+        shards = {c: random_pixels(n, ord(c)) for c, n in sizes.items()}
+        train_rounds(FedBN(), shards, make_trainer("simclr"), rounds=3, rate=0.0, memory=memory)
         return model(memory.latest("a"), "norms").pick(roles=("statistic",)).floats
 
     assert torch.equal(norms({"a": 16, "b": 40}), norms({"a": 16}))
     assert not torch.equal(norms({"a": 16, "b": 40}), norms({"a": 24, "b": 40}))
 
 
-def test_nothing_sent_is_changed(make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_nothing_sent_is_changed() -> None:
     algorithm = FedBN(eval_norm="mean")
     trainer = make_trainer("byol")
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    site = first_site(algorithm, trainer)
     before = {key: model(site, key).clone() for key in site}
-    _, memory = algorithm.client(Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1), site)
+    _, memory = algorithm.client(make_client(trainer, random_pixels(16), rate=0.1), site)
     kept = {key: model(memory, key).clone() for key in memory}
-    algorithm.client(Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site)
+    algorithm.client(
+        make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1), site
+    )
     for tree, copies in ((site, before), (memory, kept)):
         assert all(
             torch.equal(model(tree, key).floats, copy.floats) for key, copy in copies.items()

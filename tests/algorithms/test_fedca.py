@@ -5,14 +5,20 @@ one by one.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from factories import (
+    first_site,
+    interrupted_in_round,
+    make_client,
+    make_experiment,
+    make_trainer,
+    random_pixels,
+)
 from torch import Tensor
 from toy import Federation, Numbers, toy
 
@@ -39,16 +45,12 @@ from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
-from fedssl.experiment.experiment import Experiment
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.runs.local import Interrupted
-from fedssl.runs.rounds_log import RoundsLog
 from fedssl.topologies.graphs import Cycle
 from fedssl.topologies.topology import SERVER, Star, Topology
-from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer
 
-MakeTrainer = Callable[..., Trainer]
 PLAIN = {"dictionary": 0, "beta": 0.0}
 
 
@@ -97,8 +99,8 @@ def test_the_loss_is_the_papers(t: float) -> None:
     assert contrast(z.flip(0), INDEX, None, None, t) != alone  # one way only: not NT-Xent
 
 
-def test_what_does_not_count_does_not_count() -> None:
-    """Empty rows have no effect on anybody, and a client's row of an image none on that image."""
+def test_masked_rows_have_no_effect() -> None:
+    """Empty rows have no effect on any image, and a client's row of an image none on that image."""
     z = noise(2, 5, 4)
     dictionary = F.normalize(noise(8, 4, seed=1), dim=1)
     before = contrast(z, INDEX, dictionary, ENTRY, 0.5)
@@ -113,10 +115,10 @@ def test_what_does_not_count_does_not_count() -> None:
         assert torch.equal(*alone)
         assert not torch.equal(
             contrast(z, INDEX, changed, ENTRY, 0.5), before
-        )  # to the others it is a negative
+        )  # for the others it is a negative
 
 
-def test_gradients_reach_both_views_and_never_what_is_masked() -> None:
+def test_gradients_reach_both_views_and_no_masked_row() -> None:
     z = noise(2, 5, 4).requires_grad_()
     dictionary = noise(8, 4, seed=1).requires_grad_()
     contrast(z, INDEX, dictionary, ENTRY, 0.5).backward()
@@ -170,14 +172,14 @@ def test_two_clients_merged_by_hand() -> None:
     [
         (6, [9, 9, 9], [2, 2, 2], 2),
         (7, [9, 9, 9], [2, 2, 2], 2),  # equal shares: one row stays empty
-        (6, [9, 1, 0], [2, 1, 0], 2),  # who has fewer leaves rows empty
+        (6, [9, 1, 0], [2, 1, 0], 2),  # a client with fewer rows leaves some empty
         (6, [4], [4], 6),
         (3, [2, 2, 2, 2, 2], [1, 1, 1, 0, 0], 1),  # more clients than rows
         (1024, [1024] * 5, [204] * 5, 204),
         (8, [8] * 7, [1] * 7, 1),
     ],
 )
-def test_equal_shares_whoever_comes(
+def test_equal_shares_for_any_set_of_clients(
     capacity: int, counts: list[int], kept: list[int], share: int
 ) -> None:
     uploads = [upload(f"c{k}", [[k, i] for i in range(n)], 1) for k, n in enumerate(counts)]
@@ -211,8 +213,10 @@ def test_a_site_holds_no_more_than_it_keeps() -> None:
     ] * 3
 
 
-def test_what_a_client_sees_of_it() -> None:
-    """Rows of unit length, padded to one shape; its own are known by the number of the image."""
+def test_the_dictionary_as_a_client_uses_it() -> None:
+    """Rows of unit length, padded to one shape; the client's own are identified by the image's
+    number.
+    """
     merged = FedCA(dictionary=6, beta=0).merge(
         site(), iter([upload("A", [[3, 4], [0, 2]], 1), upload("B", [[0, 5]], 1)]), Mean
     )
@@ -228,8 +232,8 @@ def test_what_a_client_sees_of_it() -> None:
         assert constants["entry"].tolist() == entry + [EMPTY] * 3
 
 
-def test_switched_off_it_is_nowhere() -> None:
-    """And rounds are those of FedAvg, since the script decides what training does."""
+def test_switched_off_the_dictionary_is_sent_nowhere() -> None:
+    """The rounds are those of FedAvg, since training is scripted."""
     ours = Federation(FedCA(**PLAIN))
     theirs = Federation(FedAvg())
     for _ in range(3):
@@ -245,11 +249,11 @@ def test_switched_off_it_is_nowhere() -> None:
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol", "dino", "mocov1"])
-def test_the_width_of_projections(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_the_width_of_projections(name: str) -> None:
     trainer = make_trainer(name)
     before = trainer.method.state.clone()
     trainer.method.train()
-    assert projection_width(trainer.method) == trainer.embed(pixels(2), "z").shape[1]
+    assert projection_width(trainer.method) == trainer.embed(random_pixels(2), "z").shape[1]
     assert trainer.method.training
     assert torch.equal(before.floats, trainer.method.state.floats)
     assert torch.equal(before.counts, trainer.method.state.counts)
@@ -266,16 +270,14 @@ def slow_projections(method: Method, images: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("alpha", "name"), [(0.5, "simclr"), (0.8, "simclr"), (0.0, "simclr"), (0.5, "byol")]
 )
-def test_three_rounds_of_temporal_ensembling(
-    alpha: float, name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_three_rounds_of_temporal_ensembling(alpha: float, name: str) -> None:
     """Eq. 9-10, image by image: Z ← αZ + (1 − α)z from Z = 0, and z̃ = Z/(1 − αᵗ) at unit length.
     Projections, also where a method predicts from them.
     """
     algorithm = FedCA(dictionary=12, alpha=alpha, beta=0)
     trainer = make_trainer(name)
-    images = pixels(10)
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    images = random_pixels(10)
+    site = first_site(algorithm, trainer)
     Z: list[Tensor] = [torch.zeros(5) for _ in images]
     memory: Tree = {}
     drawn = []
@@ -284,7 +286,7 @@ def test_three_rounds_of_temporal_ensembling(
         (2, 10),
         (3, 4),
     ):  # ten images; twelve rows are asked for, and then four
-        client = Client("a", images, None, memory, trainer, 0, t, rate=0.1)
+        client = make_client(trainer, images, memory=memory, round=t, rate=0.1)
         message = algorithm.broadcast(site, "a")
         sent, memory = algorithm.client(client, message)
         assert [
@@ -308,33 +310,31 @@ def test_three_rounds_of_temporal_ensembling(
             site, iter([Upload(c, 1.0, sent) for c in ("abc" if t > 1 else "a")]), Mean
         )
         assert site["share"] == (4 if t > 1 else 12)
-    assert drawn[0] != drawn[1]  # anew each round
+    assert drawn[0] != drawn[1]  # new ones in each round
     assert drawn[2] != drawn[1][:4]
 
 
-def test_a_clients_own_rows_are_masked_through_a_whole_round(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
-    """A client alone with a dictionary that has a row of each of its images: an image has all rows
-    but one, of B.
+def test_a_clients_own_rows_are_masked_through_a_whole_round() -> None:
+    """One client, and a dictionary with a row of each of its images: an image uses all rows but its
+    own.
     """
     trainer = make_trainer("simclr")
-    images = pixels(8)
+    images = random_pixels(8)
     seen = []
 
-    class Looking(FedCA):
+    class Recording(FedCA):
         def objective(
             self, method: Method, batch: Batch, out: Output, constants: Constants
         ) -> Tensor:
             seen.append((batch.index, constants["entry"], constants["dictionary"]))
             return super().objective(method, batch, out, constants)
 
-    algorithm = Looking(dictionary=8, beta=0)
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    algorithm = Recording(dictionary=8, beta=0)
+    site = first_site(algorithm, trainer)
     memory: Tree = {}
     for round in range(2):
         sent, memory = algorithm.client(
-            Client("a", images, None, memory, trainer, 0, round, rate=0.1), site
+            make_client(trainer, images, memory=memory, round=round, rate=0.1), site
         )
         site = algorithm.merge(site, iter([Upload("a", 1.0, sent)]), Mean)
     (_, first, empty), (index, entry, dictionary) = seen
@@ -359,16 +359,16 @@ def _batch(method: Method, images: Tensor, draws: dict[str, Tensor]) -> Batch:
     return Batch(torch.arange(len(images)), images, (views,), None, draws, torch.zeros(()))
 
 
-def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_the_alignment_by_hand() -> None:
     """Eq. 11-14, over the four public images that are drawn: squared distances, summed over
     entries, averaged.
     """
     algorithm = FedCA(dictionary=0, beta=0.3)
     trainer = make_trainer("simclr")
-    public = pixels(10, 3)
+    public = random_pixels(10, 3)
     method = trainer.method.train()
     constants = _given(trainer, public)
-    batch = _batch(method, pixels(8), {"public": torch.tensor([0.0, 0.55, 0.999, 0.55])})
+    batch = _batch(method, random_pixels(8), {"public": torch.tensor([0.0, 0.55, 0.999, 0.55])})
     out = method(batch)
     z = [F.normalize(view, dim=1) for view in out.z]
     expected = F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(8))
@@ -382,15 +382,15 @@ def test_the_alignment_by_hand(make_trainer: MakeTrainer, pixels: Any) -> None:
     assert torch.allclose(algorithm.objective(method, batch, out, constants), expected, rtol=1e-5)
 
 
-def test_the_alignment_has_a_gradient_and_moves_no_statistics(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_the_alignment_has_a_gradient_and_moves_no_statistics() -> None:
     trainer = make_trainer("simclr")
-    public = pixels(10, 3)
+    public = random_pixels(10, 3)
     method = trainer.method.train()
     constants = _given(trainer, public)
     batch = _batch(
-        method, pixels(8), {"public": torch.rand(6, generator=torch.Generator().manual_seed(0))}
+        method,
+        random_pixels(8),
+        {"public": torch.rand(6, generator=torch.Generator().manual_seed(0))},
     )
     out = method(batch)
     method.count_batch()
@@ -409,7 +409,7 @@ def test_the_alignment_has_a_gradient_and_moves_no_statistics(
         assert torch.allclose(twice - none, 2 * (once - none), rtol=1e-3, atol=1e-4), name
 
 
-def test_draws_are_of_all_public_images_and_of_none_other() -> None:
+def test_draws_cover_all_public_images_and_no_others() -> None:
     draws = FedCA(aligned=5000).draw(8, torch.Generator().manual_seed(0))["public"]
     assert set((draws * 7).long().tolist()) == set(range(7))
     largest = torch.tensor(1 - 2**-24)  # that torch.rand can give
@@ -419,19 +419,17 @@ def test_draws_are_of_all_public_images_and_of_none_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_the_alignment_model_is_trained_as_a_client_is(
-    name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_the_alignment_model_is_trained_like_a_client(name: str) -> None:
     """Three rounds of two epochs on the public images, at the rounds' rates; and the site's model
     is not that one.
     """
     settings = {"epochs": 2, "lr": 0.1, "batch": 4}
-    public = pixels(9, 3)
+    public = random_pixels(9, 3)
     algorithm = FedCA(dictionary=0)
     trainer = make_trainer(name, settings)
     other = make_trainer(name, settings)
     first = trainer.method.state.clone()
-    home = Client("home", pixels(0), None, {}, trainer, 5, 0, rounds=3, public=public)
+    home = make_client(trainer, random_pixels(0), id="home", seed=5, rounds=3, public=public)
     site = algorithm.init(home)
     assert torch.equal(model(site, "model").floats, first.pick(trainer.method.online).floats)
     assert torch.equal(trainer.method.state.floats, first.floats)
@@ -444,8 +442,15 @@ def test_the_alignment_model_is_trained_as_a_client_is(
 
     for r in range(3):
         rate = 0.5 * 0.1 * (1 + math.cos(math.pi * r / 3))
-        again = Client(
-            "home", public, None, {}, other, 5, r, rate, r / 3, metrics=[home.metrics[0]] * r
+        again = make_client(
+            other,
+            public,
+            id="home",
+            seed=5,
+            round=r,
+            rate=rate,
+            progress=r / 3,
+            metrics=[home.metrics[0]] * r,
         )
         again.train(one_way, {})
     assert torch.allclose(tensor(site, "h_align"), other.embed(public, "h"), rtol=1e-3, atol=1e-4)
@@ -453,9 +458,7 @@ def test_the_alignment_model_is_trained_as_a_client_is(
     assert not torch.allclose(tensor(site, "h_align"), trainer.embed(public, "h"), atol=1e-3)
 
 
-def test_the_ratio_of_the_losses_is_noted_once_a_round(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_the_ratio_of_the_losses_is_noted_once_a_round() -> None:
     """The alignment's share of the other loss, so that twice the weight is twice the ratio, however
     large it is.
     """
@@ -464,8 +467,10 @@ def test_the_ratio_of_the_losses_is_noted_once_a_round(
         algorithm = FedCA(dictionary=0, beta=beta)
         trainer = make_trainer("simclr")
         site = {"model": trainer.method.state.pick(trainer.method.online)}
-        site |= {key: t for key, t in _given(trainer, pixels(10, 3)).items() if key != "public"}
-        client = Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.0, public=pixels(10, 3))
+        site |= {
+            key: t for key, t in _given(trainer, random_pixels(10, 3)).items() if key != "public"
+        }
+        client = make_client(trainer, random_pixels(16), rate=0.0, public=random_pixels(10, 3))
         algorithm.client(client, site)
         assert client.notes.keys() == {"alignment_ratio"}
         ratios[beta] = client.notes["alignment_ratio"]
@@ -479,31 +484,26 @@ def test_the_ratio_of_the_losses_is_noted_once_a_round(
 
 
 class OneWay(FedAvg):
-    """What FedCA is without dictionary and alignment, written by hand."""
+    """FedCA without dictionary and alignment, written by hand."""
 
     def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         z = [view / view.norm(dim=1, keepdim=True) for view in out.z]
         return F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(len(batch.index)))
 
 
-def federated(
-    algorithm: Any, make_trainer: MakeTrainer, pixels: Any, topology: Topology | None = None
-) -> Any:
+def federated(algorithm: Any, topology: Topology | None = None) -> Any:
     topology = topology or Star()
     trainers = [make_trainer("simclr") for _ in range(2)]
-    public = {trainers[0].device: pixels(12, 9)}
-    shards = {c: Shard(pixels(n, n)) for c, n in {"a": 20, "b": 16, "c": 24, "d": 9}.items()}
+    public = {trainers[0].device: random_pixels(12, 9)}
+    shards = {c: Shard(random_pixels(n, n)) for c, n in {"a": 20, "b": 16, "c": 24, "d": 9}.items()}
 
     def position(round: int) -> RoundPosition:
         return RoundPosition(0.05, round / 3, 3)
 
-    stop = threading.Event()
-    runtime = LocalRuntime(
-        RunContext(algorithm, 3, position, public=public, stop=stop), shards, trainers, Memory()
-    )
-    home = Client("home", pixels(0), None, {}, trainers[0], 3, 0, rounds=3, public=pixels(12, 9))
-    first = algorithm.init(home)
+    context = RunContext(algorithm, 3, position, public=public)
+    runtime = LocalRuntime(context, shards, trainers, Memory())
     schema = algorithm.upload_schema(trainers[0].method)
+    first = first_site(algorithm, trainers[0], seed=3, rounds=3, public=random_pixels(12, 9))
     sites = dict.fromkeys(topology.sites(runtime.clients), first)
     done = list(federate(algorithm, topology, runtime, sites, schema=schema, rounds=3, seed=3))
     runtime.close()
@@ -511,11 +511,9 @@ def federated(
     return done
 
 
-def test_without_both_modules_it_is_the_one_way_loss(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_without_both_modules_it_is_the_one_way_loss() -> None:
     ours, theirs = (
-        model(federated(algorithm, make_trainer, pixels)[-1].sites[SERVER], "model")
+        model(federated(algorithm)[-1].sites[SERVER], "model")
         for algorithm in (FedCA(**PLAIN), OneWay())
     )
     assert torch.allclose(ours.floats, theirs.floats, rtol=1e-3, atol=1e-4)
@@ -523,8 +521,8 @@ def test_without_both_modules_it_is_the_one_way_loss(
     assert not torch.allclose(ours.floats, method.state.pick(method.online).floats, atol=1e-2)
 
 
-def test_rounds_with_both_modules(make_trainer: MakeTrainer, pixels: Any) -> None:
-    done = federated(FedCA(dictionary=32), make_trainer, pixels)
+def test_rounds_with_both_modules() -> None:
+    done = federated(FedCA(dictionary=32))
     for round, before in zip(done[1:], done, strict=False):
         site = round.sites[SERVER]
         assert site["share"] == 8
@@ -537,11 +535,11 @@ def test_rounds_with_both_modules(make_trainer: MakeTrainer, pixels: Any) -> Non
         assert not torch.equal(tensor(site, "features"), tensor(before.sites[SERVER], "features"))
 
 
-def test_peers_share_with_their_neighbours(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """In a cycle of four each peer hears its two neighbours and itself: 9 // 3 rows of each, and no
-    more from afar.
+def test_peers_share_with_their_neighbours() -> None:
+    """In a cycle of four each peer receives from its two neighbours and itself: 9 // 3 rows of
+    each.
     """
-    done = federated(FedCA(dictionary=9, beta=0), make_trainer, pixels, Cycle())
+    done = federated(FedCA(dictionary=9, beta=0), Cycle())
     for peer, near in {"a": "abd", "b": "abc", "c": "bcd", "d": "acd"}.items():
         site = done[-1].sites[peer]
         assert tensor(site, "owner").tolist() == [derive(c) for c in near for _ in range(3)]
@@ -549,41 +547,21 @@ def test_peers_share_with_their_neighbours(make_trainer: MakeTrainer, pixels: An
 
 
 def _tiny() -> Dataset:
-    stream = torch.Generator().manual_seed(2)
-    pixels = torch.randint(256, (120, 3, 10, 10), dtype=torch.uint8, generator=stream)
+    pixels = random_pixels(120, 2, size=10)
     return Dataset(Images(pixels, torch.arange(120) % 3), Images(pixels[:12], torch.arange(12) % 3))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_that_goes_on_is_the_one_that_never_stopped(
-    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = Experiment.from_dict(
-        {
-            "rounds": 4,
-            "clients": 3,
-            "data": "given",
-            "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
-            "algorithm": {"name": "fedca", "dictionary": 20},
-            "train": {"batch": 8, "checkpoint_every": 0},
-            "probe": {"every": 0, "linear": False},
-        }
+def test_a_resumed_run_equals_an_uninterrupted_one(workers: int, tmp_path: Path) -> None:
+    chosen = make_experiment(
+        rounds=4, method="simclr", algorithm={"name": "fedca", "dictionary": 20}
     )
     whole = fedssl.run(
         chosen, tmp_path / "whole", "cpu", dataset=_tiny(), quiet=True, set={"train.workers": 1}
     )
-    append = RoundsLog.append
-
-    def stopping(log: RoundsLog, line: dict[str, Any]) -> None:
-        append(log, line)
-        if line["round"] == 3:
-            raise KeyboardInterrupt
-
     changes = {"train.workers": workers}
-    with monkeypatch.context() as patch:
-        patch.setattr(RoundsLog, "append", stopping)
-        with pytest.raises(Interrupted):
-            fedssl.run(chosen, tmp_path / "parts", "cpu", dataset=_tiny(), quiet=True, set=changes)
+    with interrupted_in_round(3), pytest.raises(Interrupted):
+        fedssl.run(chosen, tmp_path / "parts", "cpu", dataset=_tiny(), quiet=True, set=changes)
     parts = fedssl.run(chosen, tmp_path / "parts", "cpu", dataset=_tiny(), quiet=True, set=changes)
     assert dumps({"model": parts.models()["global"]}) == dumps({"model": whole.models()["global"]})
     for ours, theirs in zip(parts.rounds, whole.rounds, strict=True):

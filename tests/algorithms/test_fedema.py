@@ -1,31 +1,31 @@
 """FedEMA by hand, on toy.py's numbers.
 
-Round 1: both start from 10, 10, 1 and end with A 14, 12, 2 and B 18, 16, 4 (online, target, predictor). The means are
-    G = 17 and q = 3.5.
+Round 1: both start from 10, 10, 1 and end with A 14, 12, 2 and B 18, 16, 4 (online, target,
+    predictor). The means are G = 17 and q = 3.5.
 Round 2: the first μ is τ = 0.7 for both, whatever the measure. Targets stay 12 and 16.
     A starts from 0.7·14 + 0.3·17 = 14.9, predictor 0.7·2 + 0.3·3.5 = 2.45, and ends with 18.9;
     B starts from 0.7·18 + 0.3·17 = 17.7, predictor 0.7·4 + 0.3·3.5 = 3.85, and ends with 25.7.
     G = (18.9 + 3·25.7)/4 = 24.
-Round 3, drift: training adds the same again, so μ is 0.7 again: A starts from 0.7·18.9 + 0.3·24 = 20.43.
-Round 3, global: A is 5.1 away from G, was 3 away in round 2, so 0.7·5.1/3 > 1 and A starts from its own 18.9; B was 1
-    away and is 1.7 away: 0.7·1.7 > 1 as well. Both have stopped listening.
+Round 3, drift: training adds the same again, so μ is 0.7 again: A starts from 0.7·18.9 + 0.3·24 =
+    20.43.
+Round 3, global: A is 5.1 away from G, was 3 away in round 2, so 0.7·5.1/3 > 1 and A starts from its
+    own 18.9; B was 1 away and is 1.7 away: 0.7·1.7 > 1 as well. Neither uses the global model any
+    more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import toy
+from factories import first_site, make_client, make_trainer, random_pixels
 from toy import Federation, Numbers, starts_of_training
 
 from fedssl.algorithms import FedAvg, FedEMA, fedema
 from fedssl.core.state.tree import model
-from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
 
 SECOND = {"A": Numbers(14.9, 12, 2.45), "B": Numbers(17.7, 16, 3.85)}
 
@@ -51,7 +51,7 @@ def test_three_rounds(divergence: str, third: tuple[float, float]) -> None:
     )
 
 
-def test_what_is_written_down() -> None:
+def test_distances_and_lambda_are_logged() -> None:
     """drift: A 4, so λ = 0.7/4. global: 3 in backbone and in projector, so 3·√2, and λ =
     0.7/(3·√2).
     """
@@ -82,8 +82,8 @@ def test_options(settings: dict[str, Any], encoder: float, predictor: float) -> 
 
 
 @pytest.mark.parametrize("divergence", ["drift", "global"])
-def test_who_was_away_starts_from_the_global_model(divergence: str) -> None:
-    """Its target too; afterwards it goes on with the λ it had."""
+def test_a_client_that_was_absent_starts_from_the_global_model(divergence: str) -> None:
+    """Its target too; afterwards it uses the λ it had."""
     federation = Federation(FedEMA(divergence=divergence))
     federation.round("A", "B")
     federation.round("A", "B")
@@ -171,10 +171,8 @@ def test_without_lambda_it_is_fedavg() -> None:
         assert ours.held() == theirs.held()
 
 
-def test_one_that_stood_alone_gets_its_scale_later() -> None:
-    """A alone is the global model: nothing diverges, and no λ comes of that. With B it is set as
-    ever.
-    """
+def test_a_single_client_gets_its_lambda_later() -> None:
+    """A alone is the global model: its divergence is 0 and sets no λ. With B it is set as usual."""
     federation = Federation(FedEMA(divergence="global"))
     federation.round("A")
     federation.round("A")
@@ -185,21 +183,19 @@ def test_one_that_stood_alone_gets_its_scale_later() -> None:
 
 
 @pytest.mark.parametrize("key", ["local", "reset"])
-def test_with_a_target_and_a_queue(
-    key: str, make_trainer: Callable[..., Trainer], pixels: Any
-) -> None:
-    """A target that is restarted copies the mixed encoder, one that is local is the client's own.
-    Who was away keeps its queue, and nothing else.
+def test_with_a_target_and_a_queue(key: str) -> None:
+    """A target that is restarted copies the mixed encoder, one that is local is the client's own. A
+    client that was absent keeps its queue only.
     """
     algorithm = FedEMA(encoder_mu=0.5)
     trainer = make_trainer("mocov2", key=key)
     method = trainer.method
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    _, memory = algorithm.client(Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1), site)
+    site = first_site(algorithm, trainer)
+    _, memory = algorithm.client(make_client(trainer, random_pixels(16), rate=0.1), site)
     online = model(memory, "online")
     kept = model(memory, "kept")
     for round, away in ((1, False), (2, True)):
-        client = Client("a", pixels(16), None, memory, trainer, 0, round)
+        client = make_client(trainer, random_pixels(16), memory=memory, round=round)
         (now,) = starts_of_training(trainer, lambda client=client: algorithm.client(client, site))
         share = 0.0 if away else 0.5
         expected = torch.lerp(

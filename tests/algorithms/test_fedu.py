@@ -1,8 +1,8 @@
 """FedU by hand, on toy.py's numbers.
 
-Round 1: both start from 10, 10, 1 and end with A 14, 12, 2 and B 18, 16, 4 (online, target, predictor).
-    The means are 17 and 3.5. Over the backbone's one layer A has gone 4, B has gone 8; squared, over backbone and
-    projector, A 2·4² = 32 and B 2·8² = 128.
+Round 1: both start from 10, 10, 1 and end with A 14, 12, 2 and B 18, 16, 4 (online, target,
+    predictor). The means are 17 and 3.5. Over the backbone's one layer A has moved by 4, B by 8;
+    squared, over backbone and projector, A 2·4² = 32 and B 2·8² = 128.
 Round 2: both take the encoder 17 and keep their targets 12 and 16.
     With μ between A's divergence and B's, A takes the predictor 3.5 and B keeps its own, 4.
 """
@@ -20,7 +20,7 @@ from fedssl.algorithms import FedAvg, FedU
 @pytest.mark.parametrize(
     ("divergence", "mu", "found"), [("layer-mean", 5, (4, 8)), ("squared-norm", 100, (32, 128))]
 )
-def test_who_went_far_keeps_its_predictor(
+def test_a_client_with_a_large_divergence_keeps_its_predictor(
     divergence: str, mu: float, found: tuple[float, float]
 ) -> None:
     federation = Federation(FedU(mu=mu, divergence=divergence))
@@ -36,7 +36,7 @@ def test_who_went_far_keeps_its_predictor(
 
 
 def test_the_threshold_itself_is_too_far() -> None:
-    """μ = 4: A has gone exactly that far."""
+    """μ = 4: A has moved by exactly that much."""
     federation = Federation(FedU(mu=4))
     federation.round("A", "B")
     assert federation.round("A", "B")["A"].predictor == 2
@@ -44,7 +44,7 @@ def test_the_threshold_itself_is_too_far() -> None:
 
 @pytest.mark.parametrize(("mu", "predictor"), [(math.inf, "global"), (0.0, "local")])
 def test_extremes_are_the_fixed_policies(mu: float, predictor: str) -> None:
-    """But for the server: with FedU it averages predictors even if nobody takes them."""
+    """Except at the server: FedU averages predictors even if no client uses the mean."""
     ours = Federation(FedU(mu=mu))
     theirs = Federation(FedAvg(predictor=predictor))
     for _ in range(3):

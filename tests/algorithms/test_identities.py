@@ -1,4 +1,4 @@
-"""Algorithms that are others at the end of a switch: whole runs with a real method, compared to the
+"""Algorithms that equal others for some setting: whole runs with a real method, compared to the
 last bit.
 """
 
@@ -34,9 +34,7 @@ PAIRS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 def encoder(method: str, algorithm: dict[str, Any], topology: str = "star") -> State:
-    """Backbone and projector after three rounds of two steps each: the pull of a first step is
-    none.
-    """
+    """Return backbone and projector after three rounds of two steps; a first step has no pull."""
     steps = {"batch": 4, "lr": 0.01, "workers": 1}
     experiment = tiny(
         Combination("fedavg", method, topology), algorithm=algorithm, rounds=3, train=steps
@@ -64,12 +62,12 @@ def test_the_same_bits(method: str, ours: dict[str, Any], theirs: dict[str, Any]
     ],
     ids=str,
 )
-def test_and_with_the_switch_on_they_are_not(ours: dict[str, Any]) -> None:
+def test_with_other_settings_the_bits_differ(ours: dict[str, Any]) -> None:
     assert not torch.equal(encoder("byol", ours).floats, encoder("byol", {"name": "fedavg"}).floats)
 
 
 def test_a_complete_graph_of_equals_is_a_star() -> None:
-    """Sums are taken with other weights, so to rounding."""
+    """Up to rounding, since the sums have other weights."""
     one, other = (
         encoder("byol", {"name": "fedavg"}, topology) for topology in ("complete", "star")
     )

@@ -1,21 +1,16 @@
-"""Mixtures of a client's images: who is mixed with whom, how much of each, and which signs."""
+"""Mixtures of a client's images: the partners, their coefficients, and the signs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
+from factories import make_client, make_trainer, random_pixels
 from torch import Tensor
 
 from fedssl.algorithms import _instahide
 from fedssl.algorithms._instahide import LARGEST, coefficients, flipped, mixtures, partners
 from fedssl.data.image_pool import Rows
 from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
-
-Make = Callable[..., Trainer]
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -23,7 +18,7 @@ def stream(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize("k", [2, 3, 4, 7])
-def test_coefficients_sum_to_one_and_none_is_too_large(k: int) -> None:
+def test_coefficients_sum_to_one_and_stay_below_the_limit(k: int) -> None:
     found = coefficients(3000, k, stream())
     assert found.shape == (3000, k)
     torch.testing.assert_close(found.sum(1), torch.ones(3000))
@@ -39,9 +34,7 @@ def test_a_single_image_is_itself() -> None:
 
 
 def test_coefficients_of_two_are_uniform_within_the_limit() -> None:
-    """Of two, the first lies between 0.35 and 0.65, each part of that alike: its standard deviation
-    is 0.3/√12.
-    """
+    """Of two, the first is uniform between 0.35 and 0.65: its standard deviation is 0.3/√12."""
     first = coefficients(20000, 2, stream())[:, 0]
     assert 0.35 <= first.min() < 0.351
     assert first.std().item() == pytest.approx(0.3 / 12**0.5, rel=0.02)
@@ -54,7 +47,7 @@ def test_partners(count: int, k: int, most: int) -> None:
     rows = partners(count, k, most, stream())
     assert rows.shape == (min(count, most), min(count, k))
     assert 0 <= rows.min() <= rows.max() < count
-    assert all(len(set(row)) == len(row) for row in rows.tolist())  # nobody is mixed with itself
+    assert all(len(set(row)) == len(row) for row in rows.tolist())  # no image is mixed with itself
     assert len(rows[:, 0].unique()) == len(rows)  # one mixture for an image
     assert count < 3 or not torch.equal(rows, partners(count, k, most, stream(1)))
 
@@ -75,24 +68,18 @@ def test_a_flipped_pixel_is_as_far_from_the_mean_as_before() -> None:
     assert not torch.equal(stayed[:, 0], stayed[:, 1])
 
 
-def a_client(trainer: Trainer, images: Any, **changes: Any) -> Client:
-    return Client("a", images, None, {}, trainer, **{"seed": 1, "round": 2, **changes})
-
-
-def made(client: Client, k: int, limit: int = 99, flips: bool = False) -> Tensor:
-    return torch.cat(list(mixtures(client, k, limit, flips)))
+def made(client: Client, k: int, most: int = 99, flips: bool = False) -> Tensor:
+    return torch.cat(list(mixtures(client, k, most, flips)))
 
 
 @pytest.mark.parametrize("normalised", [False, True])
-def test_a_mixture_is_the_weighted_sum_of_its_images(
-    normalised: bool, make_trainer: Make, pixels: Any
-) -> None:
+def test_a_mixture_is_the_weighted_sum_of_its_images(normalised: bool) -> None:
     trainer = make_trainer("mocov2")
-    images = pixels(11)
+    images = random_pixels(11)
     if normalised:
         trainer.method.mean = torch.tensor([0.1, 0.2, 0.3])
         trainer.method.std = torch.tensor([0.5, 0.6, 0.7])
-    client = a_client(trainer, images)
+    client = make_client(trainer, images)
     found = made(client, 3)
     rows = partners(11, 3, 99, client.generator("partners"))
     shares = coefficients(11, 3, client.generator("coefficients"))
@@ -101,42 +88,39 @@ def test_a_mixture_is_the_weighted_sum_of_its_images(
         torch.testing.assert_close(mixed, expected)
 
 
-def test_mixtures_do_not_depend_on_where_images_lie_or_how_many_come_at_a_time(
-    make_trainer: Make, pixels: Any, monkeypatch: pytest.MonkeyPatch
+def test_mixtures_do_not_depend_on_storage_or_chunk_size(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = make_trainer("mocov2")
-    images = pixels(20)
-    expected = made(a_client(trainer, images[5:16]), 4)
+    images = random_pixels(20)
+    expected = made(make_client(trainer, images[5:16]), 4)
     rows = Rows(images, torch.arange(5, 16))
-    assert torch.equal(made(a_client(trainer, rows), 4), expected)
+    assert torch.equal(made(make_client(trainer, rows), 4), expected)
     monkeypatch.setattr(_instahide, "CHUNK", 3)
-    chunks = list(mixtures(a_client(trainer, rows), 4, 99, False))
+    chunks = list(mixtures(make_client(trainer, rows), 4, 99, False))
     assert [len(chunk) for chunk in chunks] == [3, 3, 3, 2]
     torch.testing.assert_close(torch.cat(chunks), expected)
 
 
-def test_mixtures_differ_by_round_client_and_seed(make_trainer: Make, pixels: Any) -> None:
+def test_mixtures_differ_by_round_client_and_seed() -> None:
     trainer = make_trainer("mocov2")
-    images = pixels(8)
-    base = made(a_client(trainer, images), 4, flips=True)
-    assert torch.equal(made(a_client(trainer, images), 4, flips=True), base)
+    images = random_pixels(8)
+    base = made(make_client(trainer, images), 4, flips=True)
+    assert torch.equal(made(make_client(trainer, images), 4, flips=True), base)
     for change in ({"round": 3}, {"seed": 2}):
-        assert not torch.equal(made(a_client(trainer, images, **change), 4, flips=True), base)
+        assert not torch.equal(made(make_client(trainer, images, **change), 4, flips=True), base)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 9])
-def test_as_many_mixtures_as_images_but_no_more_than_wanted(
-    count: int, make_trainer: Make, pixels: Any
-) -> None:
-    client = a_client(make_trainer("mocov2"), pixels(count))
+def test_there_are_as_many_mixtures_as_images_up_to_a_limit(count: int) -> None:
+    client = make_client(make_trainer("mocov2"), random_pixels(count))
     assert made(client, 4).shape == (count, 3, 8, 8)
     assert len(made(client, 4, limit=3)) == min(count, 3)
 
 
-def test_where_a_row_stands_says_nothing_of_its_partners() -> None:
-    """Rows that share an image are as far from each other as any: no distance between them is taken
-    more often than chance has it. With partners at fixed steps, a dozen distances would have all of
-    them.
+def test_positions_of_rows_reveal_nothing_about_partners() -> None:
+    """Distances between rows that share an image are distributed as for any two rows. With partners
+    at fixed steps, all pairs would have one of a dozen distances.
     """
     rows = partners(200, 4, 200, torch.Generator().manual_seed(0))
     held = torch.zeros(200, 200).scatter_(1, rows, 1.0)

@@ -1,20 +1,20 @@
 """Per-SSFL by hand, on toy.py's numbers. A client trains twice a round: a copy of the global model,
 then its own.
 
-Round 1: both trainings start from 10, 10, 1 (online, target, predictor) and end with A 14, 12, 2 and B 18, 16, 4.
-    The server's means of the copies are 17 and 3.5.
+Round 1: both trainings start from 10, 10, 1 (online, target, predictor) and end with A 14, 12, 2
+    and B 18, 16, 4. The server's means of the copies are 17 and 3.5.
 Round 2: copies start from the means with the copies' targets, A 17, 12, 3.5 and B 17, 16, 3.5.
-    Own models go on from where they were, A 14, 12, 2 and B 18, 16, 4, and end with A 18, 14, 3 and B 26, 22, 7.
-    The server's means are (21 + 3·25)/4 = 24 and (4.5 + 3·6.5)/4 = 6.
+    Personal models continue from where they were, A 14, 12, 2 and B 18, 16, 4, and end with A 18,
+    14, 3 and B 26, 22, 7. The server's means are (21 + 3·25)/4 = 24 and (4.5 + 3·6.5)/4 = 6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from factories import first_site, make_client, make_trainer, random_pixels, train_rounds
 from toy import Federation, Numbers, starts_of_training
 
 from fedssl.algorithm import Algorithm
@@ -23,15 +23,10 @@ from fedssl.core.state.layout import PARAMETERS
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.engine.checkpoints.client_memory import Memory
-from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
-from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.federate import Round
 from fedssl.method import Batch, Constants, Method, Output
-from fedssl.topologies.topology import SERVER, Star
-from fedssl.training.client import Client
+from fedssl.topologies.topology import SERVER
 from fedssl.training.trainer import Trainer
-
-MakeTrainer = Callable[..., Trainer]
 
 
 def test_two_rounds_by_hand() -> None:
@@ -63,34 +58,19 @@ def test_two_rounds_by_hand() -> None:
 
 
 def _federated(
-    algorithm: Algorithm, trainer: Trainer, pixels: Any, rounds: int = 2, rate: float = 0.1
+    algorithm: Algorithm, trainer: Trainer, **options: Any
 ) -> tuple[list[Round], Memory]:
     memory = Memory()
-    shards = {"a": Shard(pixels(16, 0)), "b": Shard(pixels(24, 1))}
-    runtime = LocalRuntime(
-        RunContext(algorithm, 0, lambda r: RoundPosition(rate, 0)), shards, [trainer], memory
-    )
-    sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
-    done = list(
-        federate(
-            algorithm,
-            Star(),
-            runtime,
-            sites,
-            schema=algorithm.upload_schema(trainer.method),
-            rounds=rounds,
-        )
-    )
-    runtime.close()
+    shards = {"a": random_pixels(16, 0), "b": random_pixels(24, 1)}
+    done = train_rounds(algorithm, shards, trainer, memory=memory, **options)
     return done, memory
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol", "mocov2"])
-def test_the_global_model_is_fedavgs(name: str, make_trainer: MakeTrainer, pixels: Any) -> None:
-    """To the bit, and so is the log: training a model of one's own changes nothing about the copy."""
+def test_the_global_model_is_fedavgs(name: str) -> None:
+    """To the bit, and so is the log: training the personal model does not change the copy."""
     (ours, memory), (theirs, expected) = (
-        _federated(algorithm, make_trainer(name), pixels)
-        for algorithm in (PerSSFL(lam=0.5), FedAvg())
+        _federated(algorithm, make_trainer(name)) for algorithm in (PerSSFL(lam=0.5), FedAvg())
     )
     assert torch.equal(*(model(done[-1].sites[SERVER], "model").floats for done in (ours, theirs)))
     for client, mine, other in zip("ab", ours[-1].reports, theirs[-1].reports, strict=True):
@@ -107,9 +87,7 @@ def test_the_global_model_is_fedavgs(name: str, make_trainer: MakeTrainer, pixel
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_the_pull_is_half_lambda_times_the_squared_distance(
-    name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_the_pull_is_half_lambda_times_the_squared_distance(name: str) -> None:
     """A client's own model is 0.5 away from what is sent in each of its n parameters, and its rate
     is 0: its loss with λ = 0.6 is that with λ = 0 and 0.3 · n · 0.25 more. Statistics and target
     are not pulled.
@@ -122,7 +100,7 @@ def test_the_pull_is_half_lambda_times_the_squared_distance(
     for stretch in moved.stretches(PARAMETERS):
         stretch.add_(0.5)
     for lam in (0.0, 0.6):
-        client = Client("a", pixels(16), None, {"own": moved}, trainer, 0, 0, rate=0.0)
+        client = make_client(trainer, random_pixels(16), memory={"own": moved}, rate=0.0)
         _, memory = PerSSFL(lam=lam).client(client, {"model": sent})
         losses.append(client.notes["own_loss"])
         assert client.notes["own_loss"] == client.metrics[1].loss
@@ -134,19 +112,17 @@ def test_the_pull_is_half_lambda_times_the_squared_distance(
 
 
 @pytest.mark.parametrize("name", ["byol", "mocov2"])
-def test_each_of_the_two_has_a_target_and_a_queue_of_its_own(
-    name: str, make_trainer: MakeTrainer, pixels: Any
-) -> None:
-    """The copy's round goes on with what the copy left, and the own model's with what that left."""
+def test_copy_and_personal_model_have_separate_targets_and_queues(name: str) -> None:
+    """The copy continues from the copy's parts, and the personal model from its own."""
     algorithm = PerSSFL()
     trainer = make_trainer(name)
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    _, memory = algorithm.client(Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1), site)
+    site = first_site(algorithm, trainer)
+    _, memory = algorithm.client(make_client(trainer, random_pixels(16), rate=0.1), site)
 
     copy, own = starts_of_training(
         trainer,
         lambda: algorithm.client(
-            Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site
+            make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1), site
         ),
     )
     for state, online, kept in (
@@ -160,7 +136,7 @@ def test_each_of_the_two_has_a_target_and_a_queue_of_its_own(
     assert not torch.equal(model(memory, "kept").floats, model(memory, "own_kept").floats)
 
 
-def test_one_step_of_the_pull_alone(make_trainer: MakeTrainer, pixels: Any) -> None:
+def test_one_step_of_the_pull_alone() -> None:
     """Without the method's loss, decay and momentum a step is v ← v − rate·λ·(v − w): 1 + 0.5 −
     0.2·0.6·0.5 = 1.44.
     """
@@ -176,37 +152,37 @@ def test_one_step_of_the_pull_alone(make_trainer: MakeTrainer, pixels: Any) -> N
     sent.floats.fill_(1.0)
     own = sent.clone()
     own.floats.add_(0.5)
-    client = Client("a", pixels(16), None, {"own": own}, trainer, 0, 0, rate=0.2)
+    client = make_client(trainer, random_pixels(16), memory={"own": own}, rate=0.2)
     _, memory = Pulled(lam=0.6).client(client, {"model": sent})
     parameters = model(memory, "own").pick(roles=PARAMETERS).floats
     torch.testing.assert_close(parameters, torch.full_like(parameters, 1.44))
 
 
-def test_a_stronger_pull_keeps_own_models_nearer(make_trainer: MakeTrainer, pixels: Any) -> None:
-    """To the model received in the round, that is the one that the round before ended with."""
+def test_a_stronger_pull_keeps_own_models_nearer() -> None:
+    """Nearer to the model received in the round, which is the result of the round before."""
     distances = []
     for lam in (0.0, 0.5, 2.0):
         done, memory = _federated(
-            PerSSFL(lam=lam), make_trainer("simsiam", {"epochs": 4}), pixels, 3, rate=0.02
+            PerSSFL(lam=lam), make_trainer("simsiam", {"epochs": 4}), rounds=3, rate=0.02
         )
         sent = model(done[1].sites[SERVER], "model")
         distances.append(model(memory.latest("a"), "own").distance(sent).item())
     assert distances[0] > 1.2 * distances[1] > 1.44 * distances[2] > 0
 
 
-def test_what_is_sent_and_remembered_is_never_changed(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
+def test_messages_and_memories_are_never_changed() -> None:
     algorithm = PerSSFL()
     trainer = make_trainer("mocov2")
-    trees: list[Tree] = [algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))]
+    trees: list[Tree] = [first_site(algorithm, trainer)]
     for round in range(2):
         memory = trees[-1] if round else {}
         trees += algorithm.client(
-            Client("a", pixels(16), None, memory, trainer, 0, round, rate=0.1), trees[0]
+            make_client(trainer, random_pixels(16), memory=memory, round=round, rate=0.1), trees[0]
         )
         copies = [{key: model(tree, key).clone() for key in tree} for tree in trees]
-    algorithm.client(Client("a", pixels(16), None, trees[-1], trainer, 0, 2, rate=0.1), trees[0])
+    algorithm.client(
+        make_client(trainer, random_pixels(16), memory=trees[-1], round=2, rate=0.1), trees[0]
+    )
     assert len(trees) == 5
     for tree, copied in zip(trees, copies, strict=True):
         assert all(
@@ -214,10 +190,8 @@ def test_what_is_sent_and_remembered_is_never_changed(
         )
 
 
-def test_a_model_of_its_own_that_fails_does_not_take_the_copy_along(
-    make_trainer: MakeTrainer, pixels: Any
-) -> None:
-    """The upload is FedAvg's to the bit; the own model is forgotten, and begins anew in the next
+def test_a_personal_model_that_fails_does_not_affect_the_copy() -> None:
+    """The upload is FedAvg's to the bit; the personal model is dropped and initialised in the next
     round.
     """
 
@@ -228,14 +202,14 @@ def test_a_model_of_its_own_that_fails_does_not_take_the_copy_along(
             return super().pulled(method, batch, out, constants) * torch.inf
 
     trainer = make_trainer("byol")
-    site = FedAvg().init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-    clients = [Client("a", pixels(16), None, {}, trainer, 0, 0, rate=0.1) for _ in range(2)]
+    site = first_site(FedAvg(), trainer)
+    clients = [make_client(trainer, random_pixels(16), rate=0.1) for _ in range(2)]
     ours, memory = Broken().client(clients[0], site)
     theirs, _ = FedAvg().client(clients[1], site)
     assert torch.equal(model(ours, "model").floats, model(theirs, "model").floats)
     assert clients[0].notes == {"own_failed": 1}
     assert Broken().personal(site, memory) is None
     _, healed = PerSSFL().client(
-        Client("a", pixels(16), None, memory, trainer, 0, 1, rate=0.1), site
+        make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1), site
     )
     assert PerSSFL().personal(site, healed) is not None

@@ -4,20 +4,19 @@ Training adds 4 to A's encoder and 8 to B's, 1 and 3 to their predictors; B has 
 images. So the mean is always (4 + 3·8)/4 = 7 and (1 + 3·3)/4 = 2.5 ahead of what was sent: Δ = 7
 and 2.5 in every round. The global model starts with 10 and 1.
 
-FedAvgM, lr = ½, β = ½: v = 7, then ½·7 + 7 = 10.5; the encoder is 10 + 3.5 = 13.5, then 13.5 + 5.25 = 18.75.
-    Predictor: v = 2.5, then 3.75; 1 + 1.25 = 2.25, then 2.25 + 1.875 = 4.125.
-FedAdam, lr = 1, β₁ = ½, β₂ = ¾, τ = 1: m = 3.5, then ½·3.5 + ½·7 = 5.25; v = ¾·1 + ¼·49 = 13, then ¾·13 + ¼·49 = 22;
-    the encoder is 10 + 3.5/(√13 + 1), and then 5.25/(√22 + 1) more.
+FedAvgM, lr = ½, β = ½: v = 7, then ½·7 + 7 = 10.5; the encoder is 10 + 3.5 = 13.5, then 13.5 + 5.25
+    = 18.75. Predictor: v = 2.5, then 3.75; 1 + 1.25 = 2.25, then 2.25 + 1.875 = 4.125.
+FedAdam, lr = 1, β₁ = ½, β₂ = ¾, τ = 1: m = 3.5, then ½·3.5 + ½·7 = 5.25; v = ¾·1 + ¼·49 = 13, then
+    ¾·13 + ¼·49 = 22; the encoder is 10 + 3.5/(√13 + 1), and then 5.25/(√22 + 1) more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from factories import first_site, make_client, make_trainer, random_pixels
 from toy import Federation, Numbers
 
 from fedssl.algorithm import Algorithm, Upload
@@ -27,7 +26,6 @@ from fedssl.core.state.mean import Mean
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import model, tensor
 from fedssl.experiment.experiment import Experiment
-from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer
 
 BY_HAND = [
@@ -76,7 +74,7 @@ def test_a_target_that_is_averaged_too_takes_the_mean() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgM(), FedAdam()])
-def test_the_optimizers_state_stays_where_it_is(algorithm: Algorithm) -> None:
+def test_the_optimizers_state_is_not_sent(algorithm: Algorithm) -> None:
     federation = Federation(algorithm)
     before = dict(federation.site)
     copies = {key: v.clone() for key, v in before.items()}  # type: ignore[union-attr]
@@ -96,7 +94,7 @@ def test_the_optimizers_state_stays_where_it_is(algorithm: Algorithm) -> None:
         )
         assert same, key
     rows = [value for value in federation.site.values() if isinstance(value, torch.Tensor)]
-    # Encoder twice, predictor, and a norm layer's weight and bias: statistics and counters have no part in it.
+    # Encoder twice, predictor, and a norm layer's weight and bias, without statistics and counters.
     assert {row.shape for row in rows} == {(5,)}
 
 
@@ -113,11 +111,9 @@ def _uploads(trainer: Trainer, count: int, round: int) -> list[Upload]:
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_without_momentum_it_is_fedavg_to_the_bit(
-    name: str, make_trainer: Callable[..., Trainer], pixels: Any
-) -> None:
+def test_without_momentum_it_is_fedavg_to_the_bit(name: str) -> None:
     trainer = make_trainer(name)
-    home = Client("home", pixels(0), None, {}, trainer, 0, 0)
+    home = make_client(trainer, random_pixels(0), id="home")
     plain = FedAvg()
     ours = FedAvgM(momentum=0, lr=1)
     expected = plain.init(home)
@@ -134,15 +130,13 @@ def test_without_momentum_it_is_fedavg_to_the_bit(
     assert not torch.equal(model(site, "model").floats, model(expected, "model").floats)
 
 
-def test_adam_starts_from_tau_squared_and_moves_by_the_rate(
-    make_trainer: Callable[..., Trainer], pixels: Any
-) -> None:
+def test_adam_starts_from_tau_squared_and_moves_by_the_rate() -> None:
     """In the first round m/(√v + τ) is 0.1·Δ/(√(0.99·τ² + 0.01·Δ²) + τ): for a large Δ its sign,
     for a small one 0.1·Δ/(1.995·τ).
     """
     trainer = make_trainer("simclr")
     algorithm = FedAdam()
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    site = first_site(algorithm, trainer)
     assert torch.equal(tensor(site, "second"), torch.full_like(tensor(site, "first"), 1e-6))
     for size, step in ((100.0, 0.01), (1e-5, 0.01 * 0.1 * 1e-5 / (1e-3 * (math.sqrt(0.99) + 1)))):
         first = model(site, "model")

@@ -4,10 +4,8 @@ The encoder is one weight w (backbone and projector have the same), the predicto
 target a copy of w. Training adds fixed amounts. The global model starts with w = 10, q = 1. A
 client's image has the features (w, 10).
 
-    client   images   online   target   predictor   statistic   counter
-    A        1        +4       +2       +1          +1          +1
-    B        3        +8       +6       +3          +5          +2
-    C        -        0        0        0           0           0
+client images online target predictor statistic counter A 1 +4 +2 +1 +1 +1 B 3 +8 +6 +3 +5 +2 C - 0
+0 0 0 0
 """
 
 from __future__ import annotations
@@ -74,9 +72,7 @@ IMAGES = {"A": 1, "B": 3}
 
 @dataclass
 class Scripted:
-    """What an algorithm needs of a client; training writes down where it starts and adds what the
-    table says.
-    """
+    """A client whose training records its start and adds the amounts of the table above."""
 
     id: str
     memory: Tree
@@ -92,7 +88,7 @@ class Scripted:
         return torch.tensor([[state.tensors()["backbone.w"].item(), 10.0]])
 
     def train(self, objective: Any, constants: Constants, draw: Any) -> Metrics:
-        """Its loss is the weight that it starts with."""
+        """Add the scripted amounts; the loss is the weight at the start."""
         self.started.append(numbers(self.method))
         added = ADDED[self.id]
         extra = EXTRA[self.id]
@@ -132,7 +128,7 @@ def starts_of_training(trainer: Trainer, run: Callable[[], object]) -> list[Stat
 
 
 class Federation:
-    """One resident method lent to one client after another, as a trainer would lend it."""
+    """One resident method that is lent to one client after another, as a trainer is."""
 
     def __init__(self, algorithm: Algorithm, clients: Mapping[str, int] = {"A": 0, "B": 1}) -> None:
         self.algorithm = algorithm

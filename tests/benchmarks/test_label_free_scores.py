@@ -50,10 +50,11 @@ def test_against_scipy() -> None:
     )  # of 40: Student's t is near
 
 
-def test_how_easily_it_comes_chance_share() -> None:
+def test_the_share_of_random_orders_with_such_a_correlation() -> None:
     """Of three, 2 of 6 orders are perfect one way or the other; of four, 2 of 24, and 8 have at
     least ρ = ±0.8: 2 with ±1 and 3 neighbours exchanged each way. Of many, a sample: a perfect
-    order is hardly ever drawn."""
+    order is hardly ever drawn.
+    """
     assert chance_share([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 6)
     assert chance_share([1, 2, 3, 4], [1, 2, 3, 4]) == pytest.approx(2 / 24)
     assert chance_share([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(8 / 24)
@@ -109,7 +110,7 @@ def some(method: str, rank: float, knn: float, **more: Any) -> dict[str, Any]:
     return {**made, "run": f"{method}{rank}"}
 
 
-def test_settings_that_change_images_tell_runs_apart() -> None:
+def test_runs_with_other_images_are_distinguished() -> None:
     tables = [
         {"name": "folder", "path": "photos", "layout": "classes", "size": 32, "channels": 3},
         {"name": "folder", "path": "photos", "layout": "classes", "size": 64, "channels": 3},
@@ -132,16 +133,17 @@ def test_settings_that_change_images_tell_runs_apart() -> None:
 
 
 def test_runs_on_other_test_images_of_the_same_name_are_not_compared(go: Go, images: Any) -> None:
-    """Images from Python have no name of their own: three runs on some, one on others."""
+    """Images from Python have no name: three runs on some, one on others."""
     other = from_python(images(48, 0), images(24, 2))
     runs = [*(go(f"r{i}", seed=i) for i in range(3)), go("other", other, seed=3)]
     found = analyse(runs).results["correlations"]
     assert sorted({c["setting"]: c["runs"] for c in found}.values()) == [1, 3]
 
 
-def test_only_what_is_comparable_is_compared() -> None:
+def test_only_comparable_runs_are_compared() -> None:
     """Across methods ranks 1 2 3 4 5 go with 3 2 1 4 5 (ρ = 0.6), within one 1 2 3 with 3 2 1 (ρ =
-    −1); two of the other are too few to be compared, and another batch is another setting."""
+    −1); two of the other are too few to be compared, and another batch is another setting.
+    """
     rows = [
         some("byol", 1, 30),
         some("byol", 2, 20),
@@ -179,7 +181,7 @@ def test_runs_are_read_and_drawn(go: Go) -> None:
 
 
 def cell(run: fedssl.Run, name: str, **more: Any) -> None:
-    """A table's measurement of a run."""
+    """Write a table's measurement of a run."""
     (run.dir / "measures").mkdir(exist_ok=True)
     values = {"experiment": run.experiment.hash(), "settings": {}, "on": None, "value": 61.0} | more
     (run.dir / "measures" / f"linear-{name}.json").write_text(json.dumps(values))
@@ -198,9 +200,10 @@ def test_a_cell_of_a_table_brings_its_linear_probe(go: Go) -> None:
     assert final_accuracies(run) == {"linear": {usual: 61.0, (0.01, *usual[1:]): 12.5}, "knn": knn}
 
 
-def test_accuracies_measured_otherwise_are_not_compared(go: Go) -> None:
+def test_accuracies_of_other_probe_settings_are_not_compared(go: Go) -> None:
     """Two runs have a linear probe with few labels, one of them also the usual one, and a third has
-    another paper's, so that it counts for kNN alone. A fourth has another k."""
+    another paper's, so that it counts for kNN alone. A fourth has another k.
+    """
     runs = [go(f"r{i}", seed=i) for i in range(3)]
     cell(runs[0], "a", settings={"labels": 0.01}, value=11.5)
     cell(runs[1], "a", settings={})

@@ -67,7 +67,8 @@ def test_without_the_nuisance_other_directions_are_noise() -> None:
 
 def test_second_moments_are_not_diagonal() -> None:
     """E.2 has diag(τ², …); of q in {0, 1} it is τ²/2 on the diagonal and, between two of them,
-    τ²/4."""
+    τ²/4.
+    """
     x, _ = draw_source(32, 0, 3, frequent=20000, rare=1, generator=_rng())
     moments = x.T[:3] @ x[:, :3] / len(x)
     np.testing.assert_allclose(moments, [[1.25, 0, 0], [0, 2.25, 1], [0, 1, 2.25]], atol=0.06)
@@ -75,7 +76,8 @@ def test_second_moments_are_not_diagonal() -> None:
 
 def test_ssl_features_minimise_the_objective() -> None:
     """Against gradient descent on −Ê[(w(x + ξ))ᵀ(w(x + ξ'))] + ‖wᵀw‖²/2, whose noise has mean 0 and
-    drops out."""
+    drops out.
+    """
     x = _rng().standard_normal((40, 5)) * np.array([3, 2, 1, 0.5, 0.2])
     moments = torch.tensor(x.T @ x / len(x))
     w = torch.randn(
@@ -125,7 +127,7 @@ def test_the_largest_margin_against_another_solver() -> None:
     other = LinearSVC(
         multi_class="crammer_singer", C=1e4, fit_intercept=False, tol=1e-8, max_iter=1_000_000
     )
-    other.fit(x, y)  # knows three classes: of the fourth there are no images
+    other.fit(x, y)  # has three classes: the fourth has no images
     scores = x @ found.w.T
     margins = [scores[i, y[i]] - scores[i, j] for i in range(len(x)) for j in range(4) if j != y[i]]
     assert min(margins) > 0.99
@@ -136,7 +138,8 @@ def test_the_largest_margin_against_another_solver() -> None:
 
 def test_weights_have_the_rank_that_symmetry_leaves_them() -> None:
     """Six classes whose weights add up to 0, two of them without images and so with equal weights:
-    rank 4. The span of features counts directions however small, so rounding must not add any."""
+    rank 4. The span of features counts directions however small, so rounding must not add any.
+    """
     found = largest_margin(draw_source(60, 0, 3, frequent=60, rare=2, generator=_rng()), 6)
     assert found.gap < 1e-3
     values = np.linalg.svd(found.w, compute_uv=False)
@@ -159,7 +162,9 @@ def test_classes_without_images_are_alike() -> None:
 
 
 def test_slack_is_the_minimum_of_its_objective() -> None:
-    """‖w‖²/2 + Σ missed²/(2·slack), against L-BFGS in w itself, on data that cannot be separated."""
+    """‖w‖²/2 + Σ missed²/(2·slack), against L-BFGS in w itself, on data that cannot be
+    separated.
+    """
     x, y = _rng(1).standard_normal((30, 3)), _rng(2).integers(0, 3, 30)
     found = largest_margin(LabelledRows(x, y), 3, slack=2.0)
     assert not found.refuted
@@ -185,7 +190,7 @@ def test_slack_is_the_minimum_of_its_objective() -> None:
     np.testing.assert_allclose(found.w, w.detach().numpy(), atol=0.02)
 
 
-def test_what_cannot_be_separated_is_refuted() -> None:
+def test_inseparable_data_is_detected() -> None:
     """One vector in two classes."""
     assert largest_margin(LabelledRows(np.array([[1.0], [1.0]]), np.array([0, 1])), 2).refuted
 
@@ -283,7 +288,7 @@ def test_exponents_are_fitted_over_all_draws(tmp_path: object) -> None:
     )
 
 
-def test_no_slope_where_nothing_is_left_to_fall() -> None:
+def test_there_is_no_slope_if_the_error_is_zero() -> None:
     """Six features span all four dimensions: 1 − span is 0 there and has no logarithm."""
     theory = Theory(d=(4, 8), seeds=1)
     found = theory.measure([], lambda line: None)
@@ -299,7 +304,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize("name", ["theory", "theory-without-nuisance"])
-def test_the_results_that_are_kept_can_be_made_again(name: str) -> None:
+def test_the_stored_results_can_be_reproduced(name: str) -> None:
     """The smallest d of each file, one draw: solvers and BLAS differ in the last digits."""
     kept = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
     theory = Theory(**kept["settings"])

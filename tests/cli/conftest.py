@@ -29,7 +29,7 @@ epochs = 5
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with mine.toml and its images only."""
+    """Change to a folder that has mine.toml and its images only."""
     monkeypatch.chdir(tmp_path)
     labels = np.arange(36) % 3
     noise = np.random.default_rng(0).integers(0, 80, (36, 10, 10, 3))
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def ward(here: Path) -> list[str]:
-    """A folder of two clients without classes; returns the settings that read it."""
+    """Write a folder of two clients without classes; return the settings that read it."""
     for client in ("north [a]", "[red] south"):
         folder = here / "data/ward" / client
         folder.mkdir(parents=True)

@@ -41,7 +41,7 @@ def test_help(command: str, cli: Cli) -> None:
     assert f"Usage: fedssl {command}".strip() in out
 
 
-def test_help_loses_no_words(cli: Cli) -> None:
+def test_help_keeps_text_in_brackets(cli: Cli) -> None:
     """Rich reads text in brackets as colours."""
     words = cli("evaluate", "--help")[1].split()
     assert "--set labels=100 changes a setting under probe." in " ".join(words)
@@ -87,7 +87,7 @@ def test_run(here: Path, cli: Cli) -> None:
         r"^mine: round 2/2  3/3 clients  loss [\d.]+  [\d,]+ images/s  kNN [\d.]+%$", err, re.M
     )
     rounds = Path("runs/mine/rounds.jsonl").read_text()
-    code, out, err = cli("run", "mine.toml", "--json", "--quiet")  # again: nothing but the results
+    code, out, err = cli("run", "mine.toml", "--json", "--quiet")  # again: only the results
     assert (code, err) == (0, "")
     assert json.loads(out) == {"dir": "runs/mine"} | json.loads(
         Path("runs/mine/results.json").read_text()

@@ -17,7 +17,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def finished(here: Path, cli: Cli) -> str:
-    """The standard output of a run in runs/mine."""
+    """Return the standard output of a run in runs/mine."""
     code, out, _ = cli("run", "mine.toml", "--quiet")
     assert code == 0
     return out

@@ -24,7 +24,7 @@ HEAVY = (
     "flwr",
     "fedssl.experiment.experiment",
 )
-MAX_MODULES = 600  # torch alone brings a thousand
+MAX_MODULES = 600  # torch alone imports a thousand
 
 # Runs the command line, then prints the number of imported modules and those that are heavy.
 SCRIPT = f"""
@@ -41,7 +41,7 @@ sys.exit(code)
 
 
 def _commands() -> list[tuple[str, ...]]:
-    """Every command and subcommand of the program."""
+    """Return every command and subcommand of the program."""
     commands: list[tuple[str, ...]] = [()]
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
         commands.append((name,))

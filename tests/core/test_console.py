@@ -23,7 +23,7 @@ def test_a_terminal_shows_a_bar(monkeypatch):
     assert lines == []
 
 
-def test_elsewhere_plain_lines_come_now_and_then(monkeypatch):
+def test_elsewhere_plain_lines_are_printed_now_and_then(monkeypatch):
     lines = []
     clock = [0.0]
     monkeypatch.setattr(sys, "stderr", io.StringIO())

@@ -1,4 +1,4 @@
-"""The digest of the code: what changes it, and what does not."""
+"""The digest of the code: which changes affect it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGE = Path(fedssl.__file__).parent
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A small one."""
+    """Return a small package."""
     (tmp_path / "probes").mkdir()
     (tmp_path / "cli").mkdir()
     (tmp_path / "runs").mkdir()
@@ -53,13 +53,15 @@ def package(tmp_path: Path) -> Path:
             "runs/rounds_log.py",
             "SCALE = 2\n",
             True,
-        ),  # writes the log that tables read divergences off
+        ),  # writes the log from which tables read divergences
         ("analysis/new.py", "x = 1\n", False),
         ("cli/main.py", "x = 2\n", False),
         ("probes/cli.py", "x = 2\n", True),  # a part of that name, but not that part
     ],
 )
-def test_what_changes_it(package: Path, file: str, text: str, changes: bool) -> None:
+def test_which_changes_affect_the_digest(
+    package: Path, file: str, text: str, changes: bool
+) -> None:
     before = package_digest(package)
     (package / file).write_text(text)
     assert (package_digest(package) != before) == changes
@@ -73,7 +75,8 @@ def test_a_string_that_is_a_value_counts() -> None:
 
 def test_the_package_itself(tmp_path: Path) -> None:
     """The digest is that of the code that runs; a number in a probe changes it. Parts that are left
-    out exist."""
+    out exist.
+    """
     copy = shutil.copytree(
         PACKAGE, tmp_path / "fedssl", ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -1,4 +1,4 @@
-"""Seeds: a hash of what they are for, and nothing else."""
+"""Seeds are a hash of their purpose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_same_on_every_machine() -> None:
 
 
 @given(purposes)
-def test_a_seed_torch_takes(purpose: tuple[str | int, ...]) -> None:
+def test_torch_accepts_every_seed(purpose: tuple[str | int, ...]) -> None:
     assert 0 <= derive(*purpose) < 2**63
     assert torch.equal(
         torch.rand(3, generator=generator(*purpose)), torch.rand(3, generator=generator(*purpose))
@@ -34,16 +34,16 @@ def test_a_seed_torch_takes(purpose: tuple[str | int, ...]) -> None:
 
 
 @given(purposes, purposes)
-def test_other_purposes_other_seeds(a: tuple[str | int, ...], b: tuple[str | int, ...]) -> None:
+def test_seeds_differ_by_purpose(a: tuple[str | int, ...], b: tuple[str | int, ...]) -> None:
     assert (derive(*a) == derive(*b)) == (a == b)
 
 
-def test_neither_order_nor_grouping_nor_kind_is_lost() -> None:
+def test_order_grouping_and_type_of_parts_matter() -> None:
     alike = [(1, 2), (2, 1), (12,), ("1", 2), (1, "2"), ("1, 2",), ("12",), (1, 2, ""), (0, 1, 2)]
     assert len({derive(*purpose) for purpose in alike}) == len(alike)
 
 
-def test_streams_are_apart() -> None:
+def test_streams_are_independent() -> None:
     streams = [
         torch.rand(1000, generator=generator(0, round, c)) for round in range(3) for c in "ab"
     ]

@@ -151,7 +151,7 @@ def test_a_name_means_one_class() -> None:
 
 
 def test_entry_points_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listed without being imported, loaded when asked for, known by name from then on."""
+    """They are listed without being imported, loaded on lookup, and registered from then on."""
     points = EntryPoints(
         [
             EntryPoint("pear", f"{__name__}:Pear", "fedssl.fruits"),

@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from factories import make_trainer, random_pixels
 from torch import Tensor
 
 from fedssl.data import image_pool as module
 from fedssl.data.image_pool import LANES, Lane, Pixels, Rows, Streamed, as_pixels, place
-from fedssl.training.trainer import Task, Trainer
+from fedssl.training.trainer import Task
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -194,7 +195,7 @@ def test_images_are_placed_by_the_free_memory(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def fit(make_trainer: Callable[..., Trainer]) -> Callable[[Tensor | Pixels], tuple[Tensor, Tensor]]:
+def fit() -> Callable[[Tensor | Pixels], tuple[Tensor, Tensor]]:
     def train(images: Tensor | Pixels) -> tuple[Tensor, Tensor]:
         trainer = make_trainer("byol", train={"batch": 4, "epochs": 2})
         task = Task(images, None, torch.Generator().manual_seed(1), 0.1, 0.0, threading.Event())
@@ -205,9 +206,9 @@ def fit(make_trainer: Callable[..., Trainer]) -> Callable[[Tensor | Pixels], tup
 
 
 def test_training_does_not_depend_on_where_the_pixels_are_stored(
-    fit: Callable[[Tensor | Pixels], tuple[Tensor, Tensor]], pixels: Callable[..., Tensor]
+    fit: Callable[[Tensor | Pixels], tuple[Tensor, Tensor]],
 ) -> None:
-    pool = pixels(40)
+    pool = random_pixels(40)
     rows = torch.randperm(40, generator=torch.Generator().manual_seed(2))[:22]
     device = SlowDevice(0)
 

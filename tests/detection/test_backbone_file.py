@@ -102,7 +102,8 @@ def test_the_backbone_of_a_run(tmp_path: Path) -> None:
 
 def test_the_rate_of_the_usual_schedule() -> None:
     """A warm-up from a thousandth of 0.02 in 1,000 iterations, halfway 0.001 + 0.999 / 2 of it; a
-    tenth from 60,000 on, a hundredth from 80,000."""
+    tenth from 60,000 on, a hundredth from 80,000.
+    """
     rate = DetectionSettings().lr_at
     assert rate(0) == pytest.approx(0.00002)
     assert rate(500) == pytest.approx(0.02 * 0.5005)
@@ -113,7 +114,8 @@ def test_the_rate_of_the_usual_schedule() -> None:
 
 def test_a_short_schedule_and_a_small_batch() -> None:
     """Of 90 iterations nine are warm-up, and the drops come after 60 and 80; a batch of four has a
-    quarter of the learning rate."""
+    quarter of the learning rate.
+    """
     settings = DetectionSettings(iterations=90, batch=4)
     assert settings.lr_at(8) == pytest.approx(0.005 * (0.001 + 0.999 * 8 / 9))
     assert [settings.lr_at(i) for i in (9, 59, 60, 79, 80)] == pytest.approx(

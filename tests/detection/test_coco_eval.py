@@ -42,7 +42,8 @@ def coco(*objects: ObjectAnnotation) -> CocoDataset:
 
 def test_torchvisions_output_in_cocos_terms() -> None:
     """Corners (1, 2) and (5, 10) are a width of 4 and a height of 8; label 2 is the second id, 90;
-    probabilities of at least a half are inside: down the columns 0, 1, 1, 0, runs of 1, 2 and 1."""
+    probabilities of at least a half are inside: down the columns 0, 1, 1, 0, runs of 1, 2 and 1.
+    """
     output = {
         "boxes": torch.tensor([[1.0, 2, 5, 10]]),
         "labels": torch.tensor([2]),
@@ -65,7 +66,8 @@ def test_a_perfect_detector() -> None:
 def test_one_wrong_between_two_right() -> None:
     """Precision is 1 up to a recall of 1/2 and 2/3 from there: of the 101 recalls 0, 0.01 … 1, 51
     and 50 of them. So AP is (51 + 50 · 2/3) / 101 = 83.4983%, at every threshold, since correct
-    detections are exact to the pixel."""
+    detections are exact to the pixel.
+    """
     truth = coco(annotated(0, 0, 10), annotated(30, 30, 10))
     figures = average_precision(
         truth, [detected(0, 0, 10, 0.9), detected(50, 0, 10, 0.8), detected(30, 30, 10, 0.7)]
@@ -77,7 +79,8 @@ def test_one_wrong_between_two_right() -> None:
 
 def test_half_a_box() -> None:
     """A 10 × 10 object detected as 12 × 12 overlaps by 100/144 = 0.694: correct at thresholds 0.50,
-    0.55, 0.60 and 0.65, of ten."""
+    0.55, 0.60 and 0.65, of ten.
+    """
     figures = average_precision(coco(annotated(0, 0, 10)), [detected(0, 0, 12, 0.9)])["boxes"]
     assert (figures["AP50"], figures["AP75"]) == (pytest.approx(100), pytest.approx(0))
     assert figures["AP"] == pytest.approx(40)
@@ -85,7 +88,8 @@ def test_half_a_box() -> None:
 
 def test_boxes_and_masks_are_measured_apart() -> None:
     """The right box with a mask of half of it: 200/400 is just enough at 0.50, and at no other
-    threshold."""
+    threshold.
+    """
     detection = detected(0, 0, 20, 0.9)
     mask = np.zeros((SIDE, SIDE), bool)
     mask[:20, :10] = True
@@ -106,7 +110,8 @@ def test_detections_in_a_crowd_are_not_errors() -> None:
 
 def test_sizes_are_those_of_masks() -> None:
     """Small is below 32² = 1,024 pixels. A mistake with a mask of 900 in a box of 40 × 40 is a
-    small mask, but a medium box: so it counts among small masks, and among medium boxes."""
+    small mask, but a medium box: so it counts among small masks, and among medium boxes.
+    """
     mask = np.zeros((SIDE, SIDE), bool)
     mask[20:50, 20:50] = True
     mistake = Detection(5, 7, 0.95, [15.0, 15.0, 40.0, 40.0], encode(mask))

@@ -48,7 +48,8 @@ def test_it_learns_shapes(
 ) -> None:
     """A detector trained on eight images finds nearly all of their objects, an untrained one hardly
     any. A second call does not train; the exported file works as the page describes, with the same
-    figures."""
+    figures.
+    """
     train, val = parts(shapes_of(8, 64))
     small: dict[str, Any] = {"batch": 4, "size": 64, "width": 32, "regions": 32}
     before = fine_tune(
@@ -92,7 +93,8 @@ def test_a_stopped_fine_tuning_resumes_with_the_same_bits(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C after three of six steps, then a crash in the fifth, which loses the fourth: the same
-    bits as without, and a log without the repeated step. Two steps are an epoch."""
+    bits as without, and a log without the repeated step. Two steps are an epoch.
+    """
     monkeypatch.setattr(training, "LOG_EVERY", 1)
     train, val = parts(shapes_of(4))
     settings = tiny(iterations=6)
@@ -176,7 +178,8 @@ def test_images_without_objects(
     export: Make, shapes_of: Make, tiny: Tiny, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """They are left out of training and counted in a message, as are objects without extent;
-    keep_empty keeps them, even in a batch without any object."""
+    keep_empty keeps them, even in a batch without any object.
+    """
     folder = shapes_of()
     file = folder / "annotations" / "instances_train.json"
     body = json.loads(file.read_text())

@@ -25,7 +25,8 @@ MASK = np.array([[0, 1], [1, 1], [0, 0]], bool)
 def test_run_lengths_by_hand() -> None:
     """Down the columns the pixels are 0 1 0, 1 1 0: runs of 1, 1, 1, 2, 1, the first of zeros.
     Compressed, a number n below 16 is the character 48 + n, and from the fourth on differences to
-    the last but one are written: 2 - 1 = 1 and 1 - 1 = 0."""
+    the last but one are written: 2 - 1 = 1 and 1 - 1 = 0.
+    """
     assert run_lengths(MASK, compressed=False) == {"counts": [1, 1, 1, 2, 1], "size": [3, 2]}
     assert encode(MASK) == {"counts": b"11110", "size": [3, 2]}
     assert area(encode(MASK)) == 3
@@ -124,7 +125,8 @@ def test_images_of_any_mode(tmp_path: Path, mode: str) -> None:
 
 def test_images_with_an_exif_rotation(tmp_path: Path) -> None:
     """EXIF 6 is a clockwise rotation. It is applied if the image is annotated upright (4 wide), but
-    not if it is annotated as stored."""
+    not if it is annotated as stored.
+    """
     stored = Image.new("L", (8, 4))
     stored.putpixel((0, 0), 255)
     exif = Image.Exif()
@@ -155,7 +157,8 @@ def batches(wide: int, tall: int, batch: int, **more: Any) -> Batches:
 
 def test_every_image_once_an_epoch_and_orientations_apart() -> None:
     """Nine wide and five tall ones in batches of four: two wide, one tall; the rest, 1 + 1, is left
-    out."""
+    out.
+    """
     loader = batches(9, 5, 4)
     left_out = []
     for epoch in range(4):

@@ -60,8 +60,9 @@ def test_the_whole_model_moves(export: Make, shapes_of: Make, tiny: Tiny) -> Non
 
 
 def test_what_is_frozen_does_not_move(export: Make, shapes_of: Make, tiny: Tiny) -> None:
-    """freeze = 5 is all of the backbone, statistics included; 2 the stem and the first stage;
-    norm = frozen only the norm layers. Heads are trained in all cases."""
+    """freeze = 5 is all of the backbone, statistics included; 2 the stem and the first stage; norm
+    = frozen only the norm layers. Heads are trained in all cases.
+    """
     train, val = parts(shapes_of())
     start = load_file(export())
     all_names = {name for name in start if "num_batches" not in name}

@@ -12,7 +12,8 @@ from torchvision_operators import nms, roi_align
 
 def test_nms_by_hand() -> None:
     """Boxes 0 and 1 are 10 × 10 and two apart: 80 in common, 80/120 = 2/3. Box 2 is the best and
-    does not overlap."""
+    does not overlap.
+    """
     boxes = torch.tensor([[0.0, 0, 10, 10], [2, 0, 12, 10], [50, 50, 60, 60]])
     scores = torch.tensor([0.5, 0.8, 0.9])
     assert nms(boxes, scores, 0.6).tolist() == [2, 1]
@@ -40,8 +41,9 @@ def test_roi_align_by_hand() -> None:
 
 def test_roi_align_beyond_the_edge() -> None:
     """On a map of ones from 0 to 3: a point within one of the edge counts as on it, others as zero.
-    Region (-3, 0) to (1, 4) in four bins of one point each: columns -2.5 and -1.5 are
-    zeros, -0.5 and 0.5 are ones."""
+    Region (-3, 0) to (1, 4) in four bins of one point each: columns -2.5 and -1.5 are zeros, -0.5
+    and 0.5 are ones.
+    """
     pooled = roi_align(
         torch.ones(1, 1, 4, 4), torch.tensor([[0.0, -3, 0, 1, 4]]), 1.0, 1, 4, 1, False
     )
@@ -53,7 +55,8 @@ def test_roi_align_beyond_the_edge() -> None:
 @pytest.mark.parametrize("sampling", [2, -1])
 def test_roi_align_is_torchvisions(aligned: bool, sampling: int) -> None:
     """Regions of two images up to one cell beyond the edges, and the gradient. Further out
-    torchvision's slow version differs from its compiled ones, which give zero there."""
+    torchvision's slow version differs from its compiled ones, which give zero there.
+    """
     pytest.importorskip("torchvision")
     module: Any = sys.modules["torchvision.ops.roi_align"]
     theirs = module._roi_align.__wrapped__

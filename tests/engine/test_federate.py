@@ -7,35 +7,33 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pytest
-import torch
-from torch import Tensor
+from factories import (
+    ONE_WEIGHT,
+    first_site,
+    make_runtime,
+    make_trainer,
+    one_weight,
+    random_pixels,
+    train_rounds,
+)
 
 from fedssl.algorithm import Algorithm, Averaging, Spec, Upload
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import RunError
 from fedssl.core.state import buffers
-from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model
-from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.federate import MAX_FAILED_ROUNDS, Round, federate
 from fedssl.engine.round_rules import RoundRules
-from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
-from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.method import Method
 from fedssl.topologies.topology import SERVER, TOPOLOGIES, Isolated, Plan, Star, Topology
 from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
 
-LAYOUT = Layout.of([Entry("backbone.w", (1,), "weight")])
 IMAGES = {"a": 1, "b": 2, "c": 5}
-
-
-def state(value: float) -> State:
-    return State(LAYOUT, torch.tensor([float(value)]), torch.zeros(0, dtype=torch.int64))
+SCHEMA = {"model": ONE_WEIGHT}
 
 
 def value(tree: Tree) -> float:
@@ -43,13 +41,13 @@ def value(tree: Tree) -> float:
 
 
 class Averaged(Algorithm):
-    """The mean of what clients send; every client is told who it is."""
+    """The mean of the uploads; a message contains the client's id."""
 
     def upload_schema(self, method: Method) -> Mapping[str, Spec]:
-        return {"model": LAYOUT}
+        return SCHEMA
 
     def init(self, client: Client) -> Tree:
-        return {"model": state(0)}
+        return {"model": one_weight(0)}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return {**site, "to": client_id}
@@ -68,7 +66,7 @@ class Averaged(Algorithm):
 
 
 class Fake:
-    """Client a adds 1 to what it is sent, b adds 2, c adds 5; or what `answers` says in a round."""
+    """Client a adds 1 to the model, b adds 2, c adds 5, or the amounts of `answers` in a round."""
 
     def __init__(
         self,
@@ -87,7 +85,7 @@ class Fake:
             self.asked.append((round, client, value(sent)))
             answer = self._answer(round, client, value(sent))
             if isinstance(answer, float):
-                yield Reply(client, IMAGES[client], {"model": state(answer)}, None)
+                yield Reply(client, IMAGES[client], {"model": one_weight(answer)}, None)
             else:
                 yield Reply(client, 0, None, None, answer)
 
@@ -96,10 +94,8 @@ def rounds(
     runtime: Fake, topology: Topology, count: int = 2, start: int = 0, weights: str = "size"
 ) -> Iterator[Round]:
     algorithm = Averaged(weights=weights)  # type: ignore[arg-type]
-    first = {site: {"model": state(0)} for site in topology.sites(runtime.clients)}
-    return federate(
-        algorithm, topology, runtime, first, schema={"model": LAYOUT}, rounds=count, start=start
-    )
+    first = {site: {"model": one_weight(0)} for site in topology.sites(runtime.clients)}
+    return federate(algorithm, topology, runtime, first, schema=SCHEMA, rounds=count, start=start)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +111,14 @@ def test_two_rounds_of_a_star(weights: str, expected: list[float]) -> None:
     assert [(r, c) for r, c, _ in runtime.asked] == [(r, c) for r in range(2) for c in "abc"]
 
 
-def test_alone_each_site_hears_only_itself() -> None:
+def test_isolated_sites_receive_only_their_own_upload() -> None:
     done = list(rounds(Fake(), Isolated(), count=3))
     assert [{s: value(t) for s, t in r.sites.items()} for r in done] == [
         {"a": n, "b": 2 * n, "c": 5 * n} for n in (1.0, 2.0, 3.0)
     ]
 
 
-def test_alone_a_failing_client_keeps_its_model_and_the_others_go_on() -> None:
+def test_an_isolated_client_that_fails_keeps_its_model() -> None:
     def answer(round: int, client: str, x: float) -> float | str:
         return "ill" if client == "b" and round == 1 else x + 1
 
@@ -147,21 +143,21 @@ def test_earlier_rounds_are_not_changed_by_later_ones() -> None:
     assert len({value(r.sites[SERVER]) for r in done}) == 3
 
 
-def test_going_on_is_like_never_having_stopped() -> None:
+def test_resumed_rounds_equal_uninterrupted_ones() -> None:
     topology = Star(participation=0.5)
     through, first, rest = Fake(), Fake(), Fake()
     whole = list(rounds(through, topology, count=6))
     half = list(rounds(first, topology, count=3))[-1]
     algorithm = Averaged()
     resumed = list(
-        federate(algorithm, topology, rest, half.sites, schema={"model": LAYOUT}, rounds=6, start=3)
+        federate(algorithm, topology, rest, half.sites, schema=SCHEMA, rounds=6, start=3)
     )
     assert first.asked + rest.asked == through.asked
     assert [r.number for r in resumed] == [3, 4, 5]
     assert value(resumed[-1].sites[SERVER]) == value(whole[-1].sites[SERVER])
 
 
-def test_nothing_left_to_do() -> None:
+def test_no_rounds_are_left() -> None:
     assert list(rounds(Fake(), Star(), count=2, start=2)) == []
 
 
@@ -178,19 +174,21 @@ def test_one_dropped_client_is_left_out_of_the_mean_with_a_reason() -> None:
 
 
 def test_a_round_with_fewer_valid_uploads_than_required_discards_its_merge() -> None:
-    """Two thirds of three are two. In round 2 only a sends one, so its 1 is not added; the bound forgets its norm."""
+    """Two thirds of three are two. In round 2 only a sends one, so its 1 is not added; the bound
+    forgets its norm.
+    """
 
     def answer(round: int, client: str, x: float) -> float | str:
         return "ill" if round == 1 and client != "a" else x + 1
 
-    sites = {SERVER: {"model": state(0)}}
+    sites = {SERVER: {"model": one_weight(0)}}
     done = []
     for finished in federate(
         Averaged(),
         Star(),
         Fake(answers=answer),
         sites,
-        schema={"model": LAYOUT},
+        schema=SCHEMA,
         rounds=3,
         rules=RoundRules(GuardSettings(), quorum=lambda asked: math.ceil(asked * 2 / 3)),
     ):
@@ -215,7 +213,7 @@ def test_a_failed_round_keeps_the_model() -> None:
     assert [r.failed for r in done] == [False, True, True, False, False]
 
 
-def test_three_failed_rounds_in_a_row_are_the_end() -> None:
+def test_three_failed_rounds_in_a_row_end_the_run() -> None:
     going, done = (
         rounds(
             Fake(answers=lambda round, client, x: x + 1 if round < 2 else "ill"), Star(), count=9
@@ -229,22 +227,22 @@ def test_three_failed_rounds_in_a_row_are_the_end() -> None:
 
 
 def test_a_single_valid_upload_is_not_merged() -> None:
-    """Round 2 has only a's upload: the server keeps what it had, and the log has the reason. Without the rule, a's
-    model would be everyone's."""
+    """Round 2 has only a's upload: the server keeps its model, and the log has the reason. Without
+    the rule, a's model would be everyone's.
+    """
 
     def answer(round: int, client: str, x: float) -> float | str:
         return "ill" if round == 1 and client != "a" else x + 1
 
     def last(admission: RoundRules) -> Round:
-        sites = {SERVER: {"model": state(0)}}
-        schema = {"model": LAYOUT}
+        sites = {SERVER: {"model": one_weight(0)}}
         return list(
             federate(
                 Averaged(),
                 Star(),
                 Fake(answers=answer),
                 sites,
-                schema=schema,
+                schema=SCHEMA,
                 rounds=2,
                 rules=admission,
             )
@@ -263,12 +261,10 @@ def test_a_merged_model_with_a_fault_is_not_used() -> None:
     def above_one(site: Tree) -> str | None:
         return f"{value(site):g} is above 1" if value(site) > 1 else None
 
-    sites = {SERVER: {"model": state(0)}}
+    sites = {SERVER: {"model": one_weight(0)}}
     runtime = Fake(answers=lambda round, client, x: x + 1)
     admission = RoundRules(model_fault=above_one)
-    going = federate(
-        Averaged(), Star(), runtime, sites, schema={"model": LAYOUT}, rounds=9, rules=admission
-    )
+    going = federate(Averaged(), Star(), runtime, sites, schema=SCHEMA, rounds=9, rules=admission)
     done = []
     with pytest.raises(
         RunError,
@@ -287,10 +283,10 @@ def test_of_peers_only_those_with_a_fault_keep_their_model() -> None:
     def above_four(site: Tree) -> str | None:
         return "above 4" if value(site) > 4 else None
 
-    sites = {site: {"model": state(0)} for site in "abc"}
+    sites = {site: {"model": one_weight(0)} for site in "abc"}
     admission = RoundRules(model_fault=above_four)
     (done,) = federate(
-        Averaged(), Isolated(), Fake(), sites, schema={"model": LAYOUT}, rounds=1, rules=admission
+        Averaged(), Isolated(), Fake(), sites, schema=SCHEMA, rounds=1, rules=admission
     )
     assert {site: value(tree) for site, tree in done.sites.items()} == {"a": 1, "b": 2, "c": 0}
     assert [report.dropped for report in done.reports] == [
@@ -301,18 +297,18 @@ def test_of_peers_only_those_with_a_fault_keep_their_model() -> None:
 
 
 def test_a_failed_round_changes_no_reference() -> None:
-    """Both go 1 in the first round; the second has one upload, of 9, and is not merged."""
+    """Both move by 1 in the first round; the second has one upload, of 9, and is not merged."""
 
     def answer(round: int, client: str, x: float) -> float | str:
         if round == 0:
             return x + 1
         return "ill" if client == "b" else x + 9
 
-    sites = {SERVER: {"model": state(0)}}
+    sites = {SERVER: {"model": one_weight(0)}}
     runtime = Fake("ab", answers=answer)
     admission = RoundRules(GuardSettings(usual="last"), min_uploads=2)
     first, second = federate(
-        Averaged(), Star(), runtime, sites, schema={"model": LAYOUT}, rounds=2, rules=admission
+        Averaged(), Star(), runtime, sites, schema=SCHEMA, rounds=2, rules=admission
     )
     assert first.typical is not None
     assert first.typical.norm == 1
@@ -320,14 +316,14 @@ def test_a_failed_round_changes_no_reference() -> None:
 
 
 def test_a_client_that_claims_more_than_it_declared_is_dropped() -> None:
-    counts = ImageCounts(lambda: {"a": 1, "b": 2, "c": 4})  # c holds 5 and says so
-    sites = {SERVER: {"model": state(0)}}
+    counts = ImageCounts(lambda: {"a": 1, "b": 2, "c": 4})  # c has 5 and reports 5
+    sites = {SERVER: {"model": one_weight(0)}}
     (done,) = federate(
         Averaged(),
         Star(),
         Fake(),
         sites,
-        schema={"model": LAYOUT},
+        schema=SCHEMA,
         rounds=1,
         rules=RoundRules(counts=counts),
     )
@@ -344,7 +340,7 @@ def test_failures_are_counted_in_a_row() -> None:
     assert [r.failed for r in done] == [True, True, False, True, True, False]
 
 
-def test_only_those_sampled_are_asked() -> None:
+def test_only_sampled_clients_take_part() -> None:
     topology = Star(participation=0.34)
     runtime = Fake()
     done = list(rounds(runtime, topology, count=8))
@@ -356,7 +352,7 @@ def test_only_those_sampled_are_asked() -> None:
 
 
 class Pair(Topology):
-    """Two sites: x hears a and b with fixed weights, y hears c and b."""
+    """Two sites: x merges a and b with fixed weights, y merges c and b."""
 
     def sites(self, clients: object) -> list[str]:
         return ["x", "y"]
@@ -369,7 +365,8 @@ class Pair(Topology):
 
 def test_sites_that_share_a_client() -> None:
     """x: 0.25·1 + 0.75·2 = 1.75; y: 0.5·2 + 0.5·5 = 3.5. In round 2 a and b start from x, c from y:
-    x: 1.75 + 1.75 = 3.5; y: 0.5·(1.75 + 2) + 0.5·(3.5 + 5) = 6.125."""
+    x: 1.75 + 1.75 = 3.5; y: 0.5·(1.75 + 2) + 0.5·(3.5 + 5) = 6.125.
+    """
     done = list(rounds(Fake(), Pair(), weights="uniform"))
     assert [(value(r.sites["x"]), value(r.sites["y"])) for r in done] == [(1.75, 3.5), (3.5, 6.125)]
 
@@ -381,31 +378,26 @@ def test_one_client_gives_the_same_in_every_topology(name: str) -> None:
     assert [value(next(iter(r.sites.values()))) for r in done] == [2, 4, 6]
 
 
-def test_a_merge_that_stops_early_leaves_nobody_unheard() -> None:
+def test_a_merge_that_stops_early_still_consumes_all_replies() -> None:
     class First(Averaged):
         def merge(
             self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]
         ) -> Tree:
             return next(iter(uploads)).tree
 
-    sites = {SERVER: {"model": state(0)}}
-    finished = next(federate(First(), Star(), Fake(), sites, schema={"model": LAYOUT}, rounds=1))
+    sites = {SERVER: {"model": one_weight(0)}}
+    finished = next(federate(First(), Star(), Fake(), sites, schema=SCHEMA, rounds=1))
     assert [report.client for report in finished.reports] == ["a", "b", "c"]
 
 
 class Sent(dict[str, Value]):
-    """An upload that can be watched."""
+    """An upload that supports weak references."""
 
 
 @pytest.mark.parametrize("topology", [Star(), Isolated()])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_few_uploads_are_alive_at_a_time(
-    workers: int,
-    topology: Topology,
-    make_trainer: Callable[..., Trainer],
-    pixels: Callable[..., Tensor],
-) -> None:
-    """One being merged, and one for each worker, made or in the making."""
+def test_few_uploads_are_alive_at_a_time(workers: int, topology: Topology) -> None:
+    """One being merged, and one for each worker."""
     alive: set[int] = set()
     peak = [0]
 
@@ -418,39 +410,25 @@ def test_few_uploads_are_alive_at_a_time(
             peak.append(len(alive))
             return sent, memory
 
-    algorithm, trainers = Watched(), [make_trainer("simclr") for _ in range(workers)]
-    shards = {f"{i:02}": Shard(pixels(8)) for i in range(12)}
-    runtime = LocalRuntime(
-        RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)), shards, trainers, Memory()
-    )
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainers[0], 0, 0))
-    schema = algorithm.upload_schema(trainers[0].method)
-    sites = {name: site for name in topology.sites(runtime.clients)}  # noqa: C420 - as they start
-    done = list(federate(algorithm, topology, runtime, sites, schema=schema, rounds=2))
-    runtime.close()
+    trainers = [make_trainer("simclr") for _ in range(workers)]
+    shards = {f"{i:02}": random_pixels(8) for i in range(12)}
+    done = train_rounds(Watched(), shards, *trainers, topology=topology)
     assert [len(r.reports) for r in done] == [12, 12]
     assert max(peak) <= 1 + workers
     assert not alive
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
-def test_later_rounds_need_no_new_memory(
-    name: str,
-    make_trainer: Callable[..., Trainer],
-    pixels: Callable[..., Tensor],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What a client remembers, what it sends and what becomes of it lies where something lay before."""
+def test_later_rounds_allocate_no_new_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memories, uploads and merged models reuse buffers of earlier rounds."""
     mapped: list[int] = []
     new = buffers._allocate
     monkeypatch.setattr(buffers, "_allocate", lambda size: (mapped.append(size), new(size))[1])
     buffers._spare.clear()
-    algorithm, trainer = FedAvg(), make_trainer(name, hidden=300, dim=300)
-    shards = {f"{i:02}": Shard(pixels(8)) for i in range(6)}
-    runtime = LocalRuntime(
-        RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)), shards, [trainer], Memory()
-    )
-    sites = {SERVER: algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))}
+    algorithm = FedAvg()
+    trainer = make_trainer(name, hidden=300, dim=300)
+    runtime = make_runtime(algorithm, {f"{i:02}": random_pixels(8) for i in range(6)}, trainer)
+    sites = {SERVER: first_site(algorithm, trainer)}
     done = federate(
         algorithm, Star(), runtime, sites, schema=algorithm.upload_schema(trainer.method), rounds=9
     )
@@ -458,10 +436,10 @@ def test_later_rounds_need_no_new_memory(
     by_round = [len(mapped) for _ in done]
     runtime.close()
     assert by_round[0] > 0, "the model is too small to tell"
-    assert by_round[-1] <= by_round[0] + 4  # who is how far differs a little from round to round
+    assert by_round[-1] <= by_round[0] + 4  # the overlap of clients varies a little
 
 
-def test_a_client_is_sent_one_message_which_is_the_one_it_is_measured_by() -> None:
+def test_each_client_gets_one_message_and_its_norm_refers_to_it() -> None:
     made: list[str] = []
 
     class Counting(Averaged):
@@ -469,14 +447,14 @@ def test_a_client_is_sent_one_message_which_is_the_one_it_is_measured_by() -> No
             made.append(client_id)
             return super().broadcast(site, client_id)
 
-    sites = {SERVER: {"model": state(0)}}
-    done = list(federate(Counting(), Star(), Fake(), sites, schema={"model": LAYOUT}, rounds=2))
+    sites = {SERVER: {"model": one_weight(0)}}
+    done = list(federate(Counting(), Star(), Fake(), sites, schema=SCHEMA, rounds=2))
     assert made == list("abcabc")
     assert [[report.divergence for report in r.reports] for r in done] == [[1.0, 2.0, 5.0]] * 2
 
 
-def test_answers_nobody_waits_for_change_nothing() -> None:
-    """b answers twice, a with a late answer to round 1 first, and somebody unknown speaks up."""
+def test_unexpected_replies_change_nothing() -> None:
+    """b replies twice, a first sends a late reply to round 1, and an unknown client replies."""
 
     class Noisy(Fake):
         def exchange(
@@ -484,10 +462,10 @@ def test_answers_nobody_waits_for_change_nothing() -> None:
         ) -> Iterator[Reply]:
             for reply in super().exchange(round, clients, message):
                 if reply.client == "a" and round == 1:
-                    yield reply._replace(upload={"model": state(99)}, round=0)
+                    yield reply._replace(upload={"model": one_weight(99)}, round=0)
                 yield reply._replace(round=round)
                 if reply.client == "b":
-                    yield reply._replace(upload={"model": state(99)})
+                    yield reply._replace(upload={"model": one_weight(99)})
                     yield reply._replace(client="x")
 
     expected, done = list(rounds(Fake(), Star())), list(rounds(Noisy(), Star()))

@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import pytest
 import torch
+from factories import make_experiment
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -28,18 +29,15 @@ CPU = torch.device("cpu")
 
 
 def experiment(**probe: Any) -> Experiment:
-    return Experiment.from_dict(
-        {
-            "clients": 5,
-            "data": {"name": "given", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]},
-            "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
-            "probe": {"epochs": 30, "k": 5, **probe},
-        }
+    return make_experiment(
+        clients=5,
+        data={"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]},
+        probe={"epochs": 30, **probe},
     )
 
 
 def images(n: int, seed: int, labelled: bool = True) -> Images:
-    """Three classes, each bright in another channel."""
+    """Return images of three classes, each bright in another channel."""
     labels = torch.arange(n) % 3
     noise = torch.randint(100, (n, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
     noise[torch.arange(n), labels] += 150
@@ -97,8 +95,8 @@ def test_every_probe_for_every_model() -> None:
     assert again["linear"]["x"] == scores["linear"]["x"]
 
 
-def test_few_labels_are_few() -> None:
-    """With one image of each class the linear probe is worse than with all."""
+def test_fewer_labels_give_a_worse_linear_probe() -> None:
+    """One image of each class against all images."""
     evaluation = Evaluation(experiment(labels=3, epochs=1), DATA, CPU)
     all_labels = Evaluation(experiment(), DATA, CPU)
     one = evaluation.measure({"x": state()}, ("linear",))["linear"].mean
@@ -239,7 +237,7 @@ def test_one_labelled_image_is_too_few_to_fine_tune_with() -> None:
 
 
 def _numbered(labels: list[int]) -> Images:
-    """Images that have their number as pixels."""
+    """Return images whose pixels are the number of the image."""
     pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
     return Images(pixels, torch.tensor(labels))
 
@@ -419,7 +417,7 @@ def test_a_share_of_the_labels() -> None:
     assert found[0].confusion != found[2].confusion
 
 
-def test_percentages_have_no_digits_that_mean_nothing() -> None:
+def test_percentages_are_rounded() -> None:
     """In floating point 100 · (817 / 1000) = 81.69999999999999; thirds need rounding too."""
     score = Score()
     score.add("a", torch.tensor([[817, 183], [0, 0]]))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_experiment, numbered_pixels
 from torch import Tensor
 
 import fedssl
@@ -24,26 +25,14 @@ CPU = torch.device("cpu")
 
 
 def experiment(**changes: Any) -> Experiment:
-    plain = Experiment.from_dict(
-        {
-            "clients": 4,
-            "rounds": 1,
-            "data": {"name": "given"},
-            "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
-            "train": {"batch": 8},
-            "probe": {"epochs": 2, "labels": 7, "k": 5, "every": 0},
-        }
-    )
-    return plain.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+    probe = {"epochs": 2, "labels": 7, "linear": True}
+    usual = {"clients": 4, "rounds": 1, "method": "simclr", "probe": probe}
+    return make_experiment(usual, **changes)
 
 
 def images(n: int, seed: int) -> Images:
-    """Five classes; each image has its number in its first pixel."""
-    pixels = torch.randint(
-        256, (n, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
-    )
-    pixels[:, 0, 0, 0] = torch.arange(n)
-    return Images(pixels, torch.arange(n) % 5)
+    """Return images of five classes; the first pixel is the number of the image."""
+    return Images(numbered_pixels(n, seed), torch.arange(n) % 5)
 
 
 def dataset() -> Dataset:
@@ -64,7 +53,7 @@ def numbers(pixels: Tensor) -> list[int]:
 
 @pytest.mark.parametrize("partition", ["iid", "classes", "dirichlet"])
 @pytest.mark.parametrize("topology", ["star", "isolated", "centralized"])
-def test_no_client_has_them(partition: str, topology: str) -> None:
+def test_no_client_has_images_that_are_left_out(partition: str, topology: str) -> None:
     """No shard has any of them; every other image stays with its client."""
     changes: dict[str, Any] = {"partition__name": partition, "topology__name": topology}
     if partition == "classes":
@@ -87,7 +76,7 @@ def test_no_client_has_them(partition: str, topology: str) -> None:
         ]
 
 
-def test_drawn_by_the_seed() -> None:
+def test_the_seed_draws_the_images() -> None:
     first, again, other = (
         left_out(experiment(data__leave_out=0.1, seed=seed), dataset()).tolist()
         for seed in (0, 0, 1)
@@ -97,7 +86,7 @@ def test_drawn_by_the_seed() -> None:
     assert left_out(experiment(), dataset()).tolist() == []
 
 
-def test_public_images_are_not_among_them() -> None:
+def test_public_images_are_not_left_out() -> None:
     """Clients train with public images too. Of 200, 20 are public and 179 left out: one is left."""
     chosen = experiment(algorithm__name="fedca", data__leave_out=0.895, guard__min_uploads=1)
     public = public_rows(chosen, dataset())
@@ -117,7 +106,7 @@ def test_classes_must_be_known() -> None:
         partition_data(experiment(data__leave_out=0.1), data, print)
 
 
-def test_exactly_those_are_learned_from() -> None:
+def test_semi_learns_from_the_images_left_out() -> None:
     chosen = experiment(data__leave_out=0.1)
     left = left_out(chosen, dataset()).tolist()
     for settings in ({}, {"labels": 0.1}, {"labels": 20}):
@@ -134,7 +123,9 @@ def test_exactly_those_are_learned_from() -> None:
 @pytest.mark.parametrize(
     ("leave_out", "labels", "count"), [(0.0, 0, 2), (0.0, 0.1, 20), (0.1, 0.2, 40), (0.1, 1, 200)]
 )
-def test_a_note_if_images_were_seen(leave_out: float, labels: float, count: int) -> None:
+def test_a_note_if_images_were_used_in_training(
+    leave_out: float, labels: float, count: int
+) -> None:
     labelled = few(
         with_probe_settings(experiment(data__leave_out=leave_out), "semi", {"labels": labels})
     )
@@ -146,7 +137,7 @@ def test_a_note_if_images_were_seen(leave_out: float, labels: float, count: int)
     assert (len(labelled.images.labels), labelled.note) == (count, f"{SEEN}: {why}")
 
 
-def test_halves_of_the_test_images_were_not_seen() -> None:
+def test_halves_of_the_test_images_were_not_used_in_training() -> None:
     data = Dataset(Images(images(200, 0).pixels), images(20, 1))
     score = Evaluation(experiment(probe__labels=5), data, CPU).measure({"x": state()}, ("semi",))[
         "semi"
@@ -180,11 +171,8 @@ def test_a_run_that_left_images_out(tmp_path: Path) -> None:
     score = run.evaluate("semi", epochs=1)
     assert list(score) == ["global"]
     assert score.note is None
-    assert (
-        run.evaluate("semi", epochs=1, labels=0.3).note
-        == f"{SEEN}: data.leave_out kept only 20 of them out"
-    )
-    # Ten more: the images left out could not be told from others.
+    assert run.evaluate("semi", epochs=1, labels=0.3).note == f"{SEEN}: only 20 were left out of it"
+    # With ten more images, those left out cannot be identified.
     others = Dataset(images(210, 0), images(20, 1))
     now = fedssl.Run(run.dir, device="cpu", dataset=others)
     for asks in ("semi", "per-client", "collaborative"):

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-import torch
+from factories import make_experiment, one_weight
 
 from fedssl.algorithm import Sites
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import RunError
 from fedssl.core.files.blob_file import BlobFile
-from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model, number
 from fedssl.engine.checkpoints.client_memory import StoredMemory
 from fedssl.evaluation.models import Models, models_of
 from fedssl.experiment.experiment import Experiment
-from fedssl.experiment.overrides import merge_changes
-
-LAYOUT = Layout.of([Entry("backbone.w", (1,), "weight")])
-BASE: dict[str, Any] = {
-    "clients": 3,
-    "data": {"name": "given"},
-    "method": {"name": "simclr", "backbone": "cnn"},
-}
-
-
-def state(value: float) -> State:
-    return State(LAYOUT, torch.tensor([float(value)]), torch.zeros(0, dtype=torch.int64))
 
 
 def values(models: Models) -> dict[str, float]:
@@ -40,7 +27,7 @@ class PersonalModels(FedAvg):
     """A client's own model is its site's plus its state; a client with state 0 has none."""
 
     personalises: ClassVar[bool] = True
-    names: tuple[str, ...] = ("global",)  # of what a site exports: its model, all of it
+    names: tuple[str, ...] = ("global",)  # names under which a site exports its model
     made: ClassVar[list[float]] = []
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
@@ -53,17 +40,15 @@ class PersonalModels(FedAvg):
         assert message["to"] == memory["client"]
         mine = number(memory, "mine")
         self.made.append(mine)
-        return state(model(message, "model").floats.item() + mine) if mine else None
+        return one_weight(model(message, "model").floats.item() + mine) if mine else None
 
 
 def experiment(topology: str, algorithm: FedAvg) -> Experiment:
-    changes: dict[str, Any] = {"topology.name": topology}
-    return Experiment.from_dict(merge_changes(BASE, changes)).model_copy(
-        update={"algorithm": algorithm}
-    )
+    chosen = make_experiment(topology__name=topology)
+    return chosen.model_copy(update={"algorithm": algorithm})
 
 
-def remembered(**mine: float) -> dict[str, StoredMemory]:
+def memories(**mine: float) -> dict[str, StoredMemory]:
     return {
         client: StoredMemory(0, {"client": client, "mine": number})
         for client, number in mine.items()
@@ -71,13 +56,17 @@ def remembered(**mine: float) -> dict[str, StoredMemory]:
 
 
 def star(value: float = 10) -> Sites:
-    return {"server": {"model": state(value)}}
+    return {"server": {"model": one_weight(value)}}
 
 
-PEERS: Sites = {"a": {"model": state(10)}, "b": {"model": state(20)}, "c": {"model": state(60)}}
+PEERS: Sites = {
+    "a": {"model": one_weight(10)},
+    "b": {"model": one_weight(20)},
+    "c": {"model": one_weight(60)},
+}
 
 
-def test_without_own_models_sites_decide() -> None:
+def test_without_personal_models_the_sites_export_models() -> None:
     for algorithm in (FedAvg(), PersonalModels()):
         one = models_of(experiment("star", algorithm), star())
         assert (values(one), one.apart) == ({"global": 10}, frozenset())
@@ -87,15 +76,15 @@ def test_without_own_models_sites_decide() -> None:
         assert (values(peers), peers.apart) == ({"a": 10, "b": 20, "c": 60, "mean": 30}, {"mean"})
 
 
-def test_what_is_remembered_matters_only_to_an_algorithm_that_personalises() -> None:
-    assert values(models_of(experiment("star", FedAvg()), star(), remembered(a=1, b=2))) == {
+def test_memories_matter_only_to_an_algorithm_that_personalises() -> None:
+    assert values(models_of(experiment("star", FedAvg()), star(), memories(a=1, b=2))) == {
         "global": 10
     }
 
 
-def test_own_models_come_first_and_what_is_shared_is_apart() -> None:
+def test_personal_models_come_first_and_shared_ones_are_apart() -> None:
     """In the order of names, not in the order in which clients finished."""
-    found = models_of(experiment("star", PersonalModels()), star(), remembered(b=2, a=1))
+    found = models_of(experiment("star", PersonalModels()), star(), memories(b=2, a=1))
     assert list(found) == ["a", "b", "global"]
     assert (values(found), found.apart, len(found)) == (
         {"a": 11, "b": 12, "global": 10},
@@ -107,15 +96,15 @@ def test_own_models_come_first_and_what_is_shared_is_apart() -> None:
         found["c"]
 
 
-def test_who_has_none_is_left_out() -> None:
-    found = models_of(experiment("star", PersonalModels()), star(), remembered(a=1, b=0))
+def test_clients_without_a_model_are_left_out() -> None:
+    found = models_of(experiment("star", PersonalModels()), star(), memories(a=1, b=0))
     assert (values(found), found.apart) == ({"a": 11, "global": 10}, {"global"})
-    without = models_of(experiment("star", PersonalModels()), star(), remembered(a=0, b=0))
+    without = models_of(experiment("star", PersonalModels()), star(), memories(a=0, b=0))
     assert (values(without), without.apart) == ({"global": 10}, frozenset())
 
 
 def test_a_site_without_a_whole_model() -> None:
-    found = models_of(experiment("star", PersonalModels(names=())), star(), remembered(a=1))
+    found = models_of(experiment("star", PersonalModels(names=())), star(), memories(a=1))
     assert (values(found), found.apart) == ({"a": 11}, frozenset())
     assert not models_of(experiment("star", PersonalModels(names=())), star())
     assert not models_of(experiment("cycle", PersonalModels(names=())), PEERS)
@@ -140,7 +129,7 @@ def test_a_clients_site_is_its_own_or_the_only_one(
 ) -> None:
     sites = star() if topology == "star" else PEERS
     found = models_of(
-        experiment(topology, PersonalModels(names=names)), sites, remembered(a=1, b=2, c=3)
+        experiment(topology, PersonalModels(names=names)), sites, memories(a=1, b=2, c=3)
     )
     own = {"a": 11, "b": 12, "c": 13} if topology == "star" else {"a": 11, "b": 22, "c": 63}
     assert (values(found), found.apart) == (own | shared, set(shared))
@@ -157,18 +146,18 @@ def test_a_client_called_as_a_shared_model() -> None:
 
 def test_a_lone_client_called_mean() -> None:
     """Only peers have a mean; a client that trains alone may be called so."""
-    sites: Sites = {"mean": {"model": state(10)}, "b": {"model": state(20)}}
+    sites: Sites = {"mean": {"model": one_weight(10)}, "b": {"model": one_weight(20)}}
     assert models_of(experiment("isolated", FedAvg()), sites).apart == frozenset()
 
 
 @pytest.mark.parametrize("topology", ["star", "isolated", "cycle"])
-def test_own_models_are_made_one_at_a_time_and_once(topology: str) -> None:
+def test_personal_models_are_built_one_at_a_time_and_once(topology: str) -> None:
     """One state is read to find out whether there are any. Iterating builds each model once."""
     PersonalModels.made.clear()
     found = models_of(
         experiment(topology, PersonalModels()),
         star() if topology == "star" else PEERS,
-        remembered(a=1, b=0, c=3),
+        memories(a=1, b=0, c=3),
     )
     assert (PersonalModels.made, bool(found)) == ([1], True)
     assert [name for name, _ in found.items() if name in ("a", "b", "c")] == ["a", "c"]
@@ -182,7 +171,7 @@ def test_own_models_are_made_one_at_a_time_and_once(topology: str) -> None:
 
 
 def test_memories_on_disk(tmp_path: Path) -> None:
-    rows, memory = BlobFile(tmp_path / "rows"), remembered(a=1, b=2)
+    rows, memory = BlobFile(tmp_path / "rows"), memories(a=1, b=2)
     for version in memory.values():
         version.release(rows)
     found = models_of(experiment("star", PersonalModels()), star(), memory)

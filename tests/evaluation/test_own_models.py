@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from factories import bright_dataset, make_experiment
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor
 
 import fedssl
 from fedssl.cli.results import print_results
 from fedssl.core.errors import ConfigError, RunError
-from fedssl.data import Dataset, from_python
-from fedssl.experiment.experiment import Experiment
+from fedssl.data import Dataset
 from fedssl.runs.local import Interrupted
 
 CLIENTS = ["0", "1", "2"]
@@ -31,16 +30,9 @@ SHARED: dict[str, list[str]] = {
 Go = Callable[..., fedssl.Run]
 
 
-def _images(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images of three classes that anybody can tell apart by their brightness."""
-    labels = torch.arange(n) % 3
-    noise = torch.randint(80, (n, 3, 10, 10), generator=torch.Generator().manual_seed(seed))
-    return (noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels
-
-
 @pytest.fixture
 def labelled() -> Dataset:
-    return from_python(_images(48, 0), _images(24, 1))
+    return bright_dataset()
 
 
 @pytest.fixture
@@ -48,16 +40,11 @@ def go(labelled: Dataset, tmp_path: Path) -> Go:
     """go("fedbn", "folder", rounds=1): a tiny run with this algorithm."""
 
     def run(algorithm: str, folder: str = "run", **changes: Any) -> fedssl.Run:
-        experiment = Experiment.from_dict(
-            {
-                "rounds": 2,
-                "clients": 3,
-                "data": {"name": "given"},
-                "algorithm": {"name": algorithm},
-                "method": {"name": "byol", "backbone": "cnn", "hidden": 32, "dim": 16},
-                "train": {"batch": 8, "checkpoint_every": 0, "schedule": "constant"},
-                "probe": {"every": 1, "epochs": 5, "k": 5},
-            }
+        experiment = make_experiment(
+            algorithm__name=algorithm,
+            method={"hidden": 32, "dim": 16},
+            train__schedule="constant",
+            probe={"every": 1, "linear": True},
         )
         return fedssl.run(experiment, tmp_path / folder, dataset=labelled, quiet=True, set=changes)
 
@@ -74,7 +61,7 @@ def _hashes(run: fedssl.Run) -> dict[str, str]:
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize("name", SHARED)
-def test_a_run_that_went_on_is_one_that_never_stopped(name: str, tier: str, go: Go) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tier: str, go: Go) -> None:
     whole = go(name, "whole")
     go(name, "parts", rounds=1, **{"train.memory": tier})
     parts = go(name, "parts", **{"train.memory": tier, "train.workers": 2})
@@ -89,7 +76,7 @@ def test_a_run_that_went_on_is_one_that_never_stopped(name: str, tier: str, go: 
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_is_measured_and_exported(name: str, go: Go) -> None:
+def test_measured_and_exported_models(name: str, go: Go) -> None:
     run = go(name)
     shared = SHARED[name]
     assert list(run.models()) == CLIENTS + shared
@@ -118,8 +105,10 @@ def test_what_is_measured_and_exported(name: str, go: Go) -> None:
         run.backbone()
 
 
-def test_what_own_models_are(go: Go) -> None:
-    """FedBN: the same weights, other norm layers. Per-SSFL: all differs. FeatARC: the cluster's."""
+def test_personal_models_of_each_algorithm(go: Go) -> None:
+    """FedBN: equal weights, other norm layers. Per-SSFL: all weights differ. FeatARC: the cluster's
+    model.
+    """
 
     def equal(run: fedssl.Run, kind: str, one: str, other: str) -> bool:
         tensors = [
@@ -176,7 +165,7 @@ def test_other_topologies(name: str, topology: str, go: Go) -> None:
     assert (run.rounds[-1]["knn_common"] is None) == (not shared)
 
 
-def test_who_never_trained_has_no_model(go: Go) -> None:
+def test_a_client_that_never_trained_has_no_model(go: Go) -> None:
     run = go("fedbn", **{"topology.participation": 0.34, "rounds": 1, "guard.min_uploads": 1})
     (asked,) = (c["client"] for c in run.rounds[0]["clients"])
     assert list(run.models()) == [asked]
@@ -206,23 +195,16 @@ def test_before_any_client_has_trained(
             ask()
 
 
-def test_rounds_in_which_nobody_can_train(labelled: Dataset, tmp_path: Path) -> None:
+def test_rounds_in_which_no_client_can_train(labelled: Dataset, tmp_path: Path) -> None:
     """Clients of one image each: there is no model and no measurement, and the run ends."""
     few = Dataset(labelled.train.select(torch.arange(3)), labelled.test)
-    values = {
-        "rounds": 2,
-        "clients": 3,
-        "data": {"name": "given"},
-        "algorithm": {"name": "fedbn"},
-        "method": {"name": "simclr", "backbone": "cnn", "hidden": 32, "dim": 16},
-        "probe": {"every": 1},
-    }
+    experiment = make_experiment(algorithm__name="fedbn", method__name="simclr", probe__every=1)
     with pytest.raises(RunError, match="no round had a valid upload, so nothing was learned"):
-        fedssl.run(Experiment.from_dict(values), tmp_path / "run", dataset=few, quiet=True)
+        fedssl.run(experiment, tmp_path / "run", dataset=few, quiet=True)
     assert [line["knn"] for line in fedssl.Run(tmp_path / "run").rounds] == [None, None]
 
 
-def test_memories_that_are_gone(go: Go) -> None:
+def test_missing_memories(go: Go) -> None:
     run = go("perssfl")
     (run.dir / "memory" / "rows").unlink()
     with pytest.raises(
@@ -252,7 +234,7 @@ def test_the_table(name: str, go: Go, capsys: pytest.CaptureFixture[str]) -> Non
     assert (run.dir / "picture.png").is_file() == (name == "fedbn")
 
 
-def test_norm_layers_that_travel_to_be_measured(go: Go) -> None:
+def test_norm_layers_that_are_sent_for_evaluation(go: Go) -> None:
     """Clients' own models are the same as without; there is also a global one, and a note."""
     plain = go("fedbn", "plain")
     travelling = go("fedbn", "travelling", **{"algorithm.eval_norm": "mean"})

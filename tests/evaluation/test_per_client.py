@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import bright_pixels, make_experiment
 
 import fedssl
 from fedssl.core.errors import ConfigError
@@ -17,27 +18,18 @@ from fedssl.evaluation.models import Models
 from fedssl.evaluation.per_client import ClientModels, weighted
 from fedssl.experiment.experiment import Experiment
 
+# Each class is a little brighter than the one before, under much noise.
+IMAGES: dict[str, Any] = {"classes": 6, "noise": 100, "step": 20, "size": 8}
+
 
 def experiment(**changes: Any) -> Experiment:
-    plain = Experiment.from_dict(
-        {
-            "clients": 3,
-            "rounds": 1,
-            "data": {"name": "given"},
-            "partition": {"name": "classes", "per_client": 2},
-            "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
-            "train": {"batch": 8},
-            "probe": {"epochs": 5, "k": 5, "every": 0, "linear": False},
-        }
-    )
-    return plain.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+    two_classes = {"name": "classes", "per_client": 2}
+    usual = {"rounds": 1, "method": "simclr", "partition": two_classes}
+    return make_experiment(usual, **changes)
 
 
 def images(n: int, seed: int) -> Images:
-    """Six classes, a little brighter one than the other, in much noise."""
-    labels = torch.arange(n) % 6
-    noise = torch.randint(100, (n, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
-    return Images((noise + 20 * labels[:, None, None, None]).to(torch.uint8), labels)
+    return Images(*bright_pixels(n, seed, **IMAGES))
 
 
 def finished(tmp_path: Path, **changes: Any) -> fedssl.Run:

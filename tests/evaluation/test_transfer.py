@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from factories import bright_pixels, make_experiment
 from PIL import Image
 
 import fedssl
@@ -23,11 +24,9 @@ def quiet(line: str) -> None: ...
 
 
 def images(n: int, seed: int, classes: int, size: int = 8, channels: int = 3) -> Images:
-    labels = torch.arange(n) % classes
-    noise = torch.randint(
-        60, (n, channels, size, size), generator=torch.Generator().manual_seed(seed)
+    return Images(
+        *bright_pixels(n, seed, classes=classes, noise=60, step=40, channels=channels, size=size)
     )
-    return Images((noise + 40 * labels[:, None, None, None]).to(torch.uint8), labels)
 
 
 OTHER = Dataset(images(60, 2, 5, 12, 1), images(30, 3, 5, 12, 1))
@@ -35,17 +34,16 @@ OTHER = Dataset(images(60, 2, 5, 12, 1), images(30, 3, 5, 12, 1))
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> fedssl.Run:
-    values: dict[str, Any] = {
-        "clients": 2,
-        "rounds": 1,
-        "data": {"name": "given", "leave_out": 0.1, "mean": [0.5] * 3, "std": [0.2] * 3},
-        "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
-        "train": {"batch": 8},
-        "probe": {"epochs": 30, "k": 5, "every": 0, "linear": False},
-    }
+    experiment = make_experiment(
+        clients=2,
+        rounds=1,
+        method__name="simclr",
+        data={"leave_out": 0.1, "mean": [0.5] * 3, "std": [0.2] * 3},
+        probe__epochs=30,
+    )
     folder = tmp_path_factory.mktemp("runs") / "run"
     own = Dataset(images(60, 0, 3), images(30, 1, 3))
-    fedssl.run(Experiment.from_dict(values), folder, "cpu", dataset=own, quiet=True)
+    fedssl.run(experiment, folder, "cpu", dataset=own, quiet=True)
     return fedssl.Run(folder, device="cpu")  # without the images it was trained on
 
 
@@ -72,7 +70,7 @@ def test_measured_on_their_classes(run: fedssl.Run, probe: str) -> None:
     assert score.note is None
 
 
-def test_it_is_what_those_images_are_worth(run: fedssl.Run) -> None:
+def test_accuracy_equals_that_of_images_fitted_by_hand(run: fedssl.Run) -> None:
     """The same as measuring with images that were fitted before."""
     assert OTHER.test is not None
     by_hand = Dataset(
@@ -110,12 +108,12 @@ def test_a_data_set_by_name(run: fedssl.Run, tmp_path: Path) -> None:
         (3, "the name of a data set, a table of settings as under"),
     ],
 )
-def test_refusals(run: fedssl.Run, on: Any, sentence: str) -> None:
+def test_errors(run: fedssl.Run, on: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         run.evaluate("linear", on)
 
 
-def test_the_runs_own_images_are_no_others(tmp_path: Path) -> None:
+def test_the_runs_own_images_are_recognised(tmp_path: Path) -> None:
     """The note on images that the model has seen applies here too."""
     chosen = Experiment.from_dict(
         {

@@ -38,7 +38,7 @@ PUBLISHED = {
 
 
 def at(name: str, *keys: str) -> Any:
-    """The values of a recipe at dotted keys; None if it has none."""
+    """Return the values of a recipe at dotted keys; None for a missing key."""
     values = []
     for key in keys:
         value: Any = recipes()[name].values
@@ -51,7 +51,7 @@ def at(name: str, *keys: str) -> Any:
 # -- the papers --
 
 
-def test_every_recipe_and_both_variants_are_experiments_that_can_work() -> None:
+def test_every_recipe_and_both_variants_are_valid_experiments() -> None:
     checked: set[Any] = set()
     for name in recipes():
         for variant in ("", "-short", "-mini"):
@@ -64,7 +64,7 @@ def test_every_recipe_and_both_variants_are_experiments_that_can_work() -> None:
                 experiment.check()
 
 
-def test_no_setting_has_two_names_but_for_the_old_one() -> None:
+def test_no_setting_has_two_names_except_an_old_one() -> None:
     names: dict[str, str] = {}
     for name, recipe in recipes().items():
         other = names.setdefault(repr(sorted(recipe.values.items())), name)
@@ -289,7 +289,7 @@ def test_settings_of_the_papers(name: str, expected: dict[str, Any]) -> None:
     assert dict(zip(expected, [at(name, key) for key in expected], strict=True)) == expected
 
 
-def test_epochs_in_all() -> None:
+def test_total_epochs() -> None:
     """Dec-SSL: "we fix the number of total epochs for all experiments".
 
     That is 500, and 1,000 for MAE; for ImageNet, 200/ρ.
@@ -322,7 +322,7 @@ def test_defaults_that_recipes_rely_on() -> None:
     ]
 
 
-def test_images_that_have_to_be_brought_are_described() -> None:
+def test_images_that_users_must_provide_are_described() -> None:
     for name, recipe in recipes().items():
         path = at(name, "data.path")
         assert (at(name, "data.name") == "folder") == (path is not None)
@@ -502,7 +502,7 @@ def test_files_that_are_refused(
         recipes.__wrapped__()  # type: ignore[attr-defined]
 
 
-def test_a_table_of_recipes_that_are_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_of_missing_recipes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"file": {**FILE, "grid": [{"data": "all"}], "tables": {"Table 1": ["x", "z#"]}}}
     monkeypatch.setattr(fedssl.experiment.recipes, "_files", lambda: files)
     monkeypatch.setattr(

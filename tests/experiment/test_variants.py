@@ -68,8 +68,8 @@ def test_short_changes_nothing_but_epochs() -> None:
     assert short({"rounds": 3}) == {"rounds": 3, "train": {"epochs": 1}}
 
 
-def test_mini_keeps_what_is_compared() -> None:
-    """Method, algorithm, topology, kind of partition, and all of their settings but sizes."""
+def test_mini_keeps_the_compared_settings() -> None:
+    """Method, algorithm, topology, kind of partition, and all of their settings except sizes."""
     for name in KNOWN:
         full, small = (
             Experiment.from_dict(find_recipe(each)).to_dict() for each in (name, f"{name}-mini")
@@ -206,18 +206,18 @@ def images() -> Dataset:
     return FashionMini().load(Path())
 
 
-def test_every_mini_can_be_dealt(images: Dataset) -> None:
+def test_every_mini_can_be_partitioned(images: Dataset) -> None:
     """Each kind of split once; every client has images."""
     seen: set[Any] = set()
-    said: list[str] = []
+    messages: list[str] = []
     for name in KNOWN:
         experiment = load(f"{name}-mini")
         split = (experiment.partition, experiment.clients, experiment.topology)
         if split not in seen:
             seen.add(split)
-            _, owners = partition_data(experiment, images, said.append)
+            _, owners = partition_data(experiment, images, messages.append)
             assert min(map(len, owners.values())) >= 16, name
-    assert said == []
+    assert messages == []
 
 
 # -- two rounds of each --
@@ -229,7 +229,7 @@ def kind(name: str) -> tuple[Any, ...]:
 
 
 def settings(name: str) -> tuple[Any, ...]:
-    """The settings of a mini; of a number, only if it is 0."""
+    """Return the settings of a mini; for a number, only whether it is 0."""
     values = find_recipe(f"{name}-mini")
     flat = differences({}, {key: values[key] for key in ("method", "algorithm")})
     chosen = sorted(
@@ -240,7 +240,7 @@ def settings(name: str) -> tuple[Any, ...]:
 
 
 def _first_of_each(names: Sequence[str], key: Callable[[str], Any]) -> list[str]:
-    """The first name for each value of `key`, in the order of names."""
+    """Return the first name for each value of `key`, in the order of names."""
     return list({key(name): name for name in reversed(names)}.values())[::-1]
 
 
@@ -249,7 +249,7 @@ OTHERS = [name for name in _first_of_each([*FIRST, *KNOWN], settings) if name no
 
 
 def run_mini(name: str, images: Dataset, folder: Path) -> None:
-    """On a fifth of the training images, measured with 200 of the test images."""
+    """Run a mini on a fifth of the training images and measure it with 200 test images."""
     assert images.test is not None
     some = Dataset(images.train.select(torch.arange(1000)), images.test.select(torch.arange(200)))
     run = fedssl.run(f"{name}-mini", folder, "cpu", dataset=some, quiet=True, set=BRIEF)

@@ -1,7 +1,8 @@
-"""Record that the present code computes the golden bits; run by `make golden` after the tests passed.
+"""Record that the present code computes the golden bits; run by `make golden` after the tests
+passed.
 
-Figures made by any code in fedssl/core/equal_code.txt count as made by the same code. When bits change on purpose,
-empty that file before this is run.
+Figures made by any code in fedssl/core/equal_code.txt count as made by the same code. When bits
+change on purpose, empty that file before this is run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Train the golden cases and print the SHA-256 of each exported backbone as JSON.
 
-    python tests/golden/record.py [CASE …]
+python tests/golden/record.py [CASE …]
 
-Uses nothing of the package but `fedssl.run`, so that the same file also runs with the code of an earlier commit.
+Uses nothing of the package but `fedssl.run`, so that the same file also runs with the code of an
+earlier commit.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ COMMON = {
 
 
 def platform() -> str:
-    """The key under which bits are recorded: they depend on torch's version and on the CPU's instructions."""
+    """Return the key under which bits are recorded: torch's version and the CPU's instructions."""
     return f"torch {torch.__version__.split('+')[0]}, {torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -93,7 +94,7 @@ def settings(case: str) -> tuple[str, dict[str, Any]]:
 
 
 def backbone_hash(folder: Path) -> str:
-    """One hash for all backbones that a run exported, in the order of their names. Metadata is not hashed."""
+    """Return one hash for all backbones of a run, in the order of their names, without metadata."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("backbone*.safetensors")):
         content = file.read_bytes()
@@ -110,7 +111,7 @@ def train(case: str, folder: Path) -> str:
 
 
 def resume(folder: Path) -> fedssl.Run:
-    """Train what is left of a run directory."""
+    """Resume a run directory."""
     return fedssl.run(folder / "experiment.toml", folder, device="cpu", quiet=True)
 
 

@@ -1,9 +1,10 @@
 """Training gives the same bits, recipes the same hashes, and old run directories resume.
 
-`bits.json` has the hash of every case of record.py, by torch version and CPU capability, as the code at the starting
-commit computed it; on any other machine that code is checked out and run first. `recipes.json` has the hash of every
-recipe's experiment. `run` is an unfinished run directory written by the code at the starting commit. An entry of these
-files changes only in a commit that names it and gives the reason.
+`bits.json` has the hash of every case of record.py, by torch version and CPU capability, as the
+code at the starting commit computed it; on any other machine that code is checked out and run
+first. `recipes.json` has the hash of every recipe's experiment. `run` is an unfinished run
+directory written by the code at the starting commit. An entry of these files changes only in a
+commit that names it and gives the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ START = BITS["start"]
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The recorded hashes for this machine, or those of the starting commit's code."""
+    """Return the recorded hashes for this machine, or those of the starting commit's code."""
     recorded: dict[str, str] | None = BITS["platforms"].get(record.platform())
     if recorded is not None:
         return recorded
@@ -62,7 +63,9 @@ def test_training_gives_the_recorded_bits(
 
 @pytest.mark.slow
 def test_an_old_run_directory_resumes(tmp_path: Path) -> None:
-    """The hash is compared only where the directory was written: its first rounds depend on the machine."""
+    """The hash is compared only where the directory was written: its first rounds depend on the
+    machine.
+    """
     folder = tmp_path / "run"
     shutil.copytree(HERE / "run", folder)
     run = record.resume(folder)

@@ -19,7 +19,7 @@ STEPS = {"batch": 4, "lr": 0.001, "workers": 1, "precision": "fp32", "determinis
 
 
 def fitting(algorithm: str) -> str:
-    """The first of some methods that an algorithm goes with."""
+    """Return the first of some methods that is compatible with an algorithm."""
     some = [
         method
         for method in ("byol", "mocov2")
@@ -29,7 +29,7 @@ def fitting(algorithm: str) -> str:
 
 
 def rows(experiment: Experiment, mode: str, device: torch.device = DEVICE) -> Tensor:
-    """All models that the server and clients end with, after three rounds of two steps at each of three clients."""
+    """Return all models of the server and of three clients after three rounds of two steps."""
     chosen, memory = experiment.with_changes({"train.mode": mode}), Memory()
     with numerics(device, deterministic=True, exact=True):
         sites = train(chosen, images(), device, memory)
@@ -40,7 +40,7 @@ def rows(experiment: Experiment, mode: str, device: torch.device = DEVICE) -> Te
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.names())
 def test_captured_is_eager(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over 18 steps, of which 16 are replayed: the way that models went differs by less than a hundredth."""
+    """Over 18 steps, of which 16 are replayed: the updates differ by less than a hundredth."""
     experiment = tiny(Combination(algorithm, fitting(algorithm), "star"), rounds=3, train=STEPS)
     replayed: list[int] = []
     replay = torch.cuda.CUDAGraph.replay

@@ -65,7 +65,7 @@ def trainer(
 
 
 def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
-    """The loss of each step."""
+    """Return the loss of each step."""
     step = model._captured or model.step
     stream = torch.Generator(CUDA).manual_seed(0)
     labels = (
@@ -94,11 +94,12 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
 def test_modes_train_the_same(
     name: str, pixels: Tensor, record_property: Callable[[str, object], None]
 ) -> None:
-    """float32 over 50 steps: captured and compiled losses are the same numbers. The first is eager's to 1e-4, and all
-    differ from eager's by no more than three times as much as eager's own do when it starts from weights moved by one
-    part in 10⁷ or 10⁶.
+    """float32 over 50 steps: captured and compiled losses are the same numbers. The first is
+    eager's to 1e-4, and all differ from eager's by no more than three times as much as eager's own
+    do when it starts from weights moved by one part in 10⁷ or 10⁶.
 
-    So the tolerance is stated, and not in digits: training multiplies rounding errors a thousandfold in a few steps.
+    So the tolerance is stated, and not in digits: training multiplies rounding errors a
+    thousandfold in a few steps.
     """
     eager, twin, other, compiled, captured = (
         torch.tensor(curve(nudged(trainer(name, mode), by), pixels))
@@ -130,17 +131,19 @@ def nudged(model: Trainer, by: float) -> Trainer:
 
 
 def _furthest(losses: Tensor, eager: Tensor) -> tuple[float, float]:
-    """The first step's difference and the largest of all, as shares of eager's mean loss."""
+    """Return the first step's difference and the largest, as shares of eager's mean loss."""
     off = (losses - eager).abs() / eager.abs().mean()
     return off[0].item(), off.max().item()
 
 
 @pytest.mark.parametrize("name", ["byol", "simclr"])
 def test_bfloat16_gradients(name: str, pixels: Tensor) -> None:
-    """At full size (ResNet-18, heads of 4096 and 2048, batches of 128), before training and after 200 steps: each
-    layer's gradient from our kernels is no farther from float32's than 1.5 times what autocast's is. Nor is it shorter
-    or longer than autocast's by more than one part in 50 and three standard deviations of what two such errors, if
-    channels round independently, come to along the true gradient."""
+    """At full size (ResNet-18, heads of 4096 and 2048, batches of 128), before training and after
+    200 steps: each layer's gradient from our kernels is no farther from float32's than 1.5 times
+    what autocast's is. Nor is it shorter or longer than autocast's by more than one part in 50 and
+    three standard deviations of what two such errors, if channels round independently, come to
+    along the true gradient.
+    """
     trained = trainer(name, "captured", "bf16", 128, 0.03, FULL)
     models = [trainer(name, mode, precision, 128, 0.03, FULL) for mode, precision in GRADIENTS]
     faults = []
@@ -170,7 +173,9 @@ GRADIENTS = (("eager", "fp32"), ("eager", "bf16"), ("compiled", "bf16"))
 
 
 def gradients(model: Trainer, pixels: Tensor) -> dict[str, Tensor]:
-    """Of each parameter (channels, …), the mean over ten batches: an optimizer that goes nowhere has it as momentum."""
+    """Of each parameter (channels, …), the mean over ten batches: an optimizer that goes nowhere
+    has it as momentum.
+    """
     total = torch.zeros_like(model.step.optimizer.row)
     stream = torch.Generator(CUDA).manual_seed(1)
     task = Task(pixels, None, stream, 0.0, 0.0, threading.Event())
@@ -256,8 +261,10 @@ def test_normalisation(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("low", [True, False])
 @pytest.mark.parametrize(("start", "size"), [(0, 90_000), (20_005, 60_000), (30_000, 70_000)])
 def test_update(start: int, size: int, low: bool) -> None:
-    """Three steps against float64: the row, its momentum and a target that follows a slice of the row to float32's
-    precision, their copies to the bit. One gradient lies apart, in bfloat16, and may cross the slice's end."""
+    """Three steps against float64: the row, its momentum and a target that follows a slice of the
+    row to float32's precision, their copies to the bit. One gradient is a separate tensor in
+    bfloat16 and may cross the slice's end.
+    """
     n, rate, decay, momentum, share = 100_000, 0.1, 0.01, 0.9, 0.25
     row, target = torch.randn(n, device=CUDA), torch.randn(size, device=CUDA)
     ours = FusedSGD(row, decay, momentum)

@@ -1,4 +1,4 @@
-"""Images streamed to a GPU: the same batches and the same training as with images that lie there."""
+"""Images streamed to a GPU give the same batches and the same training as resident images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _streamed(held: Rows) -> Pixels:
     return images
 
 
-def test_images_lie_on_the_gpu_where_there_is_room() -> None:
+def test_images_are_stored_on_the_gpu_if_there_is_room() -> None:
     pool, rows = _pool(3000), torch.randperm(3000)[:2500]
     images = place(Rows(pool, rows), CUDA)
     assert isinstance(images, Rows)
@@ -46,7 +46,9 @@ def test_images_lie_on_the_gpu_where_there_is_room() -> None:
 
 @pytest.mark.parametrize("cycles", [0, 2_000_000])
 def test_streamed_batches_are_whole_when_the_gpu_reads_them_late(cycles: int) -> None:
-    """The GPU is kept busy, so that the host runs far ahead: buffers must not be overwritten before they are read."""
+    """The GPU is kept busy, so that the host runs far ahead: buffers must not be overwritten before
+    they are read.
+    """
     pool = _pool(4096, 32)
     order = torch.randperm(4096, device=CUDA, generator=torch.Generator(CUDA).manual_seed(1))
     copies = []

@@ -1,4 +1,4 @@
-"""Whole runs on CUDA: a deterministic one goes on to the same bits, whatever the number of clients side by side."""
+"""Whole runs on CUDA: a resumed deterministic run has the same bits for any number of workers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from factories import interrupted_in_round
 from safetensors.numpy import load_file
 
 import fedssl
 from fedssl.runs.local import Interrupted
-from fedssl.runs.rounds_log import RoundsLog
 
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
-    "method.name": "mocov2",  # it remembers a target and a queue
+    "method.name": "mocov2",  # its memory has a target and a queue
     "method.backbone": "resnet18",
     "method.hidden": 256,
     "train.optimizer": "sgd",
@@ -40,19 +40,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(tmp_path_factory.mktemp("run") / "straight")
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(
-    straight: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append, count = RoundsLog.append, []
-
-    def stop_after_two(self: RoundsLog, line: dict[str, Any]) -> None:
-        append(self, line)
-        count.append(line)
-        if len(count) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RoundsLog, "append", stop_after_two)
-    with pytest.raises(Interrupted):
+def test_a_resumed_run_has_the_same_bits(straight: str, tmp_path: Path) -> None:
+    with interrupted_in_round(2), pytest.raises(Interrupted):
         digest(tmp_path / "run")
     assert digest(tmp_path / "run") == straight
 

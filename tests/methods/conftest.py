@@ -7,41 +7,31 @@ from typing import Any
 
 import pytest
 import torch
+from factories import SMALL_WIDTHS, TinyCNN
 
 from fedssl import views
 from fedssl.method import Batch, Method, Output
-from fedssl.nets import CNN
 from fedssl.training.optimizers import SGD
 from fedssl.training.step import Inputs, Step
 
 SIZE = 8
-SMALL: dict[str, Any] = {
-    "hidden": 6,
-    "dim": 5,
-    "queue": 7,
-    "prototypes": 5,
-    "clusters": 5,
-    "bottleneck": 4,
-}
-SMALL |= {"classes": 5, "width": 3}
 
 Make = Callable[..., Method]
 
 
-class Small(CNN):
-    widths = (4, 6)
-
-
 @pytest.fixture
 def make() -> Make:
-    """make(BYOL, momentum=0.5): small widths, always the same weights, resident, in training
-    mode."""
+    """make(BYOL, momentum=0.5): return a small resident method with fixed weights in training
+    mode.
+    """
 
     def build(cls: type[Method], **settings: Any) -> Method:
-        small = {key: value for key, value in SMALL.items() if key in cls.Settings.model_fields}
+        small = {
+            key: value for key, value in SMALL_WIDTHS.items() if key in cls.Settings.model_fields
+        }
         with torch.random.fork_rng():
             torch.manual_seed(5)
-            method = cls.Settings(**{**small, **settings}).build(Small(), SIZE)
+            method = cls.Settings(**{**small, **settings}).build(TinyCNN(), SIZE)
         method.init_local_parts(torch.Generator().manual_seed(6))
         return method.train()
 
@@ -50,8 +40,9 @@ def make() -> Make:
 
 @pytest.fixture
 def step() -> Callable[[Method], Output]:
-    """step(method): a training step on six images at a rate of 0, so that only what follows the
-    optimizer moves."""
+    """step(method): train one step on six images at a rate of 0: only `after_step` changes
+    values.
+    """
 
     def call(method: Method) -> Output:
         stream = torch.Generator().manual_seed(7)
@@ -68,8 +59,7 @@ def step() -> Callable[[Method], Output]:
 
 @pytest.fixture
 def batch() -> Batch:
-    """Six images, two views; the second view is brighter, so that statistics of the two differ.
-    Labels come with it, whether a method looks at them or not."""
+    """Return a batch of six labelled images with two views, the second with other statistics."""
     generator = torch.Generator().manual_seed(7)
     views = torch.randn(2, 6, 3, SIZE, SIZE, generator=generator)
     views[1] = 2 * views[1] + 1

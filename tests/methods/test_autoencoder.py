@@ -1,4 +1,4 @@
-"""A decoder for images of any size, and pixels that come back."""
+"""The decoder for images of any size, and the reconstruction loss."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def test_a_decoder_of_any_size(size: int, channels: int) -> None:
 
 def test_a_decoder_does_not_grow_with_the_image() -> None:
     """512 · 64 · 16 weights of the first layer, then 64 · 64 · 16 for each doubling: most of it is
-    the first."""
+    the first.
+    """
     sizes = [sum(p.numel() for p in Decoder(512, 64, 3, size).parameters()) for size in (32, 224)]
     assert sizes[1] - sizes[0] == 3 * (64 * 64 * 16 + 2 * 64)
 
 
 @pytest.mark.parametrize("cls", [CNN, CNN5, ResNet18])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_backbone_knows_its_channels(cls, channels: int) -> None:
+def test_a_backbone_has_its_number_of_channels(cls, channels: int) -> None:
     assert cls(channels).channels == channels
 
 
@@ -42,7 +43,7 @@ def test_the_loss_is_the_mean_over_pixels(make, batch: Batch) -> None:
     assert method.loss(out, {}).item() == pytest.approx(total / 6, rel=1e-5)
 
 
-def test_it_sees_normalised_images_and_makes_plain_ones(make, batch: Batch) -> None:
+def test_inputs_are_normalised_and_outputs_are_plain_pixels(make, batch: Batch) -> None:
     plain = make(Autoencoder)
     normalised = make(Autoencoder)
     normalised.mean, normalised.std = map(

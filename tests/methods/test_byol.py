@@ -43,17 +43,16 @@ def _gradient(method: BYOL, batch: Batch) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in method.backbone.parameters()])
 
 
-def test_without_a_predictor_gradients_are_others(make, batch: Batch) -> None:
+def test_without_a_predictor_gradients_differ(make, batch: Batch) -> None:
     full = _gradient(make(BYOL), batch)
     bare = _gradient(make(BYOL, predictor=False), batch)
     assert (full - bare).norm() > 0.05 * full.norm()
 
 
-def test_gradients_that_are_not_stopped_reach_the_target_and_nobody_else(
-    make, batch: Batch
-) -> None:
+def test_gradients_that_are_not_stopped_reach_the_target_only(make, batch: Batch) -> None:
     """The loss is symmetric in p and t. Without a predictor p is a projection, and a fresh target
-    is a copy of the online network: then both have one gradient."""
+    is a copy of the online network: then both have one gradient.
+    """
     stopped, flowing = (make(BYOL, predictor=False, stop_gradient=on) for on in (True, False))
     online = _gradient(flowing, batch)
     assert torch.equal(_gradient(stopped, batch), online)
@@ -66,9 +65,12 @@ def test_gradients_that_are_not_stopped_reach_the_target_and_nobody_else(
 
 @pytest.mark.parametrize("ema", [True, False])
 @pytest.mark.parametrize("stop_gradient", [True, False])
-def test_what_moves_the_target(ema: bool, stop_gradient: bool, make, batch: Batch) -> None:
+def test_the_target_moves_by_gradient_and_by_averaging(
+    ema: bool, stop_gradient: bool, make, batch: Batch
+) -> None:
     """A step of plain SGD at rate 0.5: target ← target − 0.5·∇ where gradients flow, then ← (target
-    + online)/2 where it follows."""
+    + online)/2 where it follows.
+    """
     method = make(BYOL, ema=ema, stop_gradient=stop_gradient, momentum=0.5)
     trainer = Trainer(
         method, TrainSettings(momentum=0, weight_decay=0, mode="eager", precision="fp32")
@@ -117,7 +119,7 @@ def test_after_a_step_the_target_has_moved_by_its_share(make, step) -> None:
     assert make(BYOL, ema=False).target_momentum is None
 
 
-def test_the_target_has_statistics_of_its_own(make, batch: Batch) -> None:
+def test_the_target_has_separate_statistics(make, batch: Batch) -> None:
     method = make(BYOL)
     method.parameter_row(("target",)).mul_(0.5)
     before = method.target["backbone"].layers[0][1].running_mean.clone()

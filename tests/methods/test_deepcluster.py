@@ -1,5 +1,4 @@
-"""Spherical k-means and the loss against loops; what a method finds before an epoch reaches the
-right images."""
+"""Spherical k-means and the loss against loops; the clusters of an epoch reach the right images."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from factories import make_trainer, random_pixels
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -41,7 +41,8 @@ def _slow_k_means(rows: Tensor, k: int, iterations: int) -> tuple[list[Tensor], 
 @pytest.mark.parametrize(("n", "k", "iterations"), [(20, 3, 4), (30, 8, 2), (5, 5, 1), (4, 7, 3)])
 def test_k_means_equals_loops(n: int, k: int, iterations: int) -> None:
     """Also with more clusters than images: some centroids are then alike, and the first of them is
-    the nearest."""
+    the nearest.
+    """
     rows = _units(n, 4)
     centroids, clusters = spherical_k_means(rows, k, iterations)
     slow_centroids, slow_clusters = _slow_k_means(rows, k, iterations)
@@ -51,7 +52,7 @@ def test_k_means_equals_loops(n: int, k: int, iterations: int) -> None:
     torch.testing.assert_close(centroids.norm(dim=1), torch.ones(k))
 
 
-def test_k_means_finds_what_is_apart() -> None:
+def test_k_means_finds_separate_clusters() -> None:
     """Three bundles of nearly equal directions."""
     truth = torch.arange(30) % 3
     rows = F.normalize(torch.eye(3)[truth] + 0.1 * _units(30, 3), dim=1)
@@ -107,20 +108,20 @@ def test_before_an_epoch_projections_are_clustered(make) -> None:
     assert result["clusters"].shape == (16,)
 
 
-def test_training_clusters_every_epoch(
-    make_trainer, pixels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_clusters_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer("deepcluster", {"epochs": 2})
     seen = []
     trainer.fit(
-        Task(pixels(24), None, torch.Generator().manual_seed(0), 0.05, 0.0, threading.Event()),
+        Task(
+            random_pixels(24), None, torch.Generator().manual_seed(0), 0.05, 0.0, threading.Event()
+        ),
         lambda method, batch, out, constants: seen.append(constants) or method.loss(out, constants),
         {},
     )
     shapes = [{name: tensor.shape for name, tensor in constants.items()} for constants in seen]
     assert (
         shapes == [{"centroids": (5, 5), "clusters": (32,)}] * 6
-    )  # a recorded step serves them all
+    )  # one captured step serves all epochs
     assert not torch.equal(seen[0]["centroids"], seen[-1]["centroids"])
 
 

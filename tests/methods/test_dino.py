@@ -44,7 +44,8 @@ def test_equals_loops(tau_s: float, tau_t: float) -> None:
 
 def test_by_hand() -> None:
     """The outputs of a teacher at its centre are uniform over 4; a uniform student has a loss of
-    log 4."""
+    log 4.
+    """
     centre = torch.tensor([3.0, 1, 0, 2])
     loss = distillation_loss(torch.zeros(2, 3, 4), centre.expand(2, 3, 4), centre, 0.1, 0.04)
     assert loss.item() == pytest.approx(math.log(4))

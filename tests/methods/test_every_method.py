@@ -1,5 +1,4 @@
-"""What holds for every method: on a flat row, in one pass over its views, with a capability for
-each part."""
+"""Properties of every method: parameters in a flat row, one pass over all views, capabilities."""
 
 from __future__ import annotations
 
@@ -33,12 +32,12 @@ EVERY = [
 AT_ONCE = [Autoencoder, Rotation, SimCLR]  # BatchNorm sees all that they encode as one batch
 PER_VIEW = [
     cls for cls in EVERY if cls not in (*AT_ONCE, SwAV)
-]  # SwAV's p are scores, which `encode` knows nothing of
+]  # SwAV's p are scores, which `encode` does not return
 SHAPES = {Autoencoder: (1, 6, 192), Rotation: (4, 6, 4)}  # of projections, where not (2, 6, 5)
 
 
 def _given(method: Method) -> Constants:
-    """What the method finds before an epoch of six images."""
+    """Return the constants of an epoch of six images."""
     return method.before_epoch(
         lambda: torch.randn(6, 24, generator=torch.Generator().manual_seed(8))
     )
@@ -81,7 +80,7 @@ def test_a_step_through_views_moves_the_row(cls: type[Method], make, batch: Batc
 
 
 @pytest.mark.parametrize("cls", EVERY)
-def test_steps_lower_the_loss_while_target_and_queue_stand_still(cls, make, batch: Batch) -> None:
+def test_steps_lower_the_loss_with_a_fixed_target_and_queue(cls, make, batch: Batch) -> None:
     method = make(cls)
     losses = [_descend(method, batch, after=False) for _ in range(10)]
     assert losses[-1] < losses[0] - 1e-3
@@ -199,7 +198,7 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
         (MoCoV2, {"key": "reset"}, {"backbone", "projector", "target", "queue"}, ("queue",)),
     ],
 )
-def test_what_an_instance_provides_and_keeps(cls, settings, parts, kept, make) -> None:
+def test_the_parts_and_capabilities_of_an_instance(cls, settings, parts, kept, make) -> None:
     method = make(cls, **settings)
     assert method.provides == parts
     assert method.persistent_parts == kept

@@ -1,4 +1,4 @@
-"""MAE: what is masked, what is drawn, and the error of it."""
+"""MAE: the masked patches, the reconstruction, and its error."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def _batch(method: MAE, n: int = 6, seed: int = 0) -> Batch:
 
 
 def _slow(method: MAE, batch: Batch, drawn: Tensor, norm_pix: bool) -> float:
-    """The error of drawings (n, t, k) of all patches: over images, masked patches and pixels, one
-    by one."""
+    """Return the error of reconstructions (n, t, k), by loops over images, masked patches and
+    pixels.
+    """
     total = 0.0
     count = 0
     for i, image in enumerate(batch.images.float() / 255):
@@ -92,7 +93,7 @@ def test_patches_are_cut_line_by_line() -> None:
 
 
 @pytest.mark.parametrize(("mask", "seen"), [(0.75, 4), (0.5, 8), (0.99, 1), (0.01, 15)])
-def test_share_that_is_seen(mask: float, seen: int) -> None:
+def test_the_share_of_visible_patches(mask: float, seen: int) -> None:
     method = _method(mask=mask)
     out = method(_batch(method))
     assert method.seen == seen
@@ -100,7 +101,7 @@ def test_share_that_is_seen(mask: float, seen: int) -> None:
     assert out.h.shape == out.z.shape == (1, 6, 8)
 
 
-def test_what_is_masked_is_not_seen_but_is_asked_for() -> None:
+def test_masked_patches_are_not_encoded_but_are_reconstructed() -> None:
     method = _method()
     batch = _batch(method, n=1)
     masked = batch.draws["mask"].argsort(1)[0, -1].item()
@@ -153,7 +154,7 @@ def test_precision_parts_and_views() -> None:
 
 
 def test_features_are_the_backbones_own() -> None:
-    """Nothing projects: h, z and p of a clean, whole image are its class token."""
+    """There is no projector: h, z and p of a clean, whole image are its class token."""
     method = _method()
     images = method.clean(_batch(method).images)
     for tensor in method.encode(images):

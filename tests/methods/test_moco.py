@@ -40,7 +40,8 @@ def test_equals_the_sum_over_pairs(temperature: float) -> None:
 
 def test_by_hand() -> None:
     """A query equal to its key, three negatives at right angles, t = 1: log(e + 3) − 1, for each
-    view."""
+    view.
+    """
     query = torch.tensor([1.0, 0.0]).expand(2, 4, 2)
     negatives = torch.tensor([0.0, 1.0]).expand(3, 2)
     assert info_nce(query, query, negatives, 1.0).item() == pytest.approx(
@@ -154,7 +155,8 @@ def test_equals_lightly(temperature: float) -> None:
 @pytest.mark.parametrize("cls", [MoCoV1, MoCoV2])
 def test_a_queue_that_is_full_too_late(cls, make) -> None:
     """Two keys of an image: with 10 images in a round a queue of 100 is full after five rounds, one
-    of 101 later."""
+    of 101 later.
+    """
     assert make(cls, queue=100).client_warning(10) is None
     assert make(cls, queue=101).client_warning(10) == (
         "makes 20 keys a round and needs 6 rounds to fill method.queue = 101. Until then the rest "

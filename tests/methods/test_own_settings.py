@@ -1,4 +1,4 @@
-"""A method made from another is itself, with or without settings of its class."""
+"""A method that extends another is built as itself, with or without its own settings class."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Cross-entropy against loops; labels reach this method and no other, and are checked before it
-trains."""
+trains.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from factories import make_experiment
 
 import fedssl
 from fedssl.core.errors import ConfigError
@@ -31,7 +33,8 @@ def test_equals_the_sum_over_images() -> None:
 
 def test_by_hand() -> None:
     """Logits all alike: log of the number of classes. One logit of log 9 among four: 9/12 for it,
-    1/12 for another."""
+    1/12 for another.
+    """
     assert cross_entropy(torch.zeros(1, 3, 4), torch.tensor([[0, 1, 3]])).item() == pytest.approx(
         math.log(4)
     )
@@ -48,7 +51,7 @@ def test_every_view_has_its_images_label(make, batch: Batch) -> None:
     assert [group.count for group in method.views] == [1]
 
 
-def test_it_alone_learns_from_labels() -> None:
+def test_only_this_method_learns_from_labels() -> None:
     assert {name for name in METHODS.names() if METHODS[name].learns_from_labels} == {"supervised"}
 
 
@@ -61,17 +64,15 @@ def test_labels_out_of_range(make) -> None:
 
 
 SMALL = {
-    "rounds": 2,
     "clients": 2,
-    "data": {"name": "given"},
-    "method": {"name": "supervised", "backbone": "cnn", "classes": 2},
+    "method": {"name": "supervised", "classes": 2},
     "train": {"batch": 16, "optimizer": "adam", "lr": 0.01, "epochs": 3},
-    "probe": {"every": 0, "epochs": 1},
+    "probe": {"epochs": 1, "linear": True},
 }
 
 
 def _halves(labelled: int = 2) -> torch.utils.data.TensorDataset:
-    """Images bright at the top or at the bottom, and which."""
+    """Return images that are bright at the top or at the bottom, with labels."""
     labels = torch.arange(64) % 2
     images = torch.randint(100, (64, 1, 12, 12), generator=torch.Generator().manual_seed(1))
     images[labels == 0, :, :6] += 100
@@ -80,7 +81,7 @@ def _halves(labelled: int = 2) -> torch.utils.data.TensorDataset:
 
 
 def test_a_federation_learns_from_labels(tmp_path: Path) -> None:
-    experiment = fedssl.Experiment.from_dict({**SMALL, "rounds": 4})
+    experiment = make_experiment(SMALL, rounds=4)
     run = fedssl.run(experiment, tmp_path / "run", "cpu", dataset=_halves(), quiet=True)
     losses = [record["loss"] for record in run.rounds]
     assert losses[-1] < 0.3 < math.log(2)
@@ -92,7 +93,7 @@ def test_labels_beyond_the_classes_end_a_run(tmp_path: Path) -> None:
     constants = torch.utils.data.TensorDataset(images, labels + 1)
     with pytest.raises(ConfigError, match="label 2"):
         fedssl.run(
-            fedssl.Experiment.from_dict(SMALL),
+            make_experiment(SMALL),
             tmp_path / "run",
             "cpu",
             dataset=constants,
@@ -103,6 +104,4 @@ def test_labels_beyond_the_classes_end_a_run(tmp_path: Path) -> None:
 def test_images_without_labels_are_refused(tmp_path: Path) -> None:
     images = _halves().tensors[0].numpy().transpose(0, 2, 3, 1)
     with pytest.raises(ConfigError, match="learns from labels"):
-        fedssl.run(
-            fedssl.Experiment.from_dict(SMALL), tmp_path / "run", "cpu", dataset=images, quiet=True
-        )
+        fedssl.run(make_experiment(SMALL), tmp_path / "run", "cpu", dataset=images, quiet=True)

@@ -77,7 +77,8 @@ def test_loss_equals_the_mean_over_pairs(small: int) -> None:
 
 def test_a_code_is_predicted_from_the_other_view() -> None:
     """Codes certain of prototypes 0 and 1; views certain of 1 and 0: each predicts the other's,
-    −log(1/(1 + e⁻²))."""
+    −log(1/(1 + e⁻²)).
+    """
     codes = torch.eye(2)[:, None]  # view 0: prototype 0, view 1: prototype 1
     scores = torch.tensor([[[-1.0, 1]], [[1.0, -1]]])
     assert swapped_prediction_loss(scores, codes, 1.0).item() == pytest.approx(
@@ -97,7 +98,8 @@ def test_codes_take_no_gradient(make, batch: Batch) -> None:
 
 def test_prototypes_are_of_unit_length(make, batch: Batch) -> None:
     """From the start, after a step, and in an epoch that begins with the mean of several
-    clients'."""
+    clients'.
+    """
     method = make(SwAV)
     weight = method.prototypes.weight
     ones = torch.ones(method.settings.prototypes)

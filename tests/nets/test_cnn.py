@@ -45,7 +45,7 @@ def test_cnn5_averages_four_fields(size: int) -> None:
     pooled = F.max_pool2d(seen[0], 2)
     if pooled.shape[-1] % 2 == 0:
         torch.testing.assert_close(features, F.adaptive_avg_pool2d(pooled, 2).flatten(1))
-    else:  # 3x3: fields of two and one, none outside the image
+    else:  # 3x3: fields of two and one, all inside the image
         parts = [pooled[:, :, r, c].mean((2, 3)) for r in _halves for c in _halves]
         torch.testing.assert_close(features, torch.stack(parts, -1).flatten(1))
 

@@ -21,7 +21,9 @@ def _twins(dims: int) -> tuple[nn.Module, nn.Module, Tensor]:
         mine.bias.copy_(torch.rand(5, generator=generator))
     theirs.load_state_dict(mine.state_dict(), strict=True)
     x = torch.randn(12, 5, *(4, 3)[: dims - 2], generator=generator)
-    x[6:] = 3 * x[6:] + 2  # the second view has other statistics, or sharing them would go unseen
+    x[6:] = (
+        3 * x[6:] + 2
+    )  # the second view has other statistics, so that sharing them would be detected
     return mine, theirs, x
 
 
@@ -52,7 +54,7 @@ def test_two_groups_differ_from_one_batch() -> None:
     assert (mine(x) - shared).abs().max() > 0.1
 
 
-def test_evaluation_does_not_know_groups() -> None:
+def test_evaluation_ignores_groups() -> None:
     mine, theirs, x = _twins(4)
     mine.groups = 5  # does not divide 12, which matters in training only
     torch.testing.assert_close(mine.eval()(x), theirs.eval()(x), rtol=0, atol=0)

@@ -81,7 +81,8 @@ def test_resolution_of_each_stage(tiny: type[ResNet], stem: str, size: int) -> N
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_initialisation(stem: str) -> None:
     """CIFAR stem: uniform within 1/√fan_in, as torch. ImageNet stem: normal of variance 2/fan_out,
-    as torchvision."""
+    as torchvision.
+    """
     net = build("resnet18", stem=stem)
     for module in net.modules():
         if isinstance(module, nn.Conv2d) and module.weight.numel() > 30_000:

@@ -34,7 +34,8 @@ def test_parameters_and_features(
     name: str, stem: str, size: int, parameters: int, dim: int
 ) -> None:
     """A block has 12·dim² + 13·dim: 4 + 8 of dim² in attention and MLP, 4 + 5 of biases, 4 of
-    norms."""
+    norms.
+    """
     with torch.device("meta"):
         net = build(name, stem=stem)
     assert sum(p.numel() for p in net.parameters()) == parameters
@@ -104,7 +105,8 @@ def test_a_patch_that_is_not_kept_is_not_seen() -> None:
 
 def test_places_differ() -> None:
     """Sines of row and column: distances depend on the step between two places, and no two places
-    are equal."""
+    are equal.
+    """
     places = sines(5, 16).view(5, 5, 16)
     assert len(places.flatten(0, 1).unique(dim=0)) == 25
     torch.testing.assert_close(

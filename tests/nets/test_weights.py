@@ -70,7 +70,7 @@ def test_a_failed_write_leaves_the_old_file(
     assert path.read_bytes() == before
 
 
-def test_a_new_name_is_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renamed_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is synced after the file is renamed: otherwise a power cut may remove the file."""
     synced: list[tuple[Path, bool]] = []
     path = tmp_path / "backbone.safetensors"
@@ -111,7 +111,7 @@ def test_counters_may_be_missing(tmp_path: Path) -> None:
     assert torch.equal(mine.conv1.weight, other.conv1.weight)
 
 
-def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_the_first_misfit_is_named(tmp_path: Path) -> None:
     tensors = Tiny().state_dict()
     del tensors["layer3.0.conv2.weight"]
     with pytest.raises(
@@ -153,7 +153,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
         load_backbone(Tiny(), tmp_path / "pickled.pth")
 
 
-def test_grey_images_give_what_three_equal_channels_gave(tmp_path: Path) -> None:
+def test_grey_images_give_the_features_of_three_equal_channels(tmp_path: Path) -> None:
     colour = Tiny(channels=3).eval()
     grey = Tiny(channels=1).eval()
     load_backbone(grey, _saved(tmp_path, colour.state_dict()))
@@ -210,7 +210,7 @@ def _small_file(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("bit", [0, 5])
-def test_any_changed_bit_is_noticed(bit: int, tmp_path: Path) -> None:
+def test_any_changed_bit_is_detected(bit: int, tmp_path: Path) -> None:
     """In the length of the header, its keys, its hash, or the weights."""
     path = tmp_path / "backbone.safetensors"
     data = _small_file(path)
@@ -231,7 +231,7 @@ def test_the_hash_is_that_of_the_file_with_zeros_in_its_place(tmp_path: Path) ->
 
 
 def test_a_file_without_a_hash_is_read(tmp_path: Path) -> None:
-    """As exported by an earlier version, or by others."""
+    """As exported by an earlier version, or by other programs."""
     path = tmp_path / "other.safetensors"
     save_file({"a": torch.ones(3)}, path, {"fedssl": "0.1.0", "hash": "x", "sha256": "y"})
     header, tensors = read_weights(path)

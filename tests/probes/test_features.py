@@ -37,7 +37,7 @@ def test_normalised_by_hand() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])
-def test_in_eval_mode_whatever_the_batch(batch: int) -> None:
+def test_features_are_computed_in_eval_mode(batch: int) -> None:
     """Features do not depend on other images in the batch; running statistics do not change."""
     stream = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (20, 3, 8, 8), dtype=torch.uint8, generator=stream)

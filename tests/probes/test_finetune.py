@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from factories import random_pixels
 from torch import Tensor, nn
 
 from fedssl.core.seeds import derive, generator
@@ -17,9 +18,7 @@ SCALE = [torch.tensor(values)[:, None, None] for values in NORMALISATION]
 
 
 def data(n: int = 11) -> tuple[Tensor, Tensor]:
-    stream = torch.Generator().manual_seed(0)
-    pixels = torch.randint(256, (n, 3, 8, 8), dtype=torch.uint8, generator=stream)
-    return pixels, torch.arange(n) % 3
+    return random_pixels(n), torch.arange(n) % 3
 
 
 def as_input(pixels: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def test_labels_that_have_nothing_to_do_with_the_features_are_worth_chance() -> 
     assert accuracy(train, test, protocol(20, 0.01, 512)) == pytest.approx(0.25, abs=0.06)
 
 
-def test_features_of_an_inference_run_will_do() -> None:
+def test_features_computed_in_inference_mode_are_accepted() -> None:
     with torch.inference_mode():
         train = blobs(20, 0)
         train = Labelled(train.features.clone(), train.labels)

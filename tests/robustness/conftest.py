@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import known_settings, needs_patches
 from safetensors.numpy import load_file
 
 import fedssl
-from fedssl.experiment.experiment import METHODS
 from fedssl.experiment.plain_values import parse_assignment
 
 TINY = """
@@ -44,7 +44,7 @@ SMALL = {"dim": 16, "hidden": 32, "queue": 32, "classes": 3, "width": 8}
 
 
 class Federation:
-    """A folder with an experiment, its images, and as many run directories as a test likes."""
+    """A folder with an experiment, its images, and any number of run directories."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -63,10 +63,10 @@ class Federation:
         )
 
     def toml(self, method: str = "simclr") -> Path:
-        path, fields = self.root / f"{method}.toml", METHODS[method].Settings.model_fields
-        patches = fields["backbone"].default.startswith("vit")  # such a method has no use for a CNN
-        small = {"backbone": "vit_mini" if patches else "cnn", **SMALL}
-        lines = [f"{key} = {value!r}" for key, value in small.items() if key in fields]
+        path = self.root / f"{method}.toml"
+        backbone = "vit_mini" if needs_patches(method) else "cnn"
+        small = known_settings(method, {"backbone": backbone, **SMALL})
+        lines = [f"{key} = {value!r}" for key, value in small.items()]
         path.write_text(TINY.format(method=method, small="\n".join(lines)))
         return path
 
@@ -86,7 +86,7 @@ class Federation:
     def start(
         self, folder: str, method: str = "simclr", *sets: str, **how: Any
     ) -> subprocess.Popen[str]:
-        # Its own session: a signal meant for it must not reach the tests.
+        # A separate session: signals for it must not reach the tests.
         return subprocess.Popen(
             self.command(folder, method, *sets),
             stdout=subprocess.PIPE,
@@ -106,7 +106,7 @@ class Federation:
     def here(
         self, folder: str, method: str = "simclr", *sets: str, quiet: bool = True, **how: Any
     ) -> fedssl.Run:
-        """The same run in this process, which is quicker; the bits are the same."""
+        """Run in this process, which is quicker; the bits are the same."""
         changes = dict(map(parse_assignment, sets))
         path, data = self.root / folder, self.root / "data"
         return fedssl.run(self.toml(method), path, data_dir=data, quiet=quiet, set=changes, **how)
@@ -137,7 +137,7 @@ def _sha256(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def sha256() -> Callable[[Path], dict[str, str]]:
-    """SHA-256 of every tensor exported to a run directory."""
+    """Return the SHA-256 of every tensor exported to a run directory."""
     return _sha256
 
 
@@ -153,7 +153,7 @@ def federation(tmp_path: Path) -> Federation:
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
-    """uninterrupted("byol", "rounds=4"): the hashes an undisturbed run ends with; each run once."""
+    """uninterrupted("byol", "rounds=4"): return the hashes of an uninterrupted run; cached."""
     known: dict[tuple[str, ...], dict[str, str]] = {}
 
     def hashes(method: str = "simclr", *sets: str) -> dict[str, str]:
@@ -169,7 +169,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dic
 
 @pytest.fixture
 def kill() -> Callable[[subprocess.Popen[str]], int]:
-    """SIGKILL a whole session and wait for it; the exit status."""
+    """Send SIGKILL to a whole session, wait for it, and return the exit status."""
 
     def end(process: subprocess.Popen[str]) -> int:
         if process.poll() is None:

@@ -1,4 +1,4 @@
-"""One round of every algorithm, recorded once with real training and played again with other replies."""
+"""Record one round of every algorithm with real training, and replay it with other replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedssl.topologies.topology import TOPOLOGIES, Topology
 CLIENTS = 5
 BAD = "1"
 CASES: dict[str, dict[str, Any]] = {
-    **{name: {"name": name} for name in ALGORITHMS.names()},  # one of another package is among them
+    **{name: {"name": name} for name in ALGORITHMS.names()},  # including those of other packages
     "fedavg of both": {"name": "fedavg", "aggregate": "both", "update": "both"},
     "fedbn with norms": {"name": "fedbn", "eval_norm": "mean"},
     "fedca, small": {"name": "fedca", "beta": 0.0, "dictionary": 10},
@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Played:
-    """A runtime that has answers ready."""
+    """A runtime with fixed replies."""
 
     def __init__(self, clients: Sequence[str], replies: Sequence[Reply]) -> None:
         self.clients, self.replies = clients, replies
@@ -50,7 +50,7 @@ class Played:
 
 
 class Recorder:
-    """A runtime that remembers what clients have answered, round by round."""
+    """A runtime that records the replies of clients by round."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.clients = runtime, runtime.clients
@@ -67,7 +67,7 @@ class Recorder:
 
 
 class Record(NamedTuple):
-    """The second round of a run, so that sites and memories have something in them."""
+    """The second round of a run, so that sites and memories are not empty."""
 
     algorithm: Algorithm
     topology: Topology
@@ -78,7 +78,7 @@ class Record(NamedTuple):
     replies: Mapping[str, Reply]
 
     def sent(self, client: str) -> Tree:
-        """What a client was sent, under the keys it answers with."""
+        """Return the message of a client, under the keys of its upload."""
         upload = self.replies[client].upload
         assert upload is not None
         site = self.topology.plan(list(self.replies), 1, 0).site_of[client]
@@ -89,7 +89,7 @@ class Record(NamedTuple):
         }
 
     def play(self, replies: Sequence[Reply], clients: Sequence[str] | None = None) -> Round:
-        """The round with these replies instead, in a federation of these clients alone."""
+        """Replay the round with these replies, in a federation of these clients alone."""
         runtime = Played(clients or list(self.replies), replies)
         (round,) = federate(
             self.algorithm,
@@ -105,19 +105,19 @@ class Record(NamedTuple):
         return round
 
     def instead(self, reply: Reply) -> Round:
-        """The round with this reply in the place of its client's."""
+        """Replay the round with this reply instead of its client's."""
         return self.play(
             [reply if reply.client == client else honest for client, honest in self.replies.items()]
         )
 
     def without(self, client: str) -> Round:
-        """The round with a client that has not even been asked."""
+        """Replay the round without a client."""
         others = [other for other in self.replies if other != client]
         return self.play([self.replies[other] for other in others], others)
 
 
 def bits(round: Round) -> dict[str, bytes]:
-    """Sites to the last bit, whatever lies in them."""
+    """Return the bytes of all sites."""
     return {site: dumps(tree) for site, tree in round.sites.items()}
 
 
@@ -126,7 +126,9 @@ def models(tree: Tree) -> dict[str, State]:
 
 
 def fitting(algorithm: Mapping[str, Any], topology: str) -> Experiment | None:
-    """An experiment with the first method, of a few usual ones and then of all, that goes with an algorithm."""
+    """Return an experiment with the first compatible method, of a few usual ones and then of
+    all.
+    """
     for method in ("byol", "simclr", "mocov2", *METHODS.names()):
         train = {"batch": 4, "lr": 0.01, "workers": 1}
         experiment = tiny(
@@ -146,7 +148,7 @@ def fitting(algorithm: Mapping[str, Any], topology: str) -> Experiment | None:
 
 @lru_cache
 def recorded(case: str, topology: str = "star") -> Record | None:
-    """None where the algorithm needs a server and the topology has none."""
+    """Return a recorded round; None if the algorithm needs a server and the topology has none."""
     experiment = fitting(CASES[case], topology)
     if experiment is None:
         return None

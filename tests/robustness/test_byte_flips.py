@@ -1,8 +1,9 @@
 """P11: one changed byte in any file of a run directory or of the cache of decoded images.
 
-For each flip, three commands are run as a user would: `fedssl evaluate`, loading the models and the exported backbone
-in Python, and `fedssl run`. Each must give what it gives without the flip, or end with one line and an exit code of its
-own. Afterwards every file must be as it was, or a message must have named the damage.
+For each flip, three commands are run as a user would: `fedssl evaluate`, loading the models and the
+exported backbone in Python, and `fedssl run`. Each must give the same result as without the flip,
+or end with one line and a specific exit code. Afterwards every file must be as it was, or a message
+must have named the damage.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedssl.runs.session import Session
 Cli = Callable[..., tuple[int, str, str]]
 
 EXIT_CODES = (2, 3, 4)  # of errors that name what is wrong: configuration, images, run directory
-BYTES = (b"\n", b'"', b"0", b"\x00", b"\xff")  # beside flipped bits
+BYTES = (b"\n", b'"', b"0", b"\x00", b"\xff")  # in addition to flipped bits
 
 EXPERIMENT = """
 rounds = 3
@@ -60,9 +61,9 @@ beside = ["random", "isolated"]
 
 
 class Outcome(NamedTuple):
-    """What the commands gave: figures, or None where they ended with an error; and the files they left."""
+    """Results of the commands (None for an error), and the files they left."""
 
-    said: str
+    printed: str
     evaluated: Any
     loaded: Any
     finished: Any
@@ -70,7 +71,7 @@ class Outcome(NamedTuple):
 
 
 class Federation:
-    """Images in folders, their cache, a finished run and one that was stopped after two of its three rounds."""
+    """Images in folders, their cache, a finished run and one stopped after two of three rounds."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -108,7 +109,7 @@ class Federation:
         return self.cli("evaluate", str(self.root / name), *arguments)
 
     def attempt(self, name: str) -> Outcome:
-        """Run every command; a traceback fails the test by itself."""
+        """Run every command; a traceback fails the test."""
         outputs = []
         errors = []
         for command in (self.evaluate, self.run):
@@ -121,8 +122,8 @@ class Federation:
             outputs.append(json.loads(out) if code == 0 else None)
             errors.append(err)
             if command == self.evaluate:
-                loaded, said = _load(self.root / name)
-                errors.append(said)
+                loaded, message = _load(self.root / name)
+                errors.append(message)
         evaluated, finished = outputs
         if finished is not None:
             del finished["environment"]
@@ -135,7 +136,7 @@ class Federation:
         )
 
     def left(self, name: str) -> dict[str, Any]:
-        """The files of a finished run that are the same whenever it is run; of its log, all but durations."""
+        """Return the reproducible files of a finished run; of its log, all but durations."""
         folder = self.root / name
         names = (
             "experiment.toml",
@@ -152,7 +153,9 @@ class Federation:
 
 
 def _load(folder: Path) -> tuple[Any, str]:
-    """Load the models from the checkpoint, and the exported backbone from its file if there is one."""
+    """Load the models from the checkpoint, and the exported backbone from its file if there is
+    one.
+    """
     try:
         weights = fedssl.Run(folder, device="cpu").backbone().state_dict()
         exported = folder / "backbone.safetensors"
@@ -167,7 +170,9 @@ def _load(folder: Path) -> tuple[Any, str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    """The directory `finished`, and `unfinished` as a kill in the third round leaves it; each kept in a copy."""
+    """Return a federation with a finished run and one that was killed in the third round, and
+    copies.
+    """
     made = Federation(tmp_path_factory.mktemp("flips"))
     made.start("finished")
     real = Session.log_line
@@ -195,14 +200,15 @@ def federation(trained: Federation, cli: Cli) -> Federation:
 
 
 def _files(root: Path) -> list[Path]:
-    """Every file of the two run directories, the runs they were compared with included, and of the cache."""
+    """Return every file of the two run directories, of their comparisons, and of the cache."""
     folders = [root / name for name in ("finished", "unfinished", "cache")]
     return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def _used(root: Path, path: Path) -> list[range]:
-    """The bytes of a file that mean something. Those of memory/rows and of pixels that nothing refers to do not; nor
-    does the number of a process that has ended, in run.lock."""
+    """Return the bytes of a file that matter. Unreferenced bytes of memory/rows and of pixels do
+    not, nor does the number of an ended process in run.lock.
+    """
     if path.name == "run.lock":
         return []
     if path.name == "rows":
@@ -218,7 +224,7 @@ def _used(root: Path, path: Path) -> list[range]:
 
 
 def _flips(root: Path, count: int, seed: int) -> Iterator[tuple[Path, int, bytes]]:
-    """`count` flips, spread over all files in turn: a place in the file and the new byte."""
+    """Yield `count` flips, spread over all files in turn: a place in the file and the new byte."""
     draw = random.Random(seed)
     files = [path for path in _files(root) if _used(root, path)]
     draw.shuffle(files)
@@ -249,23 +255,23 @@ def _restore(root: Path) -> None:
 def _classify(
     federation: Federation, flip: tuple[Path, int, bytes], expected: dict[str, Outcome]
 ) -> str:
-    """Make one flip, run the commands, and say what came of it: repaired, reported or refused."""
+    """Make one flip, run the commands, and return "repaired", "reported" or "refused"."""
     path, place, byte = flip
     before = path.read_bytes()
     _flip(path, place, byte)
     where = path.relative_to(federation.root)
     name = where.parts[0] if where.parts[0] != "cache" else "finished"
     found = federation.attempt(name)
-    what = f"{where} at {place}: {before[place : place + 1]!r} → {byte!r}; {found.said}"
+    what = f"{where} at {place}: {before[place : place + 1]!r} → {byte!r}; {found.printed}"
     for kind in ("evaluated", "loaded", "finished", "files"):
-        if kind in ("evaluated", "loaded") and "trying the previous one" in found.said:
-            continue  # the models are those of the older checkpoint, and the message says so
+        if kind in ("evaluated", "loaded") and "trying the previous one" in found.printed:
+            continue  # the models are those of the older checkpoint, as the message states
         got = getattr(found, kind)
         assert got is None or got == getattr(expected[name], kind), f"{kind} differs: {what}"
     if found.finished is None:
         return "refused"
     mended = not path.exists() or path.read_bytes() == before or where.parts[0] == "unfinished"
-    assert mended or "damaged" in found.said, f"unnoticed: {what}"
+    assert mended or "damaged" in found.printed, f"unnoticed: {what}"
     return "repaired" if mended else "reported"
 
 
@@ -289,7 +295,9 @@ def _sweep(
 
 
 def test_some_flips(federation: Federation) -> None:
-    """One in each of the files that a run leaves next to its checkpoints, and one in each file of the cache."""
+    """One in each of the files that a run leaves next to its checkpoints, and one in each file of
+    the cache.
+    """
     root = federation.root
     names = (
         "results.json",
@@ -314,7 +322,7 @@ def test_a_hundred_flips(federation: Federation, capfd: pytest.CaptureFixture[st
             print(f"{file:28} {outcome:10} {count}")
 
 
-def test_the_number_in_a_lock_file_means_nothing(federation: Federation) -> None:
+def test_the_number_in_a_lock_file_does_not_matter(federation: Federation) -> None:
     for path in federation.root.rglob("run.lock"):
         path.write_bytes(b"\xff\n")
     assert federation.run("finished")[0] == 0
@@ -330,7 +338,7 @@ def test_an_edited_experiment_is_refused_with_the_difference(federation: Federat
         assert "rounds: 3 when the run was started, 4 in the file now" in err.splitlines()[-1]
 
 
-def test_any_changed_byte_of_an_experiment_is_noticed(federation: Federation) -> None:
+def test_any_changed_byte_of_an_experiment_is_detected(federation: Federation) -> None:
     folder = federation.root / "finished"
     path = folder / "experiment.toml"
     intact = path.read_bytes()
@@ -338,14 +346,16 @@ def test_any_changed_byte_of_an_experiment_is_noticed(federation: Federation) ->
     for place in range(0, len(intact), 5):
         for byte in (bytes([intact[place] ^ 1]), b"\n"):
             _flip(path, place, byte)
-            said: list[str] = []
+            messages: list[str] = []
             try:
-                assert read_experiment(folder, said.append) == expected
+                assert read_experiment(folder, messages.append) == expected
             except ConfigError as problem:
-                said.append(str(problem))
-            assert len(said) == 1 or intact[place : place + 1] == byte
+                messages.append(str(problem))
+            assert len(messages) == 1 or intact[place : place + 1] == byte
             assert (
-                not said or "is damaged; its copy in" in said[0] or "was changed after" in said[0]
+                not messages
+                or "is damaged; its copy in" in messages[0]
+                or "was changed after" in messages[0]
             )
             path.write_bytes(intact)
 
@@ -353,7 +363,7 @@ def test_any_changed_byte_of_an_experiment_is_noticed(federation: Federation) ->
 @pytest.mark.parametrize(
     "name", ["rounds.jsonl", "rounds.jsonl.copy", "experiment.toml", "integrity.jsonl"]
 )
-def test_analyses_read_what_is_intact(name: str, federation: Federation, cli: Cli) -> None:
+def test_analyses_read_intact_files(name: str, federation: Federation, cli: Cli) -> None:
     folder = federation.root / "finished"
     arguments = (
         "analyse",
@@ -383,7 +393,7 @@ def test_damaged_results_are_not_compared(federation: Federation) -> None:
         final_accuracies(fedssl.Run(federation.root / "finished", device="cpu"))
 
 
-def test_a_damaged_picture_that_is_not_wanted_any_more_is_removed(federation: Federation) -> None:
+def test_a_damaged_picture_that_is_switched_off_is_removed(federation: Federation) -> None:
     toml = federation.root / "experiment.toml"
     toml.write_text(toml.read_text().replace("picture = true", "picture = false"))
     assert federation.run("finished")[0] == 0
@@ -395,7 +405,7 @@ def test_a_damaged_picture_that_is_not_wanted_any_more_is_removed(federation: Fe
 
 
 def test_a_comparison_that_cannot_be_repaired_is_reported(federation: Federation) -> None:
-    """The finished run has its results; they are printed as ever."""
+    """The finished run has its results, which are printed as usual."""
     expected = federation.run("finished")[1]
     for path in (federation.root / "finished/isolated/checkpoints").glob("*.safetensors"):
         _flip(path, 1000, b"\x07\x08")
@@ -405,7 +415,9 @@ def test_a_comparison_that_cannot_be_repaired_is_reported(federation: Federation
 
 
 def test_directories_of_an_earlier_version_are_used(federation: Federation) -> None:
-    """Without hashes: a finished run is not measured again, and one that was stopped goes on to the same end."""
+    """Without hashes, a finished run is not measured again, and a stopped run resumes to the same
+    result.
+    """
     expected = _expected(federation)
     for name in ("finished", "unfinished"):
         for path in [
@@ -414,7 +426,7 @@ def test_directories_of_an_earlier_version_are_used(federation: Federation) -> N
         ]:
             path.unlink()
         found = federation.attempt(name)
-        assert found._replace(said="") == expected[name]._replace(said="")
-        assert "was written by an earlier version without hashes" in found.said
-        assert "damaged" not in federation.attempt(name).said
+        assert found._replace(printed="") == expected[name]._replace(printed="")
+        assert "was written by an earlier version without hashes" in found.printed
+        assert "damaged" not in federation.attempt(name).printed
         assert (federation.root / name / "integrity.jsonl").is_file()

@@ -1,4 +1,4 @@
-"""C1, P9: an experiment that cannot work is refused at once, in a sentence that helps."""
+"""C1, P9: an experiment that cannot work is refused at once, with a helpful message."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_refused_before_any_image_is_read(
     assert not (federation.root / "run").exists()
 
 
-def test_a_process_of_its_own_takes_little_more_than_torch(federation: Any) -> None:
-    """The better of two, since other work may be going on."""
+def test_a_refusal_takes_little_longer_than_importing_torch(federation: Any) -> None:
+    """The faster of two attempts, since the machine may be busy."""
 
     def seconds(command: list[str]) -> float:
         started = time.monotonic()
@@ -94,7 +94,7 @@ def test_a_process_of_its_own_takes_little_more_than_torch(federation: Any) -> N
         ("", 'unknown device ""'),
     ],
 )
-def test_devices_that_are_not_there(device: str, sentence: str, federation: Any, cli: Any) -> None:
+def test_missing_devices(device: str, sentence: str, federation: Any, cli: Any) -> None:
     code, _, err = cli(*federation.command("run")[3:], "--device", device)
     assert (code, err.count("\n")) == (2, 1)
     assert sentence in err
@@ -140,7 +140,7 @@ def test_files_that_are_no_experiment(text: bytes, sentence: str, tmp_path: Path
         ("", 'there is no recipe or file ""'),
     ],
 )
-def test_names_nobody_knows(name: str, sentence: str, cli: Any) -> None:
+def test_unknown_names(name: str, sentence: str, cli: Any) -> None:
     code, _, err = cli("run", name)
     assert (code, err.count("\n")) == (2, 1)
     assert sentence in err
@@ -157,7 +157,7 @@ def test_a_run_directory_that_is_a_file(federation: Any, cli: Any) -> None:
     assert (federation.root / "run").read_text() == "my notes"
 
 
-def test_images_that_are_not_there(federation: Any, cli: Any) -> None:
+def test_missing_images(federation: Any, cli: Any) -> None:
     (federation.root / "data/tiny.npz").unlink()
     code, _, err = cli(*federation.command("run")[3:])
     places = f"in the data directory (--data-dir) {federation.root}/data or in the working directory {Path.cwd()}"
@@ -185,7 +185,7 @@ def test_images_that_are_not_there(federation: Any, cli: Any) -> None:
         (["partition.name=classes", "partition.per_client=2"], 2, None),
     ],
 )
-def test_what_only_the_images_can_tell(
+def test_errors_that_depend_on_the_images(
     sets: list[str], code: int, sentence: str | None, federation: Any, cli: Any
 ) -> None:
     found, _, err = cli(*federation.command("run", "simclr", "rounds=1", *sets)[3:])

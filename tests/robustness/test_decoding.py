@@ -55,7 +55,7 @@ def _direct() -> torch.Tensor:
     )
 
 
-def test_kills_lose_little_and_never_make_a_wrong_image(photos: Path) -> None:
+def test_kills_lose_little_and_never_damage_an_image(photos: Path) -> None:
     kept = 0
     for _ in range(3):
         builder = _start()
@@ -65,10 +65,10 @@ def test_kills_lose_little_and_never_make_a_wrong_image(photos: Path) -> None:
         builder.communicate()
         assert kept < _entries() < COUNT, "it was to be killed in the middle"
         kept = _entries()
-    said: list[str] = []
-    data = Folder(path="photos", size=8, layout="flat", cache="cache").load(photos, said.append)
+    messages: list[str] = []
+    data = Folder(path="photos", size=8, layout="flat", cache="cache").load(photos, messages.append)
     assert torch.equal(data.train.pixels, _direct())
-    assert f"decoding {COUNT - kept} images, {kept} are decoded already" in said
+    assert f"decoding {COUNT - kept} images, {kept} are decoded already" in messages
 
 
 def test_a_script_without_a_guard_runs_once(photos: Path) -> None:
@@ -105,7 +105,7 @@ with locked(Path(".")) as lock:
 """
 
 
-def test_a_dead_builders_workers_hold_the_lock_until_they_have_stopped_writing(
+def test_workers_of_a_dead_process_hold_the_lock_until_they_stop_writing(
     photos: Path,
 ) -> None:
     (photos / "slow.py").write_text(SLOW)
@@ -118,9 +118,9 @@ def test_a_dead_builders_workers_hold_the_lock_until_they_have_stopped_writing(
     builder.communicate()
     with pytest.raises(RunError, match="in use by process"), locked(photos):
         pass
-    said: list[str] = []
-    with locked(photos, said.append):
-        assert said == [f"waiting for process {builder.pid}, which is at work in {photos}"]
+    messages: list[str] = []
+    with locked(photos, messages.append):
+        assert messages == [f"waiting for process {builder.pid}, which is at work in {photos}"]
 
 
 @pytest.mark.parametrize(

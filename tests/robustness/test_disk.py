@@ -1,4 +1,6 @@
-"""P4, P5, P6: a disk that is full or lies, and a run directory that is not what was asked for."""
+"""P4, P5, P6: a disk that is full or returns wrong data, and a run directory of another
+experiment.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,18 @@ def _small_files_only() -> None:
 
 
 @pytest.mark.parametrize(("method", "tier"), [("simclr", "host"), ("byol", "disk")])
-def test_disk_full_while_a_run_goes_on(method: str, tier: str, federation: Any) -> None:
+def test_disk_full_during_a_run(method: str, tier: str, federation: Any) -> None:
     memory = f"train.memory={tier}"
     federation.here("run", method, "rounds=2", memory)
     code, _, err = federation.run("run", method, "rounds=6", memory, preexec_fn=_small_files_only)
     assert code == 4
     assert "Traceback" not in err
-    said = r"fedssl: (a checkpoint|a client's memory) could not be written.*: \[Errno 27\] File too large"
-    assert re.match(said, err.splitlines()[-1])
+    expected = r"fedssl: (a checkpoint|a client's memory) could not be written: \[Errno 27\] File too large"
+    assert re.match(expected, err.splitlines()[-1])
     snapshot = Store(federation.root / "run").load(print)
     assert snapshot is not None
     assert snapshot.rounds == 2
-    federation.here("run", method, "rounds=6", memory)  # and once there is room, it goes on
+    federation.here("run", method, "rounds=6", memory)  # with free space it resumes
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4, 5, 6]
 
 
@@ -92,7 +94,7 @@ def _flip(path: Path, place: float = 0.6) -> None:
 
 
 def _row(folder: Path) -> slice:
-    """Where a row lies that the newest checkpoint refers to and the one before does not."""
+    """Return the place of a row that only the newest checkpoint refers to."""
     new, old = (
         json.loads(json.loads(path.read_text())["body"])["memory"]
         for path in _manifests(folder)[:2]
@@ -102,7 +104,7 @@ def _row(folder: Path) -> slice:
 
 
 def _in_row(damage: Any) -> Any:
-    """The damage done to a row alone: all that lies beside it in the file stays as it was."""
+    """Return damage to one row only: the rest of the file is unchanged."""
 
     def harm(path: Path) -> None:
         place, data = _row(path.parents[1]), bytearray(path.read_bytes())
@@ -122,7 +124,7 @@ def _in_row(damage: Any) -> Any:
     "damage", [_truncate, _flip, Path.unlink], ids=["truncated", "one bit", "gone"]
 )
 @pytest.mark.parametrize("what", ["manifest", "model", "memory"])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     damage: Any, what: str, tier: str, federation: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     federation.here("run", "byol", f"train.memory={tier}")
@@ -133,7 +135,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     (folder / "backbone.safetensors").unlink()
     federation.here("run", "byol", quiet=False)
     err = capsys.readouterr().err
-    if (what, damage) != ("manifest", Path.unlink):  # a checkpoint without manifest never was one
+    if (what, damage) != ("manifest", Path.unlink):  # without a manifest there is no checkpoint
         assert "checkpoint 00004 is damaged" in err
     assert "resuming after round" in err
     assert federation.hashes("run") == whole
@@ -141,8 +143,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 
 @pytest.mark.parametrize("damage", [_truncate, Path.unlink], ids=["truncated", "gone"])
-def test_what_clients_remember_is_lost(damage: Any, federation: Any) -> None:
-    """Both checkpoints need it: the run is refused, not gone on with clients that have forgotten everything."""
+def test_lost_client_memory(damage: Any, federation: Any) -> None:
+    """Both checkpoints need it: the run is refused instead of resumed with empty memories."""
     federation.here("run", "byol")
     folder = federation.root / "run"
     rows = folder / "memory/rows"
@@ -178,29 +180,29 @@ def test_a_manifest_with_a_changed_number_is_refused(key: str, federation: Any) 
     assert body[key]
     body[key] = 5 if key == "rounds" else [2 * number for number in body[key]]
     manifest.write_text(json.dumps({**sealed, "body": json.dumps(body, sort_keys=True)}))
-    said: list[str] = []
-    snapshot = Store(federation.root / "run").load(said.append)
+    messages: list[str] = []
+    snapshot = Store(federation.root / "run").load(messages.append)
     assert snapshot is not None
     assert snapshot.rounds == 3
-    assert said == [
+    assert messages == [
         "checkpoint 00004 is damaged (its manifest does not match its hash); trying the previous one"
     ]
 
 
 @pytest.mark.slow
 def test_a_hundred_flips(federation: Any) -> None:
-    """Wherever the bit lies, the checkpoint is either refused or loads as it was."""
+    """For any flipped bit, the checkpoint is either refused or loads unchanged."""
     federation.here("run", "mocov2")
     manifest, model = _newest(federation.root / "run")
     whole = [path.read_bytes() for path in (manifest, model)]
     for turn in range(100):
         path = (manifest, model)[turn % 2]
         _flip(path, place=turn / 100)
-        said: list[str] = []
-        snapshot = Store(federation.root / "run").load(said.append)
+        messages: list[str] = []
+        snapshot = Store(federation.root / "run").load(messages.append)
         assert snapshot is not None
         assert snapshot.rounds < 4, f"{path.name} with bit {turn} flipped passed for whole"
-        assert len(said) == 1
+        assert len(messages) == 1
         for file, data in zip((manifest, model), whole, strict=True):
             file.write_bytes(data)
 
@@ -280,7 +282,7 @@ def test_more_rounds_with_a_constant_rate_are_the_same_as_at_once(federation: An
     assert federation.hashes("run") == federation.hashes("whole")
 
 
-def test_a_longer_schedule_is_said(federation: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_longer_schedule_is_reported(federation: Any, capsys: pytest.CaptureFixture[str]) -> None:
     federation.here("run", "simclr", "rounds=1")
     federation.here("run", "simclr", "rounds=2", quiet=False)
     assert "the run is extended from 1 to 2 rounds" in capsys.readouterr().err
@@ -291,7 +293,7 @@ def test_results_of_a_shorter_run_are_not_those_of_a_longer_one(federation: Any)
     path = federation.root / "run/experiment.toml"
     longer = path.read_text().replace(
         "rounds = 1", "rounds = 2"
-    )  # as a run that was prolonged and killed
+    )  # like a run that was extended and killed
     integrity.write_copied(path.parent, path.name, longer)
     assert fedssl.Run(federation.root / "run").results == {}
 
@@ -310,8 +312,8 @@ def test_other_images_in_the_same_directory(federation: Any) -> None:
             federation.here("run", "simclr", f"rounds={rounds}")
 
 
-def test_a_run_that_kept_one_hash_goes_on(federation: Any) -> None:
-    """As runs did before clients' images had one of their own; then nobody can tell whether they are the same."""
+def test_a_run_with_a_single_image_hash_resumes(federation: Any) -> None:
+    """Earlier versions had no hash per client, so that a changed partition cannot be detected."""
     federation.here("run", "simclr", "rounds=1")
     path = federation.root / "run/images.sha256"
     both = path.read_text().split()
@@ -321,7 +323,7 @@ def test_a_run_that_kept_one_hash_goes_on(federation: Any) -> None:
     assert path.read_text().split() == both
 
 
-def test_the_same_images_dealt_otherwise(federation: Any) -> None:
+def test_the_same_images_with_another_partition(federation: Any) -> None:
     lists = federation.root / "lists.json"
     settings = ("partition.name=listed", f"partition.path={lists}", "clients=2", "rounds=1")
     lists.write_text(json.dumps({"a": list(range(20)), "b": list(range(20, 40))}))
@@ -332,7 +334,7 @@ def test_the_same_images_dealt_otherwise(federation: Any) -> None:
 
 
 @pytest.mark.parametrize("lost", ["experiment.toml", "checkpoints"])
-def test_parts_of_a_run_directory_are_lost(lost: str, federation: Any) -> None:
+def test_missing_parts_of_a_run_directory(lost: str, federation: Any) -> None:
     federation.here("run", "simclr", "rounds=1")
     path = federation.root / "run" / lost
     path.rename(federation.root / "lost")
@@ -349,7 +351,7 @@ def test_experiment_toml_is_garbage(federation: Any) -> None:
         path.write_bytes(garbage)
         federation.here("run", "simclr", "rounds=1")
         assert path.read_bytes() == intact
-    (path.parent / "integrity.jsonl").unlink()  # as of an earlier version
+    (path.parent / "integrity.jsonl").unlink()  # as in an earlier version
     for garbage in (b"\xff\xfe", b"rounds = ", b""):
         path.write_bytes(garbage)
         with pytest.raises(ConfigError):

@@ -1,5 +1,6 @@
-"""For every algorithm that is registered: where something is wrong with one client's reply, the others' result is, to
-the last bit, what it would be without that client."""
+"""For every registered algorithm: with an invalid reply of one client, the others' result equals,
+to the last bit, that of a round without this client.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ OTHER_PEERS = ("complete", "random")
 
 
 def _with(reply: Reply, key: str, value: Value | None) -> Reply:
-    """The reply with another value under a key of its upload, or without that key."""
+    """Return the reply with another value under a key of its upload, or without that key."""
     assert reply.upload is not None
     rest = {name: old for name, old in reply.upload.items() if name != key}
     return reply._replace(upload=rest if value is None else {**rest, key: value})
 
 
 def _each_model(change: Callable[[State], Value]) -> Mutation:
-    """One reply for each model in the upload, with that model changed."""
+    """Return a mutation that yields one reply for each model of the upload, with that model
+    changed.
+    """
 
     def mutate(reply: Reply, sent: Tree) -> Iterator[Reply]:
         for key, state in models(reply.upload or {}).items():
@@ -52,9 +55,8 @@ def _relaid(state: State, change: Callable[[tuple[Entry, ...]], tuple[Entry, ...
 
 
 def _exploded(times: float) -> Mutation:
-    """All parameters that a client was sent and has changed, changed so many times as much.
-
-    Running statistics are honest: a variance that moved as far would be negative, and dropped for that.
+    """Return a mutation that multiplies the update of all parameters. Running statistics are
+    unchanged: a variance that moved as far would be negative, and dropped for that.
     """
 
     def mutate(reply: Reply, sent: Tree) -> Iterator[Reply]:
@@ -121,7 +123,7 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
 }
 
 
-def known(case: str, topology: str = "star") -> Record:
+def recorded_round(case: str, topology: str = "star") -> Record:
     record = recorded(case, topology)
     assert record is not None
     return record
@@ -129,8 +131,8 @@ def known(case: str, topology: str = "star") -> Record:
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("case", CASES)
-def test_a_bad_reply_is_as_good_as_none(case: str, mutation: str) -> None:
-    record, (mutate, reason) = known(case), MUTATIONS[mutation]
+def test_a_bad_reply_equals_a_missing_one(case: str, mutation: str) -> None:
+    record, (mutate, reason) = recorded_round(case), MUTATIONS[mutation]
     expected, replies = (
         bits(record.without(BAD)),
         list(mutate(record.replies[BAD], record.sent(BAD))),
@@ -145,26 +147,26 @@ def test_a_bad_reply_is_as_good_as_none(case: str, mutation: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_with_all_replies_it_is_another_result(case: str) -> None:
-    """Or the test above could not fail."""
-    record = known(case)
+def test_the_bad_client_matters(case: str) -> None:
+    """Otherwise the test above could not fail."""
+    record = recorded_round(case)
     assert len(record.replies) == CLIENTS
     assert bits(record.instead(record.replies[BAD])) != bits(record.without(BAD))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_first_answer_of_this_round_counts_and_no_other(case: str) -> None:
-    """A duplicate, the same with another upload, a replay of the last round's and a stranger's, wherever they come."""
-    record = known(case)
+def test_only_the_first_reply_of_this_round_counts(case: str) -> None:
+    """A duplicate, a second upload, a replay of the last round's reply and an unknown client's, at
+    any position.
+    """
+    record = recorded_round(case)
     honest, reply = list(record.replies.values()), record.replies[BAD]
     (far,) = _exploded(2)(reply, record.sent(BAD))
     expected = bits(record.play(honest))
     old = record.first[BAD]._replace(round=0)
     for more in (reply, far, old, far._replace(client="stranger")):
         played = [record.play([*honest, more])]
-        if (
-            more is not reply and more is not far
-        ):  # who answers for itself, in this round, has answered
+        if more is not reply and more is not far:  # the first reply of this client in this round
             played.append(record.play([more, *honest]))
         for round in played:
             assert bits(round) == expected
@@ -172,16 +174,16 @@ def test_the_first_answer_of_this_round_counts_and_no_other(case: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 10**6, math.nan, math.inf, "0", True, 0.5])
-def test_a_number_that_must_be_one_of_a_few(value: Any) -> None:
+def test_a_number_with_few_valid_values(value: Any) -> None:
     tried = [
         (case, key)
         for case in CASES
-        for key, spec in known(case).schema.items()
+        for key, spec in recorded_round(case).schema.items()
         if isinstance(spec, range)
     ]
     assert ("featarc", "cluster") in tried
     for case, key in tried:
-        record = known(case)
+        record = recorded_round(case)
         round = record.instead(_with(record.replies[BAD], key, value))
         assert bits(round) == bits(record.without(BAD))
         assert [report.client for report in round.reports if report.dropped] == [BAD]
@@ -191,11 +193,11 @@ def test_a_number_that_must_be_one_of_a_few(value: Any) -> None:
     "topology", ["cycle", *(pytest.param(t, marks=pytest.mark.slow) for t in OTHER_PEERS)]
 )
 @pytest.mark.parametrize(
-    "case", [case for case, said in CASES.items() if not ALGORITHMS[said["name"]].needs_server]
+    "case", [case for case, values in CASES.items() if not ALGORITHMS[values["name"]].needs_server]
 )
-def test_peers_are_as_safe_as_a_server(case: str, topology: str) -> None:
-    """Who sends nonsense is to its neighbours, and to its own site, as one that sent nothing."""
-    record = known(case, topology)
+def test_peers_are_protected_like_a_server(case: str, topology: str) -> None:
+    """A bad reply equals a missing one for the neighbours and for the client's own site."""
+    record = recorded_round(case, topology)
     ill = record.instead(Reply(BAD, 0, None, None, "ill"))
     assert bits(record.instead(record.replies[BAD])) != bits(ill)
     for mutate, _ in MUTATIONS.values():
@@ -217,7 +219,9 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.bool]
 
 
 def _strict(record: Record) -> list[str]:
-    """Keys under which anything else costs the whole upload; of features it costs rows."""
+    """Return the keys whose corruption drops the whole upload; for features only rows are
+    dropped.
+    """
     loose = {
         k
         for key, spec in record.schema.items()
@@ -229,7 +233,7 @@ def _strict(record: Record) -> list[str]:
 
 @st.composite
 def corrupted(draw: st.DrawFn, record: Record, reply: Reply) -> Reply:
-    """A reply with one thing wrong."""
+    """Draw a reply with one corruption."""
     found = models(reply.upload or {})
     key = draw(st.sampled_from(sorted(found)))
     state, kind = found[key], draw(st.integers(0, 9))
@@ -273,8 +277,8 @@ def corrupted(draw: st.DrawFn, record: Record, reply: Reply) -> Reply:
 
 @given(st.data(), st.sampled_from(sorted(CASES)), st.integers(0, CLIENTS - 1))
 @settings(max_examples=500)
-def test_five_hundred_generated_ones(data: st.DataObject, case: str, client: int) -> None:
-    record = known(case)
+def test_five_hundred_generated_replies(data: st.DataObject, case: str, client: int) -> None:
+    record = recorded_round(case)
     whom = list(record.replies)[client]
     round = record.instead(data.draw(corrupted(record, record.replies[whom])))
     assert [report.client for report in round.reports if report.dropped] == [whom]

@@ -1,4 +1,6 @@
-"""P13: absurd sizes, counts and files give one line and an exit code, and no memory is allocated for them."""
+"""P13: absurd sizes, counts and files give one line and an exit code, and no memory is allocated
+for them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ HUGE = 2**63
 
 
 class Number(NamedTuple):
-    """A setting that takes numbers: its dotted key, the changes that make it known, and its values' types."""
+    """A setting that takes numbers: its dotted key, the changes that make it known, and its values'
+    types.
+    """
 
     key: str
     chosen: dict[str, Any]
@@ -35,7 +39,7 @@ class Number(NamedTuple):
 
 
 def _kinds(annotation: Any) -> frozenset[type]:
-    """int and float, wherever they are in a type."""
+    """Return int and float if they occur anywhere in a type."""
     if get_origin(annotation) in (Annotated, Union, types.UnionType, tuple):
         arguments = (
             get_args(annotation)[:1]
@@ -118,7 +122,7 @@ def test_the_table_has_every_numeric_setting() -> None:
 @pytest.mark.parametrize(
     "number", NUMBERS, ids=lambda number: f"{number.chosen.get(number.key, '')}{number.key}"
 )
-def test_no_number_is_without_a_bound(number: Number) -> None:
+def test_every_number_has_a_bound(number: Number) -> None:
     """2⁶³, 1e308, NaN and infinity are refused everywhere; FedU's μ alone may be infinite."""
     base = _base().with_changes(number.chosen)
     absurd: list[float] = [HUGE, -HUGE, 10**400]
@@ -137,9 +141,8 @@ def test_no_number_is_without_a_bound(number: Number) -> None:
     "number", NUMBERS, ids=lambda number: f"{number.chosen.get(number.key, '')}{number.key}"
 )
 def test_small_and_largest_numbers_are_checked_without_memory(number: Number) -> None:
-    """0, −1 and the largest number that any setting allows: accepted or refused in a sentence, before images are read.
-
-    `check` builds the model without memory.
+    """0, −1 and the largest number of any setting are accepted or refused in a sentence, before
+    images are read. `check` builds the model without memory.
     """
     base = _base().with_changes(number.chosen)
     for value in (0, -1, LARGEST):
@@ -150,7 +153,7 @@ def test_small_and_largest_numbers_are_checked_without_memory(number: Number) ->
             changed.check()
 
 
-# On the command line.
+# On the command line:
 ABSURD = {
     "method.hidden=1000000000": "the model would have 5",
     "method.view_size=100000": "method.view_size: input should be less than or equal to 4096 (got 100000)",
@@ -208,7 +211,7 @@ def _limited(bytes: int) -> Any:
 
 
 def test_memory_that_runs_out_is_one_line(federation: Any) -> None:
-    """A model of 4 GB in a process that may have 3: accepted by the settings, too large for the machine."""
+    """A model of 4 GB in a process limited to 3: valid settings, but too large for the machine."""
     process = federation.start(
         "run", "simclr", "method.hidden=900000", "rounds=1", preexec_fn=_limited(3_000_000_000)
     )
@@ -219,10 +222,12 @@ def test_memory_that_runs_out_is_one_line(federation: Any) -> None:
     assert "Traceback" not in err
 
 
-def test_too_little_free_memory_is_found_before_training(
+def test_too_little_free_memory_is_detected_before_training(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights and gradients in float32 and the two views of 8 images of 12 × 12 take more than a megabyte."""
+    """Weights and gradients in float32 and the two views of 8 images of 12 × 12 take more than a
+    megabyte.
+    """
     monkeypatch.setattr("fedssl.federation.free_host_memory", lambda: 1_000_000)
     with pytest.raises(OutOfMemory, match=r"takes at least .* GB of memory, and 0.0 GB are free"):
         federation.here("run", "simclr", "rounds=1")
@@ -245,7 +250,7 @@ def test_a_client_without_memory_on_a_cpu_is_dropped(
     }
 
 
-def test_other_errors_of_torch_are_not_taken_for_it(
+def test_other_errors_of_torch_are_not_memory_errors(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(*_: Any, **__: Any) -> None:

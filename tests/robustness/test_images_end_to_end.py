@@ -1,4 +1,4 @@
-"""D1, D2, D7, D8, D9: what images, or too few of them, may do to a whole run."""
+"""D1, D2, D7, D8, D9: whole runs with unusual images, or with too few of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 import torch
+from factories import known_settings, needs_patches, random_pixels
 from PIL import Image
 from torch import Tensor
 
@@ -24,16 +25,13 @@ QUICK = {"train.batch": 4, "train.checkpoint_every": 0, "probe.every": 0, "probe
 
 
 def _settings(method: str = "simclr", **more: Any) -> dict[str, Any]:
-    fields = METHODS[method].Settings.model_fields
-    usual = fields["backbone"].default
-    backbone = (
-        usual if usual.startswith("vit") else "cnn"
-    )  # a method that needs patches has no use for a small CNN
-    small = {key: value for key, value in SMALL.items() if key in fields}
+    backbone = METHODS[method].Settings.model_fields["backbone"].default
+    if not needs_patches(method):
+        backbone = "cnn"
     base = {
         "clients": 5,
         "data": {"name": "given"},
-        "method": {"name": method, "backbone": backbone, **small},
+        "method": {"name": method, "backbone": backbone, **known_settings(method, SMALL)},
     }
     return {"base": base, "set": QUICK | more}
 
@@ -46,13 +44,8 @@ def _run(
     return fedssl.run(experiment, folder, dataset=dataset, quiet=quiet, set=settings["set"])
 
 
-def _pixels(n: int, channels: int = 3, seed: int = 0) -> Tensor:
-    stream = torch.Generator().manual_seed(seed)
-    return torch.randint(256, (n, channels, 10, 10), dtype=torch.uint8, generator=stream)
-
-
 def _labelled(n: int) -> tuple[Tensor, Tensor]:
-    return _pixels(n), torch.arange(n) % 5
+    return random_pixels(n, size=10), torch.arange(n) % 5
 
 
 def _lists(path: Path, sizes: list[int]) -> dict[str, Any]:
@@ -64,7 +57,9 @@ def _lists(path: Path, sizes: list[int]) -> dict[str, Any]:
 
 
 def _save_all_modes(folder: Path) -> int:
-    """One image of every mode a camera, a scanner or an office may leave; the number of files."""
+    """Save one image of every mode that cameras, scanners and office programs write; return the
+    count.
+    """
     folder.mkdir(parents=True)
     colour = Image.effect_noise((16, 12), 60).convert("RGB")
     for mode, suffix in (
@@ -142,12 +137,17 @@ def test_bad_files_are_left_out_and_counted(
 
 
 @pytest.mark.parametrize("topology", ["star", "isolated"])
-def test_an_empty_client_is_said_once_and_never_asked(
+def test_an_empty_client_is_reported_once_and_never_trains(
     topology: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lists = _lists(tmp_path / "lists.json", [8, 8, 0, 8, 8])
     run = _run(
-        tmp_path / "run", _pixels(32), quiet=False, rounds=3, **lists, **{"topology.name": topology}
+        tmp_path / "run",
+        random_pixels(32, size=10),
+        quiet=False,
+        rounds=3,
+        **lists,
+        **{"topology.name": topology},
     )
     assert capsys.readouterr().err.count("clients without images do not take part: 2") == 1
     for line in run.rounds:
@@ -155,12 +155,12 @@ def test_an_empty_client_is_said_once_and_never_asked(
         assert not any(c["dropped"] for c in line["clients"])
     assert len(run.models()) == (
         1 if topology == "star" else 4
-    )  # nobody is measured who never trained
+    )  # clients that never trained are not measured
 
 
-def test_nobody_has_images(tmp_path: Path) -> None:
+def test_no_client_has_images(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no client has any images"):
-        _run(tmp_path / "run", _pixels(8), **_lists(tmp_path / "lists.json", [0, 0]))
+        _run(tmp_path / "run", random_pixels(8, size=10), **_lists(tmp_path / "lists.json", [0, 0]))
 
 
 @pytest.mark.parametrize("method", METHODS.names())
@@ -195,14 +195,14 @@ def test_few_images(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS.names())
-def test_nobody_has_enough_images(method: str, tmp_path: Path) -> None:
+def test_no_client_has_enough_images(method: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing was learned"):
         _run(tmp_path / "run", _labelled(2), method, rounds=1, clients=2)
     assert not list((tmp_path / "run").glob("backbone*"))
 
 
 def _raising() -> NoReturn:
-    raise AssertionError("somebody looked at a label")
+    raise AssertionError("a label was read")
 
 
 def test_labels_never_reach_training(
@@ -211,7 +211,7 @@ def test_labels_never_reach_training(
     labels = torch.arange(30) % 5
     hashes = []
     for name, constants in (("true", labels), ("permuted", labels.flip(0)), ("raising", _raising)):
-        dataset = Dataset(Images(_pixels(30), constants))
+        dataset = Dataset(Images(random_pixels(30, size=10), constants))
         lists = _lists(tmp_path / "lists.json", [12, 10, 8])
         _run(tmp_path / name, dataset, rounds=3, **lists)
         hashes.append(sha256(tmp_path / name))

@@ -1,4 +1,4 @@
-"""P1, P7, P8: a run ended at any moment goes on to the bits it would have had anyway."""
+"""P1, P7, P8: a run stopped at any moment resumes to the bits of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def _killed_and_resumed(
     delay: float,
     tier: str = "auto",
 ) -> bool:
-    """Kill a run `delay` seconds after a round, and go on with it; whether it was still running."""
+    """Kill a run `delay` seconds after a round and resume it; return whether it was still
+    running.
+    """
     process = federation.start(folder, method, SLOWER, f"train.memory={tier}")
     while (
         not (federation.root / folder / "checkpoints/00000.json").exists()
@@ -58,10 +60,10 @@ def _killed_and_resumed(
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_killed_run_goes_on_to_the_same_bits(
+def test_a_killed_run_resumes_to_the_same_bits(
     tier: str, federation: Any, uninterrupted: Hashes, kill: Kill
 ) -> None:
-    # A method with a memory beside its model, killed when three of four rounds are done.
+    # A method with client memory, killed when three of four rounds are done.
     assert _killed_and_resumed(
         federation, kill, "run", "mocov2", after=3, delay=random.uniform(0, 0.02), tier=tier
     )
@@ -84,13 +86,14 @@ def test_every_method_killed_at_random_moments(
 
 
 class PowerCut(BaseException):
-    """From one moment on nothing reaches the disk."""
+    """Raised at the moment from which on nothing reaches the disk."""
 
 
 def _cut(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
-    """Let `after` calls that make a write last go through, then none; returns the calls made."""
+    """Let `after` calls that make writes durable succeed, then none; return the calls made."""
     calls: list[str] = []
-    # Every round is saved, even if the last one is still being written: else the number of calls would vary.
+    # Every round is saved, even if the last one is still being written: otherwise the number of
+    # calls would vary.
     monkeypatch.setattr(Store, "busy", False)
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +108,7 @@ def _cut(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
     def torn(
         descriptor: int, data: memoryview, offset: int, real: Callable[..., int] = os.pwrite
     ) -> int:
-        """Of the write in whose middle the power fails, half is on the disk."""
+        """Write half of the data, then fail."""
         calls.append("pwrite")
         if len(calls) > after:
             if len(calls) == after + 1:
@@ -149,7 +152,9 @@ def _cuts(
 def test_power_cut_in_the_middle_of_writes(
     tier: str, federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between any two of sync, rename and delete, or in a write; here six moments spread over the run."""
+    """Between any two of sync, rename and delete, or in a write; here six moments spread over the
+    run.
+    """
     _cuts(
         federation,
         monkeypatch,
@@ -167,11 +172,16 @@ def test_power_cut_at_every_write(
     _cuts(federation, monkeypatch, "mocov1", tier, lambda count: list(range(count)))
 
 
-LONG = ("train.epochs=12", "rounds=4", "train.checkpoint_every=3600")  # nothing but the end saves
+LONG = (
+    "train.epochs=12",
+    "rounds=4",
+    "train.checkpoint_every=3600",
+)  # only the end of the run saves
 CLIENTS = 3  # of the federation: one training each in a round
 
-# A run whose clients wait, from round argv[2] + 1 on, until the signal has been sent: by then the rounds before are
-# finished, and none of them is saved. Saving takes half a second, so that further signals come while it does.
+# A run whose clients wait, from round argv[2] + 1 on, until the signal has been sent: by then the
+# rounds before are finished, and none of them is saved. Saving takes half a second, so that further
+# signals arrive while it does.
 HELD = """
 import sys, threading, time
 from pathlib import Path
@@ -204,7 +214,7 @@ main()
 
 
 def _held_after(federation: Any, rounds: int) -> subprocess.Popen[str]:
-    """A run in its round `rounds` + 1; the rounds before are in its log and in no checkpoint."""
+    """Return a run in its round `rounds` + 1; the rounds before are logged but not saved."""
     words = [
         str(federation.root),
         str(rounds * CLIENTS),
@@ -232,7 +242,7 @@ def _saved(federation: Any) -> list[int]:
 def _check_saved(
     federation: Any, rounds: int, capsys: pytest.CaptureFixture[str], whole: dict[str, str]
 ) -> None:
-    """The stopped run goes on after its last finished round, which is not trained again, to the same bits."""
+    """Check that the stopped run resumes after its last finished round, to the same bits."""
     assert _saved(federation) == [0, rounds]
     log = federation.root / "run/rounds.jsonl"
     before = log.read_bytes()
@@ -240,7 +250,7 @@ def _check_saved(
     assert f"resuming after round {rounds} of 4" in capsys.readouterr().err
     assert log.read_bytes().startswith(
         before
-    )  # times included: a round that is trained again takes another
+    )  # durations included: a round that is trained again has another
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
     assert federation.hashes("run") == whole
 
@@ -248,10 +258,12 @@ def _check_saved(
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
 )
-def test_asked_to_stop(
+def test_a_signal_saves_finished_rounds(
     number: int, federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In round 3, when rounds 1 and 2 are finished and not saved yet: it saves them, within ten seconds."""
+    """A signal in round 3, when rounds 1 and 2 are finished and not saved: both are saved within
+    ten seconds.
+    """
     process = _held_after(federation, 2)
     asked = time.monotonic()
     process.send_signal(number)
@@ -267,10 +279,10 @@ def test_asked_to_stop(
     _check_saved(federation, 2, capsys, uninterrupted("simclr", *LONG))
 
 
-def test_an_impatient_hand(
+def test_further_signals_do_not_interrupt_saving(
     federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Further signals, while it saves what is finished, do not cut that short."""
+    """Signals during the save do not cut it short."""
     process = _held_after(federation, 2)
     process.send_signal(signal.SIGINT)
     (federation.root / "sent").touch()
@@ -283,7 +295,7 @@ def test_an_impatient_hand(
     _check_saved(federation, 2, capsys, uninterrupted("simclr", *LONG))
 
 
-def test_killed_while_its_company_trains(federation: Any, kill: Kill) -> None:
+def test_killed_while_a_comparison_trains(federation: Any, kill: Kill) -> None:
     sets = ("probe.beside=['isolated']", "rounds=3")
     federation.here("whole", "simclr", *sets)
     process = federation.start("run", "simclr", *sets)
@@ -292,7 +304,9 @@ def test_killed_while_its_company_trains(federation: Any, kill: Kill) -> None:
     assert not (federation.root / "run/results.json").exists()
     before = federation.rounds("run")
     federation.here("run", "simclr", *sets)
-    assert federation.rounds("run") == before  # the run itself was finished, and was not run again
+    assert (
+        federation.rounds("run") == before
+    )  # the run itself was finished and is not trained again
     results = [(federation.root / f"{name}/results.json").read_text() for name in ("run", "whole")]
     assert results[0] == results[1]
 

@@ -1,4 +1,4 @@
-"""A sweep that is killed goes on where it was; what was finished is not made again, and nothing is left running."""
+"""A killed sweep resumes; finished cells are not repeated, and no process is left running."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _worker(parent: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_killed_sweep_goes_on_and_loses_nothing(federation: Any) -> None:
+def test_a_killed_sweep_resumes_and_loses_nothing(federation: Any) -> None:
     subprocess.run(_command(federation, "whole"), check=True, capture_output=True)
     whole = _values(federation, "whole")
     assert len(whole) == 2
@@ -102,7 +102,7 @@ def test_killed_sweep_goes_on_and_loses_nothing(federation: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_that_fails_is_told_and_the_others_go_on(federation: Any) -> None:
+def test_a_failed_cell_is_reported_and_the_others_continue(federation: Any) -> None:
     where = [
         "--dir",
         str(federation.root / "some"),
@@ -140,42 +140,44 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(federation: Any) -> None
     assert "Traceback" not in made.stderr
 
 
-@pytest.mark.slow
-def test_each_measurement_is_made_once_and_fails_alone(federation: Any) -> None:
-    """The second measurement is invalid; the first one is stored and not repeated."""
-    cell = Cell("r", "c", str(federation.toml()), "knn", set=("rounds=1", "probe.epochs=1"))
-    root = federation.root / "one"
-    (plan,) = plan_seeds([cell], "", [0], root, torch.device("cpu"))
-    assert plan.training is not None
-    assert plan.measure is not None
-    folder = plan.training.folder
-    invalid = Measure("linear", (("labels", -1),))
-    todo = {plan.training: [plan.measure, invalid]}
-    problems = _run(todo, federation)
-    assert list(problems) == [invalid.file]
-    assert "labels" in problems[invalid.file]
-    file = folder / "measures" / plan.measure.file
-    measurement = json.loads(file.read_text())
-    assert (measurement["experiment"], measurement["code"]) == (plan.training.key, code())
+def test_work_does_each_cell_once_and_keeps_existing_files(federation: Any) -> None:
+    toml, folder = federation.toml(), federation.root / "one"
+    changes = {"rounds": 1, "probe.epochs": 1}
+    measures = [
+        {"file": "knn-0.json", "probe": "knn", "settings": {}, "on": None},
+        {"file": "bad-0.json", "probe": "linear", "settings": {"labels": -1}, "on": None},
+    ]
+    key = load(toml, changes).with_changes({"train.precision": "fp32"}).hash()
+    job = {
+        "name": str(toml),
+        "changes": changes,
+        "folder": str(folder),
+        "key": key,
+        "device": "cpu",
+    }
+    job |= {"data_dir": str(federation.root / "data"), "measures": measures}
+    problems = run_job(job)
+    assert list(problems) == ["bad-0.json"]
+    assert "labels" in problems["bad-0.json"]
+    found = json.loads((folder / "measures/knn-0.json").read_text())
+    assert (found["experiment"], found["code"]) == (key, code())
     by_class = json.loads((folder / "classes.json").read_text())["table"]["this run"]["knn"]
-    assert {key: measurement[key] for key in by_class} == by_class
-    results = json.loads((folder / "results.json").read_text())
-    assert measurement["value"] == results["table"]["this run"]["knn"]["mean"]
-    stamp = file.stat().st_mtime_ns
-    assert _run(todo, federation).keys() == {invalid.file}
-    assert file.stat().st_mtime_ns == stamp
-
-
-def _run(todo: Mapping[Training, Sequence[Measure]], federation: Any) -> dict[str, str]:
-    """Return the problems of one training."""
-    pool = Pool(todo, ["cpu"], federation.root / "data")
-    ended = pool.next_ended(60)
-    assert ended is not None
-    return ended[1]
+    assert {key: found[key] for key in by_class} == by_class
+    assert (
+        found["value"]
+        == json.loads((folder / "results.json").read_text())["table"]["this run"]["knn"]["mean"]
+    )
+    stamp = os.stat(folder / "measures/knn-0.json").st_mtime_ns
+    run_job(job)
+    assert os.stat(folder / "measures/knn-0.json").st_mtime_ns == stamp
+    # A file that changed since the table was started is not a result of it.
+    other = job | {"key": "0" * 64, "folder": str(federation.root / "other")}
+    assert all("has changed since" in problem for problem in run_job(other).values())
+    assert not [*(federation.root / "other/measures").glob("*.json")]
 
 
 @pytest.mark.slow
-def test_a_training_whose_process_dies_takes_no_other_with_it(federation: Any) -> None:
+def test_a_dead_training_process_does_not_affect_others(federation: Any) -> None:
     root = federation.root / "died"
     process = subprocess.Popen(
         _command(federation, "died"),
@@ -189,9 +191,9 @@ def test_a_training_whose_process_dies_takes_no_other_with_it(federation: Any) -
         time.sleep(0.01)
     (worker,) = _worker(process.pid)
     os.kill(worker, signal.SIGKILL)
-    said, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "its process was killed (SIGKILL)" in said
+    assert "its process was killed (SIGKILL)" in printed
     assert len(_trained(root)) == 1
     assert sorted(value is None for (value,) in _values(federation, "died").values()) == [
         False,
@@ -201,8 +203,10 @@ def test_a_training_whose_process_dies_takes_no_other_with_it(federation: Any) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["importing", "training"])
-def test_ctrl_c_ends_all_of_it_and_the_same_command_goes_on(federation: Any, moment: str) -> None:
-    """While the process that trains begins, or in the middle of the second training."""
+def test_ctrl_c_ends_all_processes_and_the_same_command_resumes(
+    federation: Any, moment: str
+) -> None:
+    """At the start of the training process, or in the middle of the second training."""
     root = federation.root / "stopped"
     process = subprocess.Popen(
         _command(federation, "stopped"), stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -217,15 +221,15 @@ def test_ctrl_c_ends_all_of_it_and_the_same_command_goes_on(federation: Any, mom
     (worker,) = _worker(process.pid)
     done = {path: path.stat().st_mtime_ns for path in _trained(root)}
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
     assert (
-        said.splitlines()[-1]
+        printed.splitlines()[-1]
         == "fedssl: stopped; finished trainings are saved, run the same command again to resume"
     )
     assert not Path(f"/proc/{worker}").exists()
     logs = "".join(log.read_text() for log in root.glob("*/log.txt"))
-    assert not any(word in said + logs for word in ("Traceback", "Fatal"))
+    assert not any(word in printed + logs for word in ("Traceback", "Fatal"))
     if moment == "training":
         assert len(done) == 1
         assert "stopped after round" in logs
@@ -237,7 +241,7 @@ def test_ctrl_c_ends_all_of_it_and_the_same_command_goes_on(federation: Any, mom
 
 @pytest.mark.slow
 def test_trainings_are_spread_over_devices(federation: Any) -> None:
-    """Two processes at once; the CPU by two names stands for two devices."""
+    """Two processes at once; the CPU under two names represents two devices."""
     cell = Cell("r", "c", str(federation.toml()), "knn", (), ("rounds=4", "train.epochs=8"))
     todo = {
         want.training: [want.measure]
@@ -260,7 +264,7 @@ def test_trainings_are_spread_over_devices(federation: Any) -> None:
     assert ended == {training: {} for training in todo}
 
 
-def test_cuda_is_every_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_means_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices(torch.device("cuda")) == ["cuda:0", "cuda:1"]
     assert devices(torch.device("cuda:1")) == ["cuda:1"]

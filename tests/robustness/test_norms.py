@@ -1,4 +1,4 @@
-"""An update of absurd size is dropped, or clipped where that is asked for."""
+"""An update of absurd size is dropped, or clipped if the setting asks for it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ FIVE = "01234"
 
 
 class Exploding(FedAvg):
-    """FedAvg, in which some clients' updates are so many times what they should be, from some round on.
-
-    Running statistics are honest: a variance that moved as far would be negative, and dropped for that.
+    """FedAvg that multiplies the updates of some clients from some round on. Running statistics are
+    unchanged: a variance that moved as far would be negative, and dropped for that.
     """
 
     times: float = Field(le=1e30)
@@ -59,7 +58,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(federation: Any, tmp_path: Path) -> Callable[..., fedssl.Run]:
-    """run("folder", "0123", times=1e3): clients named, each with the images it always has."""
+    """run("folder", "0123", times=1e3): run with these clients; each always has the same images."""
 
     def go(
         folder: str, clients: str = FIVE, sets: dict[str, Any] | None = None, **algorithm: Any
@@ -99,7 +98,7 @@ def reasons(run: fedssl.Run) -> list[list[str | None]]:
 def test_an_exploded_upload_is_dropped_from_the_first_round_on(
     times: float, who: str, run: Callable[..., fedssl.Run], federation: Any
 ) -> None:
-    """The others get, to the bit, what they would have had by themselves."""
+    """The others get, to the bit, the result of a run without this client."""
     bad = run("bad", times=times, whom=(who,))
     run("without", FIVE.replace(who, ""))
     assert federation.hashes("bad") == federation.hashes("without")
@@ -109,9 +108,7 @@ def test_an_exploded_upload_is_dropped_from_the_first_round_on(
 
 
 @pytest.mark.parametrize("times", [1e3, 1e30])
-def test_an_exploded_upload_is_clipped_where_that_is_asked_for(
-    times: float, run: Callable[..., fedssl.Run]
-) -> None:
+def test_an_exploded_upload_is_clipped_if_set(times: float, run: Callable[..., fedssl.Run]) -> None:
     got = run("clipped", sets={"guard.clip": True}, times=times)
     assert reasons(got) == [[None] * 5] * 3
     first = got.rounds[0]["clients"]
@@ -119,17 +116,19 @@ def test_an_exploded_upload_is_clipped_where_that_is_asked_for(
     assert 0 < first[1]["clipped"] < 0.1
     assert torch.isfinite(got.models()["global"].floats).all()
     norms = [c["divergence"] for c in got.rounds[2]["clients"] if "clipped" not in c]
-    assert max(norms) < 100  # the others begin from a model that is none the worse
+    assert max(norms) < 100  # the model that the others receive is not damaged
 
 
-def test_without_a_bound_it_counts(run: Callable[..., fedssl.Run]) -> None:
+def test_without_a_bound_an_exploded_upload_counts(run: Callable[..., fedssl.Run]) -> None:
     got = run("open", sets={"guard.norm_bound": 0, "rounds": 1}, times=1e3)
     assert reasons(got) == [[None] * 5]
     norms = [c["divergence"] for c in got.rounds[0]["clients"]]
     assert norms[1] > 100 * max(norms[0], *norms[2:])
 
 
-def test_what_is_usual_survives_a_restart(run: Callable[..., fedssl.Run], federation: Any) -> None:
+def test_the_reference_norm_survives_a_restart(
+    run: Callable[..., fedssl.Run], federation: Any
+) -> None:
     """One client a round: with nothing to compare it with, the first after a restart would pass."""
     alone = {"topology.participation": 0.2, "train.schedule": "constant", "guard.min_uploads": 1}
     late = {"times": 1e3, "whom": tuple(FIVE), "since": 2}
@@ -141,15 +140,17 @@ def test_what_is_usual_survives_a_restart(run: Callable[..., fedssl.Run], federa
     assert federation.hashes("twice") == federation.hashes("once")
 
 
-def test_a_longer_schedule_is_no_explosion(run: Callable[..., fedssl.Run]) -> None:
-    """Of 12 rounds of a cosine the last has 0.017 of the rate; the next of 24 has half of it, 29 times as much."""
+def test_a_longer_schedule_does_not_count_as_an_explosion(run: Callable[..., fedssl.Run]) -> None:
+    """Of 12 rounds of a cosine the last has 0.017 of the rate; the next of 24 has half of it, 29
+    times as much.
+    """
     for rounds in (12, 24):
         got = run("run", sets={"rounds": rounds, "guard.usual": "last"})
     assert reasons(got) == [[None] * 5] * 24
 
 
-def test_all_exploded(run: Callable[..., fedssl.Run], federation: Any) -> None:
-    """Three failed rounds end the run; the model is that of the last round that counted."""
+def test_all_uploads_exploded(run: Callable[..., fedssl.Run], federation: Any) -> None:
+    """Three failed rounds end the run; the model is that of the last merged round."""
     with pytest.raises(
         RunError,
         match="3 rounds in a row failed; the reason in the last: the norm of its update is",
@@ -168,7 +169,7 @@ def test_all_exploded(run: Callable[..., fedssl.Run], federation: Any) -> None:
 
 
 @pytest.mark.parametrize("topology", ["cycle", "isolated"])
-def test_peers_are_protected_from_each_other_and_nobody_from_itself(
+def test_peers_are_protected_from_each_other_but_not_from_themselves(
     topology: str, run: Callable[..., fedssl.Run]
 ) -> None:
     got = run("peers", sets={"topology.name": topology, "rounds": 1}, times=1e3)
@@ -212,8 +213,9 @@ def test_honest_uploads_stay_far_below_the_bound(
     federation: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At most 3.7 times the typical norm was seen, where 10 times is allowed; and no shift of running statistics above
-    four fifths of its limit."""
+    """The largest measured norm is 3.7 times the typical one, where 10 times is allowed; and no
+    shift of running statistics above four fifths of its limit.
+    """
     norms: list[float] = []
     shifts: list[float] = []
 

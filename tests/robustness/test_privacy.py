@@ -1,4 +1,4 @@
-"""C3, C4: what must not leave: images, the names of their files, anything at all over a network."""
+"""C3, C4: images and their file names never leave, and a local run opens no connection."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_nothing_of_the_images_is_left_in_a_run_directory(photos: Path, tmp_path: Path) -> None:
+def test_a_run_directory_contains_no_image_data(photos: Path, tmp_path: Path) -> None:
     experiment = fedssl.Experiment.from_dict(EXPERIMENT)
     fedssl.run(experiment, tmp_path / "run", data_dir=photos, quiet=True)
     pixels = [np.asarray(Image.open(path)) for path in sorted(photos.rglob(f"{CANARY}-[0-9].png"))]
@@ -92,16 +92,16 @@ def _experiment(folder: Path, share: float) -> Path:
     return folder / "sweep.toml"
 
 
-def test_a_person_at_a_terminal_is_told_which_file_it_is(
+def test_a_terminal_shows_the_name_of_a_bad_file(
     photos: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     cli: Callable[..., tuple[int, str, str]],
 ) -> None:
     command = ("partition", str(_experiment(tmp_path, 0.01)), "--data-dir", str(photos))
-    code, _, said = cli(*command)
-    assert (code, CANARY in said) == (3, False)
-    assert "files are named on a terminal only" in said
+    code, _, stderr = cli(*command)
+    assert (code, CANARY in stderr) == (3, False)
+    assert "files are named on a terminal only" in stderr
     monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
     monkeypatch.setattr(screen, "isatty", lambda: True)
     assert cli(*command)[0] == 3
@@ -112,15 +112,16 @@ def test_a_person_at_a_terminal_is_told_which_file_it_is(
 def test_no_file_of_a_sweep_names_an_image(
     share: float, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its trainings' words go into logs, and why one failed into the table. A broken file is left out of the first
-    sweep and ends the second one's training."""
+    """Messages of trainings go into logs, and the reason of a failure into the table. A broken file
+    is skipped in the first sweep and ends the training of the second.
+    """
     file, out = _experiment(tmp_path, share), tmp_path / "out"
-    with contextlib.suppress(fedssl.FedsslError):  # not all trainings went well
+    with contextlib.suppress(fedssl.FedsslError):  # not all trainings succeeded
         fedssl.sweep(str(file), seeds=1, probes=["knn"], dir=out, device="cpu", data_dir=photos)
     files = [path for path in out.rglob("*") if path.is_file()]
-    told = "left out 1 file" if share == 0.5 else "1 of 11 files cannot be read as images"
+    expected = "left out 1 file" if share == 0.5 else "1 of 11 files cannot be read as images"
     assert any(
-        told in path.read_text("utf-8", "replace") for path in files if path.name == "log.txt"
+        expected in path.read_text("utf-8", "replace") for path in files if path.name == "log.txt"
     )
     assert not [path for path in files if CANARY.encode() in path.read_bytes()]
     assert CANARY not in "".join(capfd.readouterr())

@@ -1,7 +1,10 @@
-"""P12: a start that was refused leaves nothing that blocks the corrected one. C10: who may read the directories."""
+"""P12: a refused start leaves nothing that blocks the corrected one. C10: permissions of
+directories.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -13,12 +16,11 @@ import torch
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError, DataError, FedsslError, RunError
-from fedssl.engine.checkpoints.store import Store
 from fedssl.runs.session import Session
 
 
 def _wrong_weights(root: Path) -> str:
-    """A file of weights that does not fit the backbone."""
+    """Write a weights file that does not fit the backbone, and return the assignment."""
     path = root / "weights.safetensors"
     nets.save_backbone({"other": torch.ones(3)}, path, {})
     return f"method.init={path}"
@@ -59,11 +61,15 @@ def test_a_start_that_fails_at_its_first_checkpoint_does_not_block_another(
 ) -> None:
     """The disk is full when the first checkpoint is written, or the process is killed."""
 
-    def fail(self: Store, snapshot: Any) -> None:
-        raise OSError(28, os.strerror(28))
+    replace = Path.replace
+
+    def full(temporary: Path, path: Path) -> Path:
+        if path.parent.name == "checkpoints":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(temporary, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_save", fail)
+        patch.setattr(Path, "replace", full)
         with pytest.raises(RunError, match="No space left"):
             federation.here("run", "simclr", "rounds=1", "seed=1")
     assert federation.here("run", "simclr", "rounds=1", "seed=2").experiment.seed == 2
@@ -74,7 +80,7 @@ def test_a_start_that_fails_at_its_first_checkpoint_does_not_block_another(
 def test_a_refused_resume_leaves_the_run_as_it_was(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asked for 8 rounds and was refused; a corrected one may ask for fewer."""
+    """A resume with 8 rounds was refused; a corrected one may have fewer."""
     federation.here("run", "simclr", "rounds=1")
 
     def refuse(self: Session, *arguments: Any, **more: Any) -> None:
@@ -88,7 +94,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cannot_be_made(federation: Any) -> None:
+def test_a_directory_that_cannot_be_created(federation: Any) -> None:
     federation.root.chmod(0o500)
     try:
         with pytest.raises(FedsslError):
@@ -111,7 +117,7 @@ def _mode(path: Path) -> int:
 
 @pytest.mark.usefixtures("usual_umask")
 def test_a_run_directory_is_for_its_owner_alone(federation: Any) -> None:
-    """One that exists keeps its mode: its owner may have opened it to others."""
+    """An existing one keeps its mode: its owner may have opened it to others."""
     federation.here("new/run", "simclr", "rounds=1")
     assert _mode(federation.root / "new/run") == 0o700
     (federation.root / "shared").mkdir(mode=0o755)

@@ -1,4 +1,6 @@
-"""Bad rows among shared features cost the rows, never the model they came with; a run that shares any warns of it."""
+"""Bad rows of shared features are dropped, never the model of their upload; a run that shares
+features warns.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def _features(record: Record) -> list[tuple[str, Features]]:
 
 
 def _shared(case: str, topology: str = "star") -> tuple[Record, str, Features, Tree]:
-    """A recorded round, the features that are shared in it, and what the bad client honestly sent."""
+    """Return a recorded round, its shared features, and the honest upload of the bad client."""
     record = recorded(case, topology)
     assert record is not None
     ((key, spec),) = _features(record)
@@ -41,8 +43,8 @@ def _changed(record: Record, **columns: Any) -> Reply:
     return reply._replace(upload={**(reply.upload or {}), **columns})
 
 
-def test_who_shares_features() -> None:
-    """By what algorithms say of their uploads: a new one belongs into the tests below."""
+def test_algorithms_that_share_features() -> None:
+    """Determined by upload schemas: add a new algorithm to the tests below."""
     assert [case for case in CASES if (record := recorded(case)) and _features(record)] == SHARING
 
 
@@ -58,8 +60,8 @@ BROKEN: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("topology", ["star", "cycle"])
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("case", SHARING)
-def test_bad_rows_are_as_if_never_sent(case: str, kind: str, topology: str) -> None:
-    """The first row is broken, in the end all are: the result is that of an upload without them, to the bit."""
+def test_bad_rows_equal_missing_rows(case: str, kind: str, topology: str) -> None:
+    """With the first row broken, and then all: the result equals that of an upload without them."""
     record, key, spec, honest = _shared(case, topology)
     count = len(tensor(honest, key))
     assert count > 1
@@ -70,16 +72,16 @@ def test_bad_rows_are_as_if_never_sent(case: str, kind: str, topology: str) -> N
         round = record.instead(_changed(record, **{key: rows}))
         assert bits(round) == bits(record.instead(_changed(record, **fewer)))
         assert bits(round) != bits(record.instead(record.replies[BAD]))
-        said = {report.client: report.rows_left_out for report in round.reports}
-        assert str(said.pop(BAD)).startswith(
+        dropped = {report.client: report.rows_left_out for report in round.reports}
+        assert str(dropped.pop(BAD)).startswith(
             f"{key}: {broken} of {count} rows left out, {broken} not "
         )
-        assert set(said.values()) == {None}
+        assert set(dropped.values()) == {None}
         assert not any(report.dropped for report in round.reports)
 
 
 @pytest.mark.parametrize("case", SHARING)
-def test_features_that_cannot_be_read_are_as_none(case: str) -> None:
+def test_malformed_features_equal_missing_features(case: str) -> None:
     record, key, spec, honest = _shared(case)
     rows = tensor(honest, key)
     none = {name: tensor(honest, name)[:0] for name in (key, *spec.columns)}
@@ -104,7 +106,7 @@ def test_features_that_cannot_be_read_are_as_none(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["fedca, small", "ccl, small"])
-def test_nobody_shares_more_than_its_quota(case: str) -> None:
+def test_no_client_shares_more_than_its_quota(case: str) -> None:
     record, key, spec, honest = _shared(case)
     many = {name: torch.cat(9 * [tensor(honest, name)]) for name in (key, *spec.columns)}
     round, most = record.instead(_changed(record, **many)), spec.most
@@ -144,7 +146,7 @@ class BadFeatures(CCL):
         (BadFeatures, "mocov2", ["algorithm.neighbours=3"]),
     ],
 )
-def test_a_run_goes_on_and_says_what_was_left_out(
+def test_a_run_continues_and_reports_dropped_rows(
     bad: Any,
     method: str,
     sets: list[str],
@@ -155,18 +157,18 @@ def test_a_run_goes_on_and_says_what_was_left_out(
     monkeypatch.setitem(ALGORITHMS._classes, "bad-rows", bad)
     federation.here("run", method, "algorithm.name=bad-rows", "rounds=2", *sets, quiet=False)
     for line in federation.rounds("run"):
-        told = {c["client"]: c.get("rows_left_out") for c in line["clients"]}
-        assert str(told["1"]).startswith("features: 2 of ")
-        assert str(told["1"]).endswith(" rows left out, 2 not finite")
-        assert told["0"] is told["2"] is None
+        dropped = {c["client"]: c.get("rows_left_out") for c in line["clients"]}
+        assert str(dropped["1"]).startswith("features: 2 of ")
+        assert str(dropped["1"]).endswith(" rows left out, 2 not finite")
+        assert dropped["0"] is dropped["2"] is None
         assert not any(c["dropped"] for c in line["clients"])
         assert math.isfinite(line["loss"])
-    said = capsys.readouterr().err
-    assert "round 2/2  3/3 clients" in said
-    assert said.count(f"client 1: {told['1']}") >= 1
+    stderr = capsys.readouterr().err
+    assert "round 2/2  3/3 clients" in stderr
+    assert stderr.count(f"client 1: {dropped['1']}") >= 1
 
 
-def test_a_round_with_rows_left_out_is_told_at_once(capsys: Any) -> None:
+def test_dropped_rows_are_reported_at_once(capsys: Any) -> None:
     lines = Lines("run", 9)
     line = {
         "round": 1,
@@ -176,7 +178,7 @@ def test_a_round_with_rows_left_out_is_told_at_once(capsys: Any) -> None:
         "clients": [{"client": "a", "dropped": None}],
     }
     lines.round(line)
-    lines.round({**line, "round": 2})  # nothing new within a few seconds
+    lines.round({**line, "round": 2})  # no further message within a few seconds
     lines.round(
         {
             **line,
@@ -221,7 +223,7 @@ Command = Callable[..., tuple[int, str, str]]
 def _run(
     cli: Command, federation: Any, method: str, sets: list[str], *options: str
 ) -> tuple[str, str]:
-    """Run one in the folder `run`; standard output and standard error."""
+    """Run in the folder `run`; return standard output and standard error."""
     code, out, err = cli(*federation.command("run", method, *sets)[3:], *options)
     assert code == 0, err
     return out, err
@@ -229,10 +231,12 @@ def _run(
 
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("case", WARNED)
-def test_shared_features_are_warned_of_everywhere(
+def test_shared_features_cause_a_warning_everywhere(
     case: str, quiet: bool, federation: Any, cli: Command
 ) -> None:
-    """When a run starts and when it resumes; in its output, its log and its results; also with --quiet."""
+    """When a run starts and when it resumes; in its output, its log and its results; also with
+    --quiet.
+    """
     method, sets, words = WARNED[case]
     options = ["--quiet"] if quiet else []
     out, err = _run(cli, federation, method, [*sets, "rounds=1"], *options)
@@ -252,7 +256,7 @@ def test_shared_features_are_warned_of_everywhere(
 
 
 @pytest.mark.parametrize("case", WARNED)
-def test_python_warns_of_shared_features_as_the_command_does(
+def test_python_warns_about_shared_features_like_the_command(
     case: str, federation: Any, capsys: Any
 ) -> None:
     method, sets, words = WARNED[case]
@@ -264,7 +268,7 @@ def test_python_warns_of_shared_features_as_the_command_does(
 
 
 @pytest.mark.parametrize("case", SILENT)
-def test_where_no_features_are_shared_there_is_no_warning(
+def test_without_shared_features_there_is_no_warning(
     case: str, federation: Any, cli: Command
 ) -> None:
     method, sets = SILENT[case]
@@ -276,7 +280,7 @@ def test_where_no_features_are_shared_there_is_no_warning(
 
 
 def test_every_algorithm_that_shares_features_has_a_warning() -> None:
-    """By what algorithms declare of their uploads: a new one belongs into the tests above."""
+    """Determined by upload schemas: add a new algorithm to the tests above."""
     for case in CASES:
         record = recorded(case)
         assert record is not None

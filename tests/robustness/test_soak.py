@@ -13,10 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# In a process of its own. 25 of the 1,000 clients take part in a round, so that it is over in a minute; each keeps a
-# target network, all of them written to disk, and every round is saved. Beside the resident memory, which is that of
-# torch for the most part and varies by megabytes, the bytes in use on the heap are counted: tensors and Python's larger
-# objects are all there. The leak, if asked for, is a copy of the model in every round.
+# Runs in a subprocess. 25 of the 1,000 clients take part in a round, so that it takes a minute; each
+# keeps a target network on disk, and every round is saved. The resident memory is mostly torch's and
+# varies by megabytes, so the bytes in use on the heap are counted too: they include tensors and
+# Python's larger objects. With `leak`, every round keeps a copy of the model.
 SOAK = """
 import ctypes, gc, json, os, sys
 from pathlib import Path
@@ -72,7 +72,7 @@ def _soak(folder: Path, rounds: int, leak: bool = False) -> dict[str, Any]:
 
 
 def _models_per_round(found: dict[str, Any], first: int, last: int) -> float:
-    """How much the heap grew from one round to another: in models, for each round."""
+    """Return the growth of the heap per round, in models."""
     grown = found["heap"][str(last)] - found["heap"][str(first)]
     return float(grown / found["model"] / (last - first))
 
@@ -89,10 +89,10 @@ def test_memory_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
     rows = (tmp_path / "run/memory/rows").stat().st_size
     assert (
         rows < 1.2 * 1000 * 80_000
-    )  # a version of each, and of the few that took part lately some more
+    )  # one version per client, and more of those that took part recently
 
 
-def test_a_model_leaked_in_each_round_is_noticed(tmp_path: Path) -> None:
+def test_a_model_leaked_in_each_round_is_detected(tmp_path: Path) -> None:
     """The check above can fail: with such a leak the heap grows by a model for each round."""
     found = _soak(tmp_path / "run", 30, leak=True)
     assert found["leaked"] == 30

@@ -1,4 +1,4 @@
-"""What one client sends or says must not decide what the others get."""
+"""One client's uploads and reported numbers must not determine the results of the others."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ CORRUPTIONS: dict[str, tuple[Corrupt, str]] = {
 
 
 class OneBadClient(FedAvg):
-    """FedAvg, in which client 1 sends something else."""
+    """FedAvg in which client 1 corrupts its upload."""
 
     kind: str
     whom: tuple[str, ...] = ("1",)
@@ -110,7 +110,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def listed(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """Settings for the clients named, each with the images it always has."""
+    """Return settings for these clients; each always has the same images."""
 
     def settings(clients: str) -> dict[str, Any]:
         path = tmp_path / f"{clients}.json"
@@ -134,7 +134,7 @@ def _run(federation: Any, folder: str, settings: dict[str, Any]) -> fedssl.Run:
 def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
     kind: str, federation: Any, listed: Callable[[str], dict[str, Any]]
 ) -> None:
-    """With client 1 dropped every round, clients 0 and 2 get what they would have had by themselves."""
+    """With client 1 dropped in every round, clients 0 and 2 get the result of a run without it."""
     run = _run(
         federation,
         "bad",
@@ -151,7 +151,7 @@ def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
             "0": None,
             "1": True,
             "2": None,
-        }  # it has trained, and remembers it
+        }  # it has trained, and stores its memory
         assert not line["failed"]
 
 
@@ -164,15 +164,15 @@ def test_a_wrong_number_of_images_is_dropped(
 ) -> None:
     exchange = LocalRuntime.exchange
 
-    def lying(self: LocalRuntime, *args: Any) -> Iterator[Reply]:
+    def wrong_count(self: LocalRuntime, *args: Any) -> Iterator[Reply]:
         for reply in exchange(self, *args):
             yield reply._replace(images=images) if reply.client == "1" else reply
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalRuntime, "exchange", lying)
-        run = _run(federation, "lying", listed("012"))
+        patch.setattr(LocalRuntime, "exchange", wrong_count)
+        run = _run(federation, "wrong_count", listed("012"))
     _run(federation, "without", listed("02"))
-    assert federation.hashes("lying") == federation.hashes("without")
+    assert federation.hashes("wrong_count") == federation.hashes("without")
     assert {c["dropped"] for line in run.rounds for c in line["clients"]} == {
         None,
         f"claims {images!r} images",
@@ -199,7 +199,9 @@ def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> No
 def test_a_merged_model_without_finite_features_is_never_exported(
     federation: Any, listed: Callable[[str], dict[str, Any]]
 ) -> None:
-    """With the bounds off, all three clients send a running mean that overflows in the next layer."""
+    """With the bounds off, all three clients send a running mean that overflows in the next
+    layer.
+    """
     bad = {
         "algorithm.name": "one-bad-client",
         "algorithm.kind": "huge negative mean",
@@ -257,7 +259,7 @@ def test_a_plan_that_cannot_reach_the_minimum_is_rejected_at_the_start(federatio
 def test_every_upload_invalid(
     rounds: int, federation: Any, listed: Callable[[str], dict[str, Any]]
 ) -> None:
-    """The first model is kept, no backbone is passed off as trained, and asking again changes nothing of that."""
+    """The first model is kept and no backbone is exported as trained, also on a second call."""
     bad = {
         "algorithm.name": "one-bad-client",
         "algorithm.kind": "nan",

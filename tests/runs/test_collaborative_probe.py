@@ -1,4 +1,4 @@
-"""Collaborative fine-tuning: whose labels, from which weights, and what is measured."""
+"""Collaborative fine-tuning: the labels, the first weights, and the measured model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_experiment
 from safetensors.torch import load_file
 
 import fedssl
@@ -23,22 +24,18 @@ CPU = torch.device("cpu")
 
 
 def experiment(**changes: Any) -> Experiment:
-    plain = Experiment.from_dict(
-        {
-            "clients": 2,
-            "rounds": 1,
-            "data": {"name": "given", "mean": [0.5] * 3, "std": [0.2] * 3},
-            "partition": {"name": "classes", "per_client": 2},
-            "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
-            "train": {"batch": 8},
-            "probe": {"epochs": 99, "labels": 7, "k": 5, "every": 0, "linear": False},
-        }
-    )
-    return plain.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+    usual = {
+        "clients": 2,
+        "rounds": 1,
+        "data": {"mean": [0.5] * 3, "std": [0.2] * 3},
+        "partition": {"name": "classes", "per_client": 2},
+        "probe": {"epochs": 99, "labels": 7},
+    }
+    return make_experiment(usual, **changes)
 
 
 def images(n: int, seed: int) -> Images:
-    """Four classes: bright or dark in one of two channels."""
+    """Return images of four classes: bright or dark in one of two channels."""
     labels = torch.arange(n) % 4
     pixels = torch.randint(100, (n, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
     pixels[torch.arange(n), labels // 2] += 70 + 80 * (labels[:, None, None] % 2)
@@ -131,7 +128,7 @@ def test_clients_learn_together(tmp_path: Path) -> None:
     assert run.evaluate("collaborative", labels=0.1, epochs=1).mean < score.mean
 
 
-def test_a_stop_promises_no_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_does_not_mention_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fine-tuning is a run in a temporary folder, which is gone after a stop."""
     run = fedssl.run(experiment(), tmp_path / "run", "cpu", dataset=DATA, quiet=True)
 

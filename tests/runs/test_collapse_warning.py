@@ -1,4 +1,4 @@
-"""A word when a representation collapses, and none when it does not."""
+"""The warning about a collapsed representation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEALTHY = (0.9, 80.0)
 def line(
     number: int, *clients: tuple[float, float], alignment: float | None = 0.3
 ) -> dict[str, Any]:
-    """A round with (embedding_std, effective_rank) of each client; one more was dropped."""
+    """Return the record of a round with (embedding_std, effective_rank) of each client."""
     signs = [
         {"client": f"{i}", "embedding_std": s, "effective_rank": r, "alignment": alignment}
         for i, (s, r) in enumerate(clients)
@@ -26,7 +26,7 @@ def line(
 
 
 def warned(*rounds: tuple[float, float], alignment: float | None = 0.3) -> list[int]:
-    """The rounds that made a warning."""
+    """Return the rounds that caused a warning."""
     collapse = Collapse()
     lines = [
         line(i + 1, (0.9, 80.0), one, one, alignment=alignment) for i, one in enumerate(rounds)
@@ -43,7 +43,7 @@ def test_two_bad_rounds_in_a_row_make_one_warning(bad: tuple[float, float]) -> N
 
 
 @pytest.mark.parametrize("fair", [(0.11, 80.0), (0.9, 20.1)])
-def test_fair_rounds_are_not(fair: tuple[float, float]) -> None:
+def test_good_rounds_cause_no_warning(fair: tuple[float, float]) -> None:
     assert warned(HEALTHY, *[fair] * 5) == []
 
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_counts_earlier_rounds() -> None:
     assert warned_before.update(line(4, (0.9, 19.0))) is None
 
 
-def test_the_end_counts() -> None:
+def test_the_last_rounds_count() -> None:
     bad = line(3, (0.09, 80.0))
     assert Collapse([line(1, HEALTHY), bad, bad]).likely is not None
     assert Collapse([bad, bad, line(1, HEALTHY)]).likely is None

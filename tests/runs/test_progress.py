@@ -1,9 +1,11 @@
-"""The messages of a run: that it stops, that it was finished, what takes long, what is missing."""
+"""The messages of a run about stopping, finished runs, slow work and missing data."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,31 +13,20 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_experiment, random_pixels
 from torch import Tensor
 
 import fedssl
 from fedssl.core.errors import ConfigError
-from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS
 from fedssl.methods import SimCLR
 from fedssl.runs.local import STOPPING, Interrupted
 from fedssl.training.trainer import Metrics, Trainer
 
-SMALL: dict[str, Any] = {
-    "rounds": 2,
-    "clients": 2,
-    "data": {"name": "given"},
-    "method": {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4},
-    "train": {"batch": 8},
-    "probe": {"every": 0, "linear": False},
-}
-
 
 @pytest.fixture
 def images() -> Tensor:
-    return torch.randint(
-        256, (40, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    return random_pixels(40, size=10)
 
 
 @pytest.fixture
@@ -44,7 +35,7 @@ def go(images: Tensor, tmp_path: Path) -> Callable[..., fedssl.Run]:
 
     def run(changes: dict[str, Any] | None = None, quiet: bool = False) -> fedssl.Run:
         test = (images[:12], torch.arange(12) % 3)
-        experiment = Experiment.from_dict(SMALL)
+        experiment = make_experiment(clients=2, method__name="simclr")
         return fedssl.run(
             experiment, tmp_path / "run", "cpu", dataset=images, test=test, quiet=quiet, set=changes
         )
@@ -57,31 +48,32 @@ Go = Callable[..., fedssl.Run]
 
 def test_a_stop_is_reported_at_once(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message comes during the step under way: here a step that waits for it."""
-    said = []
-    told = threading.Event()
+    notified = threading.Event()
     fit = Trainer.fit
 
-    def notify(line: str) -> None:
-        said.append(line)
-        if line == STOPPING:
-            told.set()
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if STOPPING in text:
+                notified.set()
+            return super().write(text)
 
     def slow(self: Trainer, *args: Any) -> Metrics:
         # A signal during a finalizer is lost: Python ignores exceptions there.
         for _ in range(10):
             os.kill(os.getpid(), signal.SIGINT)
-            if told.wait(2):
+            if notified.wait(2):
                 break
-        assert told.is_set()
+        assert notified.is_set()
         return fit(self, *args)
 
-    monkeypatch.setattr("fedssl.runs.local.print_to_stderr", notify)
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(Trainer, "fit", slow)
     with pytest.raises(
         Interrupted, match="stopped after round 0 of 2; the same command resumes the run"
     ):
         go({"train.workers": 1})
-    assert said == [STOPPING]
+    assert screen.getvalue().count(STOPPING) == 1
 
 
 def test_a_message_if_a_run_was_finished_already(

@@ -56,7 +56,7 @@ def test_a_record_by_hand() -> None:
     }
 
 
-def test_a_client_dropped_after_training_remembers_it() -> None:
+def test_a_client_dropped_after_training_has_its_metrics() -> None:
     late = Report("d", "model: is not finite", bytes_down=100, memory_advanced=True)
     (line,) = record(Round(0, {}, [late]), 10, 0.1, 1.0, None)["clients"]
     assert line == {
@@ -94,7 +94,7 @@ def test_append_and_read(tmp_path: Path) -> None:
     assert path.read_bytes().count(b"\n") == 3
 
 
-def test_wherever_a_kill_cuts_the_last_line_the_others_are_read(tmp_path: Path) -> None:
+def test_a_kill_that_cuts_the_last_line_loses_no_other(tmp_path: Path) -> None:
     """The copy is written first: a kill in it leaves two rounds, one in the log leaves three."""
     path = tmp_path / "rounds.jsonl"
     _log(path, 3)
@@ -125,11 +125,11 @@ def test_one_changed_byte_is_repaired(damaged: str, byte: bytes, tmp_path: Path)
         if files[victim][place : place + 1] == byte:
             continue
         victim.write_bytes(files[victim][:place] + byte + files[victim][place + 1 :])
-        said: list[str] = []
-        assert list(read_rounds(path, said.append)) == expected
+        messages: list[str] = []
+        assert list(read_rounds(path, messages.append)) == expected
         # A line without an end may also be cut by a kill.
-        assert len(said) == 1 or place == len(files[victim]) - 1
-        assert repair(path, said.append) == 3
+        assert len(messages) == 1 or place == len(files[victim]) - 1
+        assert repair(path, messages.append) == 3
         assert {each: each.read_bytes() for each in files} == files
 
 
@@ -152,18 +152,18 @@ def test_a_log_of_an_earlier_version_gets_a_copy(tmp_path: Path) -> None:
     copy = copy_path(path)
     expected = copy.read_bytes()
     copy.unlink()
-    said: list[str] = []
-    assert [line["round"] for line in read_rounds(path, said.append)] == [1, 2, 3]
-    RoundsLog(path, 3, notify=said.append)
+    messages: list[str] = []
+    assert [line["round"] for line in read_rounds(path, messages.append)] == [1, 2, 3]
+    RoundsLog(path, 3, notify=messages.append)
     assert copy.read_bytes() == expected
-    assert said == [
+    assert messages == [
         f"{path} was written by an earlier version without hashes: its lines could not be verified"
     ]
 
 
 @pytest.mark.parametrize("finished", [0, 2, 3, 9])
 @pytest.mark.parametrize("cut", [0, 10])
-def test_rounds_after_the_checkpoint_are_taken_off(finished: int, cut: int, tmp_path: Path) -> None:
+def test_rounds_after_the_checkpoint_are_removed(finished: int, cut: int, tmp_path: Path) -> None:
     """A run with three logged rounds resumes from an earlier checkpoint, or has a cut line."""
     path = tmp_path / "rounds.jsonl"
     _log(path, 3)

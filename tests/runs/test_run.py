@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from factories import SMALL_EXPERIMENT, bright_dataset, bright_pixels, make_experiment
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -23,38 +24,22 @@ from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.provenance import code
 from fedssl.data import Dataset, Images, from_python
 from fedssl.detection.backbone_file import find_backbone
-from fedssl.engine.checkpoints.store import Snapshot, Store
+from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.comparisons import untrained_models
 from fedssl.runs.finalize import finish
 
-SMALL: dict[str, Any] = {
-    "rounds": 2,
-    "clients": 3,
-    "data": {"name": "given"},
-    "method": {"name": "byol", "backbone": "cnn", "hidden": 32, "dim": 16},
-    "train": {"batch": 8, "checkpoint_every": 0},
-    "probe": {"every": 1, "epochs": 5, "k": 5},
-}
-
 
 @pytest.fixture
 def small() -> Experiment:
-    return Experiment.from_dict(SMALL)
-
-
-def _images(n: int, channels: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Images of three classes that anybody can tell apart by their brightness."""
-    labels = torch.arange(n) % 3
-    noise = torch.randint(80, (n, channels, 10, 10), generator=torch.Generator().manual_seed(seed))
-    return (noise + 80 * labels[:, None, None, None]).to(torch.uint8), labels
+    return make_experiment(method={"hidden": 32, "dim": 16}, probe={"every": 1, "linear": True})
 
 
 @pytest.fixture
 def labelled() -> Dataset:
-    return from_python(_images(48), _images(24, seed=1))
+    return bright_dataset()
 
 
 def _tensors(run: fedssl.Run) -> dict[str, str]:
@@ -65,7 +50,7 @@ def _tensors(run: fedssl.Run) -> dict[str, str]:
     }
 
 
-def test_what_a_run_leaves(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+def test_the_files_of_a_run(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
     run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     assert repr(run) == f"Run({str(tmp_path / 'run')!r}, 2/2 rounds)"
     names = {path.name for path in run.dir.iterdir()}
@@ -84,7 +69,7 @@ def test_what_a_run_leaves(small: Experiment, labelled: Dataset, tmp_path: Path)
     assert not list(run.dir.rglob("*.tmp"))
 
 
-def test_the_rounds_log_has_all_that_is_promised(
+def test_the_rounds_log_has_all_documented_fields(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set={"probe.every": 2})
@@ -132,7 +117,7 @@ def test_experiment_toml_is_complete_and_loads(
     run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     again = Experiment.from_toml((run.dir / "experiment.toml").read_text())
     assert again == run.experiment
-    assert again == small.with_changes({"train.precision": "fp32"})  # what `auto` came to
+    assert again == small.with_changes({"train.precision": "fp32"})  # the resolved value of `auto`
     text = (run.dir / "experiment.toml").read_text()
     for key in (
         "momentum",
@@ -170,7 +155,9 @@ def test_backbone_and_evaluate(small: Experiment, labelled: Dataset, tmp_path: P
 
 def test_the_header_describes_the_use_of_the_backbone(small: Experiment, tmp_path: Path) -> None:
     changes = {"data.mean": (0.5,), "data.std": (0.25,)}
-    run = fedssl.run(small, tmp_path / "run", dataset=_images(24, 1)[0], quiet=True, set=changes)
+    run = fedssl.run(
+        small, tmp_path / "run", dataset=bright_pixels(24, channels=1)[0], quiet=True, set=changes
+    )
     with safe_open(run.dir / "backbone.safetensors", "pt") as file:
         header = file.metadata()
     assert (header["method"], header["backbone"], header["model"]) == ("byol", "cnn", "global")
@@ -181,7 +168,7 @@ def test_the_header_describes_the_use_of_the_backbone(small: Experiment, tmp_pat
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_channels(channels: int, small: Experiment, tmp_path: Path) -> None:
-    train, test = (Images(*_images(n, channels)) for n in (30, 12))
+    train, test = (Images(*bright_pixels(n, channels=channels)) for n in (30, 12))
     run = fedssl.run(small, tmp_path / "run", dataset=Dataset(train, test), quiet=True)
     assert run.backbone()(torch.zeros(2, channels, 10, 10)).shape == (2, 512)
     assert math.isfinite(run.evaluate("knn").mean)
@@ -259,7 +246,7 @@ def test_images_from_python_in_many_forms(
     wrap: Callable[[Tensor, Tensor], Any], small: Experiment, tmp_path: Path
 ) -> None:
     """The same images give the same model, whatever they come in."""
-    pixels, labels = _images(30)
+    pixels, labels = bright_pixels(30)
     hashes = []
     for name, given in (("a", pixels), ("b", wrap(pixels, labels))):
         hashes.append(
@@ -270,7 +257,7 @@ def test_images_from_python_in_many_forms(
 
 def test_holdout_gives_test_images(small: Experiment, tmp_path: Path) -> None:
     run = fedssl.run(
-        small, tmp_path / "run", dataset=_images(60), quiet=True, set={"data.holdout": 12}
+        small, tmp_path / "run", dataset=bright_pixels(60), quiet=True, set={"data.holdout": 12}
     )
     assert run.rounds[-1]["knn"] is not None
     assert sum(c["images"] for c in run.rounds[0]["clients"]) == 48
@@ -295,7 +282,11 @@ def test_starts_from_an_earlier_backbone(
     assert torch.allclose(before[name], after[name], atol=1e-6)
     assert _tensors(second) != _tensors(first)
     grey = fedssl.run(
-        small, tmp_path / "grey", dataset=_images(24, 1)[0], quiet=True, method={"init": path}
+        small,
+        tmp_path / "grey",
+        dataset=bright_pixels(24, channels=1)[0],
+        quiet=True,
+        method={"init": path},
     )
     assert load_file(grey.dir / "backbone.safetensors")[name].shape[1] == 1
 
@@ -331,7 +322,7 @@ def test_a_finished_run_is_not_run_again(
 def test_unlabelled_images_are_trained_on_but_not_measured(
     small: Experiment, tmp_path: Path
 ) -> None:
-    run = fedssl.run(small, tmp_path / "run", dataset=_images(30)[0], quiet=True)
+    run = fedssl.run(small, tmp_path / "run", dataset=bright_pixels(30)[0], quiet=True)
     assert run.results["table"] == {}
     assert [line["knn"] for line in run.rounds] == [None, None]
     with pytest.raises(ConfigError, match="neither test images nor labels here"):
@@ -340,9 +331,12 @@ def test_unlabelled_images_are_trained_on_but_not_measured(
 
 def test_labelled_test_images_from_python(small: Experiment, tmp_path: Path) -> None:
     """With labelled training images all test images are measured on; without, one half of them."""
-    for name, train, measured in (("labels", _images(30), 24), ("none", _images(30)[0], 12)):
+    for name, train, measured in (
+        ("labels", bright_pixels(30), 24),
+        ("none", bright_pixels(30)[0], 12),
+    ):
         run = fedssl.run(
-            small, tmp_path / name, dataset=train, test=_images(24, seed=1), quiet=True
+            small, tmp_path / name, dataset=train, test=bright_pixels(24, seed=1), quiet=True
         )
         assert (run.results["notes"] == []) == (name == "labels")
         knn = run.results["table"]["this run"]["knn"]["mean"]
@@ -351,22 +345,20 @@ def test_labelled_test_images_from_python(small: Experiment, tmp_path: Path) -> 
     assert len(run.data().test or ()) == 24
 
 
-def test_test_images_that_would_not_be_looked_at_are_refused(
+def test_test_images_without_training_images_are_refused(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     for dataset in (None, labelled):
-        with pytest.raises(ConfigError, match="test= is used only together with training images"):
-            fedssl.run(small, tmp_path / "run", dataset=dataset, test=_images(6), quiet=True)
+        with pytest.raises(ConfigError, match="test= goes with training images in dataset="):
+            fedssl.run(small, tmp_path / "run", dataset=dataset, test=bright_pixels(6), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_natural_clients_need_no_number(tmp_path: Path) -> None:
     owners = {"north": torch.arange(10), "south": torch.arange(10, 24)}
-    values = {key: value for key, value in SMALL.items() if key != "clients"} | {
-        "partition": "natural",
-        "rounds": 1,
-    }
-    data = from_python(_images(24)[0], owners=owners)
+    values = {**SMALL_EXPERIMENT, "partition": "natural", "rounds": 1}
+    del values["clients"]
+    data = from_python(bright_pixels(24)[0], owners=owners)
     run = fedssl.run(Experiment.from_dict(values), tmp_path / "run", dataset=data, quiet=True)
     assert [c["client"] for c in run.rounds[0]["clients"]] == ["north", "south"]
     assert run.experiment.clients == 0
@@ -424,7 +416,7 @@ def test_peers_without_a_server(small: Experiment, labelled: Dataset, tmp_path: 
     assert whole.rounds[-1]["knn_common"] == score["models"]["mean"]
 
 
-def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(
+def test_a_disconnected_graph_is_refused_before_anything_is_written(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     changes = {"topology.name": "edges", "topology.edges": [[0, 1]]}
@@ -440,9 +432,7 @@ def test_a_graph_that_falls_apart_is_refused_before_anything_is_written(
     assert len(run.rounds) == 2
 
 
-def test_clients_that_see_their_images_differently(
-    small: Experiment, labelled: Dataset, tmp_path: Path
-) -> None:
+def test_clients_with_shifted_images(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
     """They train on shifted images only; a run is measured with the original images."""
     run, plain = (
         fedssl.run(small, tmp_path / name, dataset=labelled, quiet=True, rounds=1, partition=name)
@@ -468,11 +458,13 @@ def test_clients_that_see_their_images_differently(
 def test_one_isolated_client_is_centralized_training(small: Experiment, tmp_path: Path) -> None:
     """One client without merging and one client with all images differ only by name."""
     one = {"clients": 1, "guard.min_uploads": 1}
-    federated = fedssl.run(small, tmp_path / "one", dataset=_images(24)[0], quiet=True, set=one)
+    federated = fedssl.run(
+        small, tmp_path / "one", dataset=bright_pixels(24)[0], quiet=True, set=one
+    )
     alone = fedssl.run(
         small,
         tmp_path / "alone",
-        dataset=_images(24)[0],
+        dataset=bright_pixels(24)[0],
         quiet=True,
         clients=1,
         topology={"name": "isolated"},
@@ -487,7 +479,7 @@ def test_participation(small: Experiment, tmp_path: Path) -> None:
         "rounds": 4,
         "probe.beside": ["centralized", "isolated"],
     }
-    data = from_python(_images(40), _images(12))
+    data = from_python(bright_pixels(40), bright_pixels(12))
     run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=changes)
     asked = [tuple(c["client"] for c in line["clients"]) for line in run.rounds]
     assert {len(clients) for clients in asked} == {2}
@@ -495,7 +487,9 @@ def test_participation(small: Experiment, tmp_path: Path) -> None:
     assert list(run.results["table"]) == ["this run", "centralized", "isolated"]
 
 
-def test_workers_do_not_change_a_bit(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
+def test_the_number_of_workers_does_not_change_the_bits(
+    small: Experiment, labelled: Dataset, tmp_path: Path
+) -> None:
     hashes = [
         _tensors(
             fedssl.run(
@@ -565,13 +559,13 @@ def test_odd_directory_names(small: Experiment, labelled: Dataset, tmp_path: Pat
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("tests", [1, 4, 12])
 def test_picture(tests: int, every: int, small: Experiment, tmp_path: Path) -> None:
-    data = from_python(_images(24), _images(tests))
+    data = from_python(bright_pixels(24), bright_pixels(tests))
     set = {"probe.picture": True, "probe.every": every, "rounds": 1}
     run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=set)
     assert (run.dir / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_missing_extra_costs_the_picture_only(
+def test_without_matplotlib_only_the_picture_is_missing(
     small: Experiment,
     labelled: Dataset,
     tmp_path: Path,
@@ -584,22 +578,22 @@ def test_a_missing_extra_costs_the_picture_only(
     )
     assert run.results["table"]
     assert not (run.dir / "picture.png").exists()
-    said = capsys.readouterr().err
-    advice = 'in a clone of fedssl, run pip install ".[viz]"'
-    assert said == f"no picture: matplotlib and scikit-learn are not installed: {advice}\n"
+    printed = capsys.readouterr().err
+    needs = "a picture needs matplotlib and scikit-learn"
+    assert printed == f'no picture: {needs}: in a clone of fedssl, pip install ".[viz]"\n'
 
 
-def test_quiet_says_nothing(
+def test_quiet_prints_nothing(
     small: Experiment, labelled: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     assert capfd.readouterr() == ("", "")
 
 
-def test_run_of_no_run_directory(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run directory: it has no experiment.toml"):
         fedssl.Run(tmp_path)
-    (tmp_path / "experiment.toml").write_text(Experiment.from_dict(SMALL).to_toml())
+    (tmp_path / "experiment.toml").write_text(make_experiment().to_toml())
     run = fedssl.Run(tmp_path)
     assert (run.rounds, run.results) == ([], {})
     with pytest.raises(ConfigError, match="has no checkpoint yet"):
@@ -616,7 +610,7 @@ def test_given_needs_a_dataset(small: Experiment, tmp_path: Path) -> None:
 def test_resnet_backbone_loads_into_torchvision(small: Experiment, tmp_path: Path) -> None:
     torchvision = pytest.importorskip("torchvision")
     changes = {"method.backbone": "resnet18", "method.stem": "imagenet", "rounds": 1}
-    run = fedssl.run(small, tmp_path / "run", dataset=_images(24)[0], quiet=True, set=changes)
+    run = fedssl.run(small, tmp_path / "run", dataset=bright_pixels(24)[0], quiet=True, set=changes)
     theirs = torchvision.models.resnet18()
     theirs.fc = torch.nn.Identity()
     theirs.load_state_dict(load_file(run.dir / "backbone.safetensors"), strict=True)
@@ -663,9 +657,7 @@ def test_predictions_by_class_are_stored(
     assert (table["isolated"], table["this run"]) == ({}, found["table"]["this run"])
 
 
-def test_a_note_if_a_run_was_prolonged(
-    small: Experiment, labelled: Dataset, tmp_path: Path
-) -> None:
+def test_a_note_if_a_run_was_extended(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
     """Its learning rate follows the short schedule, then the long one, unlike one run of four."""
     fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     longer = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, rounds=4)
@@ -679,7 +671,7 @@ def test_a_note_if_a_run_was_prolonged(
         assert (file.metadata()["notes"], file.metadata()["rounds"]) == (note, "4")
 
 
-# -- what a run is the result of --
+# -- inputs that determine a run --
 
 
 def test_test_images_of_another_kind_are_refused_before_training(
@@ -694,7 +686,7 @@ def test_test_images_of_another_kind_are_refused_before_training(
     assert not (tmp_path / "run" / "rounds.jsonl").exists()
 
 
-def test_no_test_images_are_nothing_to_measure_with(small: Experiment, tmp_path: Path) -> None:
+def test_without_test_images_nothing_is_measured(small: Experiment, tmp_path: Path) -> None:
     x = torch.randint(256, (24, 3, 12, 12), dtype=torch.uint8)
     y = torch.arange(24) % 3
     run = fedssl.run(
@@ -705,7 +697,7 @@ def test_no_test_images_are_nothing_to_measure_with(small: Experiment, tmp_path:
     assert (run.dir / "backbone.safetensors").is_file()
 
 
-def test_a_probe_that_fails_takes_no_round_with_it(
+def test_a_failing_probe_does_not_lose_a_round(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:
@@ -724,7 +716,7 @@ def test_a_probe_that_fails_takes_no_round_with_it(
     assert run.rounds[1]["knn"] is not None
 
 
-def test_measuring_is_no_part_of_a_rounds_time(
+def test_the_duration_of_a_round_excludes_measuring(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = Evaluation.measure
@@ -740,7 +732,7 @@ def test_measuring_is_no_part_of_a_rounds_time(
     )
 
 
-def test_other_labels_are_measured_again(
+def test_changed_labels_are_measured_again(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     first = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results
@@ -770,7 +762,7 @@ def test_a_method_that_learns_from_labels_is_resumed_with_the_same_ones(
     fedssl.run(small, tmp_path / "byol", "cpu", dataset=others, quiet=True)
 
 
-def test_first_weights_are_part_of_a_run_and_not_the_random_ones(
+def test_the_comparison_with_random_weights_ignores_method_init(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     trained = fedssl.run(small, tmp_path / "first", "cpu", dataset=labelled, quiet=True)
@@ -799,7 +791,7 @@ def test_first_weights_are_part_of_a_run_and_not_the_random_ones(
 @pytest.mark.parametrize(
     ("name", "topology"), [("server", "star"), ("home", "star"), ("mean", "cycle")]
 )
-def test_clients_have_names_of_their_own(
+def test_files_of_clients_have_distinct_names(
     name: str, topology: str, small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     listed = small.with_changes(
@@ -812,7 +804,7 @@ def test_clients_have_names_of_their_own(
         fedssl.run(listed, tmp_path, "cpu", dataset=owned, quiet=True)
 
 
-def test_a_long_name_is_no_reason_to_lose_a_model(
+def test_a_model_with_a_long_name_is_exported(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     """41 Cyrillic letters: 82 bytes, and 246 characters of percent-encoding."""
@@ -830,7 +822,7 @@ def test_a_long_name_is_no_reason_to_lose_a_model(
     assert find_backbone(run.dir, long) == file
 
 
-def test_building_a_model_leaves_the_callers_random_numbers_alone(
+def test_building_a_model_does_not_change_the_callers_random_state(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -842,7 +834,7 @@ def test_building_a_model_leaves_the_callers_random_numbers_alone(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_run_without_its_log_is_not_taken_for_a_fruitless_one(
+def test_a_run_without_its_log_does_not_count_as_failed(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True)
@@ -850,10 +842,10 @@ def test_a_run_without_its_log_is_not_taken_for_a_fruitless_one(
     assert fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results["rounds"] == 2
 
 
-def test_a_run_whose_models_are_all_elsewhere_is_finished(
+def test_a_run_without_any_model_is_finished(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a server: with FedBN each client has its own model, whose state is not here."""
+    """As on a server with FedBN: each client has its own model, which the server does not have."""
     experiment = small.with_changes({"algorithm": {"name": "fedbn"}})
     fedssl.run(experiment, tmp_path, "cpu", dataset=labelled, quiet=True)
     for file in (*tmp_path.glob("backbone*"), tmp_path / "results.json"):
@@ -872,19 +864,20 @@ def test_a_run_whose_models_are_all_elsewhere_is_finished(
     finish(tmp_path, labelled, None, device, quiet=True, alone=True)
 
 
-def test_every_round_is_saved_if_asked_for(
+def test_every_round_is_saved_if_set(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However slow the disk is."""
+    """Even with a slow disk."""
     saved = []
-    save = Store._save
+    replace = Path.replace
 
-    def slowly(self: Store, snapshot: Snapshot) -> None:
-        time.sleep(0.3)
-        saved.append(snapshot.rounds)
-        save(self, snapshot)
+    def slowly(temporary: Path, path: Path) -> Path:
+        if path.match("checkpoints/*.json"):
+            time.sleep(0.3)
+            saved.append(int(path.stem))
+        return replace(temporary, path)
 
-    monkeypatch.setattr(Store, "_save", slowly)
+    monkeypatch.setattr(Path, "replace", slowly)
     fedssl.run(
         small.with_changes({"rounds": 4, "probe.every": 0}),
         tmp_path,

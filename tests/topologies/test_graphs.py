@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
+from factories import make_trainer, random_pixels, train_rounds
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,10 +16,7 @@ import fedssl.methods  # noqa: F401 - registers its own
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.tree import model
-from fedssl.engine.checkpoints.client_memory import Memory
-from fedssl.engine.federate import Round, federate
-from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
-from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.federate import Round
 from fedssl.engine.uploads.records import Candidate, Reply
 from fedssl.engine.uploads.routing import Routing
 from fedssl.engine.uploads.upload_weights import UploadWeights
@@ -33,8 +31,6 @@ from fedssl.topologies.graphs import (
     metropolis,
 )
 from fedssl.topologies.topology import Star, Topology
-from fedssl.training.client import Client
-from fedssl.training.trainer import Trainer
 
 KINDS: dict[str, Callable[[float], Graph]] = {
     "cycle": lambda share: Cycle(participation=share),
@@ -190,20 +186,12 @@ Go = Callable[..., list[Round]]
 
 
 @pytest.fixture
-def go(make_trainer: Callable[..., Trainer], pixels: Callable[..., Tensor]) -> Go:
+def go() -> Go:
     def run(topology: Topology, peers: int, method: str = "byol", rounds: int = 3) -> list[Round]:
-        algorithm = FedAvg()
-        trainer = make_trainer(method)
-        shards = {name: Shard(pixels(8, seed)) for seed, name in enumerate(named(peers))}
-        runtime = LocalRuntime(
-            RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)), shards, [trainer], Memory()
+        shards = {name: random_pixels(8, seed) for seed, name in enumerate(named(peers))}
+        return train_rounds(
+            FedAvg(), shards, make_trainer(method), rounds=rounds, topology=topology
         )
-        first = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
-        sites = dict.fromkeys(topology.sites(runtime.clients), first)
-        schema = algorithm.upload_schema(trainer.method)
-        done = list(federate(algorithm, topology, runtime, sites, schema=schema, rounds=rounds))
-        runtime.close()
-        return done
 
     return run
 

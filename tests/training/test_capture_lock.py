@@ -1,4 +1,6 @@
-"""Recording alone: nobody runs layers meanwhile, whoever waits gets its turn."""
+"""The capture lock: graph capture excludes eager kernels, and every waiting thread gets the
+lock.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from fedssl.training.capture_lock import CaptureLock
 def inside(
     enter: Callable[[], AbstractContextManager[None]], until: threading.Event
 ) -> tuple[threading.Thread, threading.Event]:
-    """A thread that stays in there until told; and an event that says it has come in."""
+    """Start a thread that holds the lock until an event; return an event for its entry."""
     came = threading.Event()
 
     def stay() -> None:
@@ -28,7 +30,7 @@ def inside(
     return thread, came
 
 
-def test_an_exclusive_holder_excludes_shared_ones() -> None:
+def test_an_exclusive_holder_excludes_shared_holders() -> None:
     lock = CaptureLock()
     first = threading.Event()
     second = threading.Event()

@@ -1,33 +1,27 @@
-"""A client's random streams, and features that leave no trace."""
+"""A client's random streams, and embeddings without side effects."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from factories import make_client, make_trainer, random_pixels
 from torch import Tensor
 
 from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer
 
-MakeTrainer = Callable[..., Trainer]
-Pixels = Callable[..., Tensor]
-
 
 def make(trainer: Trainer, images: Tensor, **changes: Any) -> Client:
-    fields = {"id": "a", "labels": None, "memory": {}, "seed": 1, "round": 2, "rate": 0.05}
-    return Client(pixels=images, trainer=trainer, **{**fields, **changes})
+    return make_client(trainer, images, **{"seed": 1, "round": 2, "rate": 0.05, **changes})
 
 
-def test_streams_repeat_and_differ_by_seed_round_client_and_purpose(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_streams_repeat_and_differ_by_seed_round_client_and_purpose() -> None:
     trainer = make_trainer("simclr")
-    images = pixels(2)
+    images = random_pixels(2)
     draws = {}
     for seed, round, client, purpose in itertools.product(
         (1, 2), (0, 1), ("a", "b"), ("train 0", "fresh")
@@ -53,29 +47,28 @@ def _seen(client: Client, times: int = 1) -> list[list[int]]:
     return seen
 
 
-def test_training_twice_in_a_round_draws_anew(make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    client = make(make_trainer("simclr", {"batch": 16}), pixels(16))
+def test_a_second_training_in_a_round_draws_other_batches() -> None:
+    client = make(make_trainer("simclr", {"batch": 16}), random_pixels(16))
     first, second = _seen(client, 2)
     assert first != second
     assert [m.steps for m in client.metrics] == [1, 1]
-    assert _seen(make(make_trainer("simclr", {"batch": 16}), pixels(16)), 2) == [first, second]
+    assert _seen(make(make_trainer("simclr", {"batch": 16}), random_pixels(16)), 2) == [
+        first,
+        second,
+    ]
 
 
 @pytest.mark.parametrize(
     "name", [name for name in METHODS.names() if not METHODS[name].learns_from_labels]
 )
-def test_labels_are_not_even_asked_for(
-    name: str, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_labels_are_never_loaded(name: str) -> None:
     def labels() -> Tensor:
         raise AssertionError("labels were loaded")
 
-    _seen(make(make_trainer(name), pixels(8), labels=labels))
+    _seen(make(make_trainer(name), random_pixels(8), labels=labels))
 
 
-def test_labels_for_a_method_that_declares_it(
-    make_trainer: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_for_a_method_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer("simclr")
     found = []
     monkeypatch.setattr(type(trainer.method), "learns_from_labels", True)
@@ -84,18 +77,16 @@ def test_labels_for_a_method_that_declares_it(
         found.append(torch.equal(batch.labels, 10 * batch.index))  # type: ignore[arg-type]
         return method.loss(out, constants)
 
-    make(trainer, pixels(16), labels=lambda: 10 * torch.arange(16)).train(objective, {})
+    make(trainer, random_pixels(16), labels=lambda: 10 * torch.arange(16)).train(objective, {})
     assert found == [True, True]
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", METHODS.names())
-def test_embed_leaves_the_method_as_found(
-    name: str, training: bool, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_embed_does_not_change_the_method(name: str, training: bool) -> None:
     trainer = make_trainer(name)
     method = trainer.method
-    client = make(trainer, pixels(21), labels=lambda: torch.arange(21) % 5)
+    client = make(trainer, random_pixels(21), labels=lambda: torch.arange(21) % 5)
     method.init_local_parts(client.generator("fresh"))
     client.train(lambda method, batch, out, constants: method.loss(out, constants), {})
     method.train(training)
@@ -117,11 +108,9 @@ def test_embed_leaves_the_method_as_found(
     torch.testing.assert_close(client.embed(other, "p"), expected.p)
 
 
-def test_embed_of_some_parts_takes_the_others_as_they_are(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_embed_of_some_parts_uses_the_resident_others() -> None:
     trainer = make_trainer("byol")
-    client = make(trainer, pixels(5))
+    client = make(trainer, random_pixels(5))
     state = trainer.method.state
     before = state.clone()
     other = state.pick(("backbone",))
@@ -130,9 +119,7 @@ def test_embed_of_some_parts_takes_the_others_as_they_are(
     assert torch.equal(state.floats, before.floats)
 
 
-def test_a_failed_embed_leaves_the_method_as_found(
-    make_trainer: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_embed_does_not_change_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer("byol")
     method = trainer.method.train()
     before = method.state.clone()
@@ -144,26 +131,24 @@ def test_a_failed_embed_leaves_the_method_as_found(
 
     monkeypatch.setattr(method, "clean", fail)
     with pytest.raises(RuntimeError, match="no"):
-        make(trainer, pixels(3)).embed(other)
+        make(trainer, random_pixels(3)).embed(other)
     assert torch.equal(method.state.floats, before.floats)
     assert method.training
 
 
-def test_measuring_has_a_stream_of_its_own(make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    """What a client trains on is the same whether it was measured before or not, and measurements
-    repeat.
-    """
+def test_measuring_has_a_separate_stream() -> None:
+    """Measuring does not change the batches of a later training, and measurements repeat."""
 
     def loss(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return method.loss(out, constants)
 
     trainer = make_trainer("simclr")
-    client = make(trainer, pixels(16), rate=0.0)
+    client = make(trainer, random_pixels(16), rate=0.0)
     assert client.measure({}, loss) == client.measure({}, loss)
     assert client.metrics == []
-    assert _seen(client) == _seen(make(trainer, pixels(16), rate=0.0))
-    assert client.measure({}, loss) != make(trainer, pixels(16), id="b").measure({}, loss)
+    assert _seen(client) == _seen(make(trainer, random_pixels(16), rate=0.0))
+    assert client.measure({}, loss) != make(trainer, random_pixels(16), id="b").measure({}, loss)
 
 
-def test_a_client_counts_its_images(make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    assert make(make_trainer(), pixels(13)).count == 13
+def test_a_client_counts_its_images() -> None:
+    assert make(make_trainer(), random_pixels(13)).count == 13

@@ -1,4 +1,4 @@
-"""What a recorded step is fed; a graph that records nothing stands in for CUDA's."""
+"""The inputs of a captured step, with a fake in place of CUDA's graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedssl.training.step import Inputs
 
 
 class Eager:
-    """Stands for a step that is counted."""
+    """A step that counts its calls."""
 
     steps = 0
 
@@ -22,7 +22,7 @@ class Eager:
 
 
 class Replayed:
-    """Writes down what its inputs and `constants` hold whenever it is replayed."""
+    """A graph that records its inputs and `constants` at each replay."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, float]] = []
@@ -54,10 +54,10 @@ def inputs(row: int) -> Inputs:
     return Inputs(torch.tensor([row]), torch.zeros(1, 3, 2, 2, dtype=torch.uint8), (), None, {})
 
 
-def test_a_recorded_step_sees_its_new_inputs_and_what_is_given_now(
+def test_a_captured_step_uses_new_inputs_and_new_constants(
     graphs: dict[str, Replayed],
 ) -> None:
-    """Two phases share one `constants` in every round: the second must not go on with that of the round
+    """Two phases share one `constants` in every round: the second must not use that of the round
     before.
     """
     steps: Any = CapturedSteps(Eager())  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_a_recorded_step_sees_its_new_inputs_and_what_is_given_now(
     assert graphs["second"].seen == [(row, round) for round in range(3) for row in (2, 3)][1:]
 
 
-def test_shapes_met_once_and_shapes_without_end_are_not_recorded(
+def test_rare_shapes_and_too_many_shapes_are_not_captured(
     graphs: dict[str, Replayed],
 ) -> None:
     eager = Eager()

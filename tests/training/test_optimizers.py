@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from factories import make_trainer
 from torch import Tensor
 
 from fedssl.training.optimizers import SGD, Adam, Follower, FusedSGD, Optimizer
-from fedssl.training.trainer import Trainer, TrainSettings, make_optimizer
+from fedssl.training.trainer import TrainSettings, make_optimizer
 
 OURS: dict[str, Callable[[Tensor, float | Tensor], Optimizer]] = {
     "sgd": lambda row, decay: SGD(row, decay, momentum=0.9),
@@ -66,7 +67,7 @@ def test_a_decay_for_each_element(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_after_a_reset_nothing_is_remembered(name: str) -> None:
+def test_a_reset_clears_all_state(name: str) -> None:
     used = _numbers(9, 0)
     new = _numbers(9, 0)
     veteran = OURS[name](used, 0.1)
@@ -85,7 +86,7 @@ def test_after_a_reset_nothing_is_remembered(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_decay_by_role(name: str, make_trainer: Callable[..., Trainer]) -> None:
+def test_decay_by_role(name: str) -> None:
     """Without a gradient, only decay moves a weight: matrices and kernels, and biases and norms
     where asked.
     """
@@ -104,7 +105,7 @@ def test_decay_by_role(name: str, make_trainer: Callable[..., Trainer]) -> None:
                 assert moved or bool((parameter == 1).all()), key
 
 
-def test_settings_choose_the_optimizer(make_trainer: Callable[..., Trainer]) -> None:
+def test_settings_choose_the_optimizer() -> None:
     method = make_trainer().method
     row = torch.zeros(3)
     made = [
@@ -122,7 +123,9 @@ def test_settings_choose_the_optimizer(make_trainer: Callable[..., Trainer]) -> 
 def test_a_slice_is_followed(
     start: int, end: int, low: bool, apart: dict[int, int], plain_kernel: list[torch.dtype]
 ) -> None:
-    """Wherever the slice lies and wherever gradients that lie apart (place: length) begin and end."""
+    """For any slice, and for separate gradient tensors (place: length) that begin and end
+    anywhere.
+    """
     row = torch.linspace(-1, 1, 10)
     target = torch.full((end - start,), 3.0)
     plain = SGD(row.clone(), 0.1, 0.9)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_trainer, random_pixels
 from torch import Tensor
 
 from fedssl.core.errors import ConfigError
@@ -19,7 +20,6 @@ from fedssl.training.optimizers import FusedSGD
 from fedssl.training.trainer import Task, Trainer, TrainSettings, resolve_mode
 
 MakeTrainer = Callable[..., Trainer]
-Pixels = Callable[..., Tensor]
 
 
 def plain(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
@@ -27,7 +27,7 @@ def plain(method: Method, batch: Batch, out: Output, constants: Constants) -> Te
 
 
 def pulled(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
-    """With a term in the weights themselves, as FedProx has it."""
+    """An objective with a term in the weights, like FedProx."""
     pull = sum(
         (p - 0.5).square().sum() for n, p in method.named_parameters() if n.startswith("backbone")
     )
@@ -35,7 +35,7 @@ def pulled(method: Method, batch: Batch, out: Output, constants: Constants) -> T
 
 
 def aligned(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
-    """With a pass of its own, over clean images, as FeatARC has it."""
+    """An objective with an extra pass over clean images, like FeatARC."""
     return (
         method.loss(out, constants)
         + method.encode(method.clean(batch.images), tracked=False).h.square().mean()
@@ -50,8 +50,8 @@ def train(trainer: Trainer, pixels: Tensor, objective: Any = plain, rate: float 
 
 
 @pytest.fixture
-def shadowed(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> MakeTrainer:
-    """A trainer in mode compiled, without the compiling."""
+def shadowed(monkeypatch: pytest.MonkeyPatch) -> MakeTrainer:
+    """Return a factory of trainers in mode compiled, without compilation."""
 
     def make(name: str = "byol", **settings: Any) -> Trainer:
         monkeypatch.setattr(torch, "compile", lambda function, **how: function)
@@ -65,13 +65,13 @@ def shadowed(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Make
 
 @pytest.mark.parametrize("objective", [plain, pulled])
 @pytest.mark.parametrize("name", METHODS.names())
-def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
-    name: str, objective: Any, shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels
+def test_casting_a_row_equals_casting_each_layer(
+    name: str, objective: Any, shadowed: MakeTrainer
 ) -> None:
-    ours = train(shadowed(name), pixels(32), objective)
+    ours = train(shadowed(name), random_pixels(32), objective)
     theirs = train(
         make_trainer(name, {"mode": "eager", "precision": "bf16", "epochs": 2}),
-        pixels(32),
+        random_pixels(32),
         objective,
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
@@ -81,8 +81,8 @@ def test_one_cast_of_a_row_is_as_good_as_one_for_each_layer(
 def fused(
     shadowed: MakeTrainer, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Trainer]:
-    """fused(large, name): such a trainer with CUDA's optimizer, for which gradients of `large`
-    numbers lie apart.
+    """fused(large, name): return such a trainer with CUDA's optimizer; gradients above `large`
+    numbers are separate.
     """
 
     def make(large: int, name: str = "byol", **settings: Any) -> Trainer:
@@ -99,61 +99,55 @@ def fused(
 
 
 def low(trainer: Trainer) -> Tensor:
-    """The bfloat16 copy of the target's weights."""
+    """Return the bfloat16 copy of the target's weights."""
     shadow = trainer.step._shadow
     assert shadow is not None
     return shadow.slice_of(trainer.method.parameter_row(("target",)))
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_an_objectives_own_pass(
-    name: str, shadowed: MakeTrainer, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_an_extra_pass_of_the_objective(name: str, shadowed: MakeTrainer) -> None:
     """Two steps. Gradients of both passes are added up in bfloat16 here, in float32 there."""
     settings = {"mode": "eager", "precision": "bf16", "epochs": 2}
     ours = shadowed(name)
     theirs = make_trainer(name, settings)
     start = ours.method.state.floats.clone()
-    ours, theirs = (train(trainer, pixels(8), aligned) - start for trainer in (ours, theirs))
+    ours, theirs = (train(trainer, random_pixels(8), aligned) - start for trainer in (ours, theirs))
     assert (ours - theirs).norm() < 0.01 * theirs.norm()
 
 
-def test_an_objectives_own_pass_computes_with_the_copy(
-    shadowed: MakeTrainer, pixels: Pixels
-) -> None:
+def test_an_extra_pass_of_the_objective_uses_the_copy(shadowed: MakeTrainer) -> None:
     trainer = shadowed()
     seen = set()
     trainer.method.projector.register_forward_pre_hook(
         lambda module, _: seen.add(module[0].weight.dtype)
     )
-    train(trainer, pixels(32), aligned)
+    train(trainer, random_pixels(32), aligned)
     assert seen == {torch.bfloat16}
-    trainer.embed(pixels(4), "z")
+    trainer.embed(random_pixels(4), "z")
     assert seen == {torch.bfloat16, torch.float32}
 
 
 @pytest.mark.parametrize("objective", [plain, pulled])
 @pytest.mark.parametrize("large", [1, 100, 10**9])
 @pytest.mark.parametrize("name", ["byol", "mocov2"])
-def test_one_pass_updates_all(
+def test_one_fused_pass_updates_all(
     name: str,
     large: int,
     objective: Any,
     fused: MakeTrainer,
     shadowed: MakeTrainer,
     plain_kernel: list[torch.dtype],
-    pixels: Pixels,
 ) -> None:
-    """The fused optimizer: whichever gradients come apart, weights, the target and its copy are
-    what they are when each is moved on its own; also where a client smaller than a batch, which
-    trains in plain torch, comes in between.
+    """For any set of separate gradients, weights, target and copy equal those of separate updates,
+    also with a client smaller than a batch, which trains in plain torch, in between.
     """
     ours = fused(large, name, momentum=0.7)
     theirs = shadowed(name, momentum=0.7)
     for n in (16, 5, 24):
         before = theirs.method.parameter_row(("target",)).clone()
-        expected = train(theirs, pixels(n), objective)
-        assert torch.equal(train(ours, pixels(n), objective), expected)
+        expected = train(theirs, random_pixels(n), objective)
+        assert torch.equal(train(ours, random_pixels(n), objective), expected)
         target = ours.method.parameter_row(("target",))
         assert (target - before).abs().mean() > 1e-4
         assert torch.equal(low(ours), target.bfloat16())
@@ -162,27 +156,24 @@ def test_one_pass_updates_all(
 
 
 def test_a_method_may_move_its_target_itself(
-    shadowed: MakeTrainer,
-    plain_kernel: list[torch.dtype],
-    pixels: Pixels,
-    monkeypatch: pytest.MonkeyPatch,
+    shadowed: MakeTrainer, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As BYOL would, but in `after_step`: the same bits with either optimizer."""
-    expected = train(shadowed(), pixels(32)).clone()
+    expected = train(shadowed(), random_pixels(32)).clone()
     monkeypatch.setattr(BYOL, "target_momentum", None)
     monkeypatch.setattr(
         BYOL, "after_step", lambda self, out: self.move_target(self.settings.momentum)
     )
     for moves in (True, False):
         monkeypatch.setattr(BYOL, "after_step_moves_weights", moves)
-        assert torch.equal(train(shadowed(), pixels(32)), expected)
+        assert torch.equal(train(shadowed(), random_pixels(32)), expected)
         with monkeypatch.context() as only_now:
             only_now.setattr("fedssl.training.trainer.SGD", FusedSGD)
-            assert torch.equal(train(shadowed(), pixels(32)), expected)
+            assert torch.equal(train(shadowed(), random_pixels(32)), expected)
 
 
 class Headed(BYOL):
-    """Its target is a copy of the projector only, which does not lie at the row's beginning."""
+    """BYOL whose target is a copy of the projector only, which is not at the start of the row."""
 
     Settings = type("HeadedSettings", (BYOL.Settings,), {})
     mirrored = ("projector",)
@@ -197,13 +188,9 @@ class Headed(BYOL):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_target_of_a_part_in_the_middle(
-    precision: str,
-    make_trainer: MakeTrainer,
-    plain_kernel: list[torch.dtype],
-    pixels: Pixels,
-    monkeypatch: pytest.MonkeyPatch,
+    precision: str, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step for step: it goes 0.3 of the way to what the projector is by then."""
+    """In each step it moves by 0.3 of the distance to the projector."""
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
     monkeypatch.setattr("fedssl.core.kernels.shutil.which", lambda program: program)
     monkeypatch.setattr("fedssl.training.trainer.SGD", FusedSGD)
@@ -212,7 +199,7 @@ def test_a_target_of_a_part_in_the_middle(
     target, online = (method.parameter_row((part,)) for part in ("target", "projector"))
     for seed in range(3):
         before = target.clone()
-        train(trainer, pixels(8, seed))
+        train(trainer, random_pixels(8, seed))
         assert (target - before).abs().mean() > 1e-4
         torch.testing.assert_close(target, 0.7 * before + 0.3 * online)
 
@@ -232,18 +219,14 @@ def by_row(method: Method) -> None:
 
 
 @pytest.mark.parametrize("rule", [by_name, by_data, by_row])
-def test_a_rule_of_the_methods_own_reaches_the_copy(
-    rule: Callable[[Method], None],
-    shadowed: MakeTrainer,
-    make_trainer: MakeTrainer,
-    pixels: Pixels,
-    monkeypatch: pytest.MonkeyPatch,
+def test_changes_by_after_step_reach_the_copy(
+    rule: Callable[[Method], None], shadowed: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights that `after_step` sets to something else are the ones the next step computes with."""
+    """The next step computes with the weights that `after_step` has set."""
     monkeypatch.setattr(BYOL, "after_step", lambda self, out: rule(self))
-    ours = train(shadowed(), pixels(32))
+    ours = train(shadowed(), random_pixels(32))
     theirs = train(
-        make_trainer("byol", {"mode": "eager", "precision": "bf16", "epochs": 2}), pixels(32)
+        make_trainer("byol", {"mode": "eager", "precision": "bf16", "epochs": 2}), random_pixels(32)
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
@@ -252,31 +235,29 @@ def test_a_rule_of_the_methods_own_reaches_the_copy(
     ("name", "times"),
     [("byol", 0), ("mocov2", 0), ("dino", 0), ("simclr", 0), ("deepcluster", 0), ("swav", 1)],
 )
-def test_the_copy_is_made_anew_only_where_a_rule_may_have_changed_weights(
-    name: str, times: int, shadowed: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
+def test_the_copy_is_refreshed_only_if_weights_may_have_changed(
+    name: str, times: int, shadowed: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once an epoch for everybody, and after each step for a method with a rule of its own."""
+    """Once an epoch for every method, and after each step for a method with `after_step`."""
     trainer = shadowed(name)
     made = []
     monkeypatch.setattr(Shadow, "refresh", lambda self: made.append(self))
-    train(trainer, pixels(32))
+    train(trainer, random_pixels(32))
     assert len(made) == 2 + 8 * times
 
 
-def test_a_loaded_client_is_computed_with(shadowed: MakeTrainer, pixels: Pixels) -> None:
-    """Nothing of the client before: the second of two trains as if it were the first."""
+def test_a_loaded_client_replaces_the_one_before(shadowed: MakeTrainer) -> None:
+    """The second of two clients trains as if it were the first."""
     alone = shadowed()
     second = shadowed()
     start = alone.method.state.clone()
-    train(second, pixels(32, seed=3))
+    train(second, random_pixels(32, seed=3))
     second.method.state.load(start)
-    assert torch.equal(train(alone, pixels(32)), train(second, pixels(32)))
+    assert torch.equal(train(alone, random_pixels(32)), train(second, random_pixels(32)))
 
 
-def test_nothing_is_compiled_for_a_small_client(
-    make_trainer: MakeTrainer, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One with fewer images than a batch trains as in mode eager, also between others."""
+def test_nothing_is_compiled_for_a_small_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client with fewer images than a batch trains in mode eager, also between others."""
     compiled: list[Any] = []
 
     def spy(function: Any, **how: Any) -> Any:
@@ -290,20 +271,18 @@ def test_nothing_is_compiled_for_a_small_client(
     for n, expected in ((5, 0), (16, 4), (3, 0), (8, 2)):
         compiled.clear()
         torch.testing.assert_close(
-            train(ours, pixels(n)), train(theirs, pixels(n)), rtol=0, atol=1e-6
+            train(ours, random_pixels(n)), train(theirs, random_pixels(n)), rtol=0, atol=1e-6
         )
         assert len(compiled) == expected  # views and loss of each step
 
 
-def test_a_parameter_the_loss_does_not_see_only_decays(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_a_parameter_without_a_gradient_only_decays() -> None:
     def blind(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return out.h.square().mean()
 
     trainer = make_trainer("byol", {"weight_decay": 0.0})
     before = trainer.method.state.clone()
-    train(trainer, pixels(16), blind)
+    train(trainer, random_pixels(16), blind)
     after = trainer.method.state
     assert torch.equal(
         after.pick(("projector",), ("weight",)).floats,
@@ -321,18 +300,18 @@ def test_a_parameter_the_loss_does_not_see_only_decays(
     shutil.which("g++") is None, reason="torch compiles for a CPU with a C++ compiler"
 )
 @pytest.mark.parametrize("name", METHODS.names())
-def test_compiled_is_eager_on_a_cpu(name: str, make_trainer: MakeTrainer, pixels: Pixels) -> None:
+def test_compiled_is_eager_on_a_cpu(name: str) -> None:
     """At a low rate: with a higher one VICReg, whose loss is large, magnifies rounding errors a
     hundredfold.
     """
     ours, theirs = (
-        train(make_trainer(name, {"mode": mode}), pixels(32), rate=0.01)
+        train(make_trainer(name, {"mode": mode}), random_pixels(32), rate=0.01)
         for mode in ("compiled", "eager")
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_modes_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_modes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     cuda = torch.device("cuda")
     assert resolve_mode("auto", cpu) == "eager"

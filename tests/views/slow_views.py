@@ -49,7 +49,7 @@ def drawn(augment: Augment, n: int, height: int, width: int, seed: int = 1) -> P
 
 
 def whole(n: int, side: int, **fields: Any) -> Parameters:
-    """Parameters of views that are the square images themselves, but for the fields given."""
+    """Return parameters of views that equal the square images, except for the given fields."""
     no = torch.zeros(n, dtype=torch.bool)
     zero = torch.zeros(n, dtype=torch.int64)
     full = zero + side
@@ -127,7 +127,7 @@ def slow_view(image: Tensor, p: Parameters, i: int, augment: Augment, size: int)
 
 
 def jittered(x: Tensor, kind: int, factor: float) -> Tensor:
-    """The views of uint8 images under one operation of the jitter alone."""
+    """Return views of uint8 images under a single operation of the jitter."""
     n = x.shape[0]
     side = x.shape[2]
     p = whole(n, side, jitter=torch.ones(n, dtype=torch.bool))

@@ -23,7 +23,9 @@ from fedssl.views import (
 def slow_crop_parameters(
     augment: Augment, u: list[float], height: int, width: int
 ) -> tuple[int, int, int, int]:
-    """RandomResizedCrop.get_params of uniforms: areas 0..9, ratios 10..19, position 20, 21."""
+    """Return RandomResizedCrop.get_params for uniforms: areas 0..9, ratios 10..19, position
+    20, 21.
+    """
     low, high = (math.log(r) for r in augment.ratio)
     for k in range(10):
         area = height * width * (augment.crop[0] + u[k] * (augment.crop[1] - augment.crop[0]))
@@ -56,8 +58,9 @@ def test_the_fallback_is_taken() -> None:
 
 
 def ks_uniform(sample: Tensor) -> float:
-    """√n times the Kolmogorov–Smirnov distance of a sample from U(0, 1): above 1.95 once in a
-    thousand."""
+    """Return √n times the Kolmogorov–Smirnov distance from U(0, 1): above 1.95 once in a
+    thousand.
+    """
     n = len(sample)
     steps = torch.arange(n + 1, dtype=torch.float64) / n
     ordered = sample.double().sort().values
@@ -113,7 +116,7 @@ def test_probabilities_of_zero_and_one_are_certain(probability: float) -> None:
     assert all((flag == bool(probability)).all() for flag in (p.flip, p.jitter, p.gray, p.blur))
 
 
-def test_draw_is_the_generators_alone() -> None:
+def test_draw_depends_on_the_generator_only() -> None:
     state = torch.random.get_rng_state()
     assert torch.equal(draw(9, seeded(5), "cpu"), draw(9, seeded(5), "cpu"))
     assert torch.equal(torch.random.get_rng_state(), state)

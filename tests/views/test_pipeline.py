@@ -34,7 +34,7 @@ from fedssl.views import (
 )
 
 
-def test_same_uniforms_same_bits_and_rows_do_not_see_each_other() -> None:
+def test_equal_uniforms_give_equal_bits_and_rows_are_independent() -> None:
     images = random_images(12, 3, 20, 20)
     uniforms = draw(12, seeded(2), "cpu")
     group = ViewGroup(1, 16, FULL)
@@ -47,7 +47,7 @@ def test_same_uniforms_same_bits_and_rows_do_not_see_each_other() -> None:
     assert torch.equal(views[:, 0], make_views(group, others, uniforms)[:, 0])
 
 
-def test_views_lie_view_by_view() -> None:
+def test_views_are_stored_view_by_view() -> None:
     images = random_images(5, 3, 20, 20)
     group = ViewGroup(3, 16, FULL)
     uniforms = draw(15, seeded(2), "cpu")
@@ -102,7 +102,7 @@ def test_shapes_are_known_without_values(channels: int) -> None:
     assert views.shape == (2, 6, channels, 16, 16)
 
 
-def test_what_settings_rule_out_is_not_computed() -> None:
+def test_operations_that_are_switched_off_are_not_computed() -> None:
     assert {"copysign", "lerp_", "addcmul_"} <= operators(FULL)
     assert "copysign" not in operators(FULL.model_copy(update={"jitter": (0.4, 0.4, 0.4, 0.0)}))
     assert "copysign" not in operators(FULL, channels=1)

@@ -110,7 +110,9 @@ def test_torchvision_whole_pipeline(
 
 
 def ks_two(a: Tensor, b: Tensor) -> float:
-    """The two-sample statistic, scaled as `ks_uniform`; ties (whole pixels) only reduce it."""
+    """Return the two-sample statistic, scaled like `ks_uniform`; ties (whole pixels) only reduce
+    it.
+    """
     grid = torch.cat([a, b]).double().sort().values
     gap = [torch.searchsorted(s.double().sort().values, grid, right=True) / len(s) for s in (a, b)]
     return math.sqrt(len(a) * len(b) / (len(a) + len(b))) * float((gap[0] - gap[1]).abs().max())

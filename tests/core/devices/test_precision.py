@@ -1,5 +1,6 @@
-"""What measures a model computes in float32, whatever the process allows elsewhere: the flags,
-since no CUDA is needed to see them."""
+"""Evaluation computes in float32 whatever the process allows elsewhere: the flags are tested, which
+needs no CUDA.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from factories import known_settings, make_experiment, random_pixels
 
 from fedssl import federation
 from fedssl.core.devices.precision import float32
@@ -37,7 +39,7 @@ def _tf32_is_allowed() -> Iterator[None]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[bool, str]]:
-    """The flags that each part of a measurement observed."""
+    """Record the flags that each part of an evaluation observes."""
     observed: dict[str, tuple[bool, str]] = {}
 
     def spied(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,16 +55,15 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[bool, str]]:
 
 
 def experiment(method: str = "simclr") -> Experiment:
-    small = {"hidden": 8, "dim": 4} if method == "simclr" else {"classes": 3}
-    probe = {"epochs": 1, "k": 5, "labels": 10}
-    table = {"name": method, "backbone": "cnn", **small}
-    return Experiment.from_dict(
-        {"clients": 1, "data": {"name": "given"}, "method": table, "probe": probe}
+    return make_experiment(
+        clients=1,
+        method={"name": method, **known_settings(method, {"classes": 3})},
+        probe={"epochs": 1, "labels": 10},
     )
 
 
 def images(n: int) -> Images:
-    return Images(torch.randint(256, (n, 3, 8, 8), dtype=torch.uint8), torch.arange(n) % 3)
+    return Images(random_pixels(n), torch.arange(n) % 3)
 
 
 def test_probes_compute_in_float32(seen: dict[str, tuple[bool, str]]) -> None:
@@ -90,7 +91,7 @@ def failing() -> None:
     raise ZeroDivisionError
 
 
-def test_flags_are_put_back_when_something_fails() -> None:
+def test_flags_are_restored_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError):
         failing()
     assert flags() == FAST

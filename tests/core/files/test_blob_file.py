@@ -1,5 +1,6 @@
 """Byte strings in one file: one that is referred to is never overwritten, and other places are
-reused."""
+reused.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def extents(tmp_path: Path) -> BlobFile:
     return BlobFile(tmp_path / "memory" / "rows")
 
 
-def test_what_was_put_is_read(extents: BlobFile) -> None:
+def test_written_bytes_are_read_back(extents: BlobFile) -> None:
     datas = [b"", b"x", bytes(BLOCK), os.urandom(BLOCK + 1), os.urandom(7)]
     put = [extents.put(data) for data in datas]
     assert [extent.offset // BLOCK for extent in put] == [0, 1, 2, 3, 5]
@@ -56,7 +57,7 @@ def test_a_place_that_is_taken_cannot_be_claimed(extents: BlobFile) -> None:
     assert taken.length == 2 * BLOCK
 
 
-def test_damage_is_noticed(extents: BlobFile) -> None:
+def test_damage_is_detected(extents: BlobFile) -> None:
     first = extents.put(b"abc")
     second = extents.put(b"def")
     extents.path.write_bytes(b"abd")
@@ -90,7 +91,7 @@ def test_a_write_that_fails_leaves_its_place_free(
     assert extents.put(b"abc").offset == 0
 
 
-def test_only_what_is_new_is_synced(extents: BlobFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_data_is_synced(extents: BlobFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sync that failed has synced nothing."""
     extents.put(b"a")
     synced: list[int] = []
@@ -121,7 +122,7 @@ def test_descriptors_are_closed(tmp_path: Path) -> None:
 
 
 def test_many_threads(extents: BlobFile) -> None:
-    """Each keeps what it put last, and finds it."""
+    """Each thread keeps its last entry, and reads it back."""
     failed: list[str] = []
 
     def work(number: int) -> None:
@@ -148,7 +149,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_a_free_list_holds_what_is_not_reserved(steps: list[Step]) -> None:
-    """Compare with the obvious: a set of cells for each holder."""
+    """Compare with a set of cells for each holder."""
     free_list = FreeList()
     held = []
     for what, at, size in steps:

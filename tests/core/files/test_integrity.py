@@ -57,7 +57,7 @@ def test_a_file_with_another_hash_is_damaged(folder: Path) -> None:
     assert messages == [
         f"{path} is damaged: it does not match its recorded hash. `fedssl run` repairs it"
     ]
-    path.unlink()  # not damaged: it is missing, and made again
+    path.unlink()  # not damaged: it is missing, and is written again
     assert integrity.damaged(folder) == []
     integrity.record_hashes(folder, ["results.json"])
     record = integrity.read(folder)
@@ -80,25 +80,26 @@ def test_a_kill_while_a_copied_file_is_replaced_never_blocks(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each write the file equals its copy, or has none."""
-    real = integrity.write_atomic
+    replace = Path.replace
 
-    def checked(path: Path, data: bytes) -> str:
-        digest = real(path, data)
+    def checked(temporary: Path, path: Path) -> Path:
+        replace(temporary, path)
         messages: list[str] = []
         integrity.read_text(folder, "experiment.toml", messages.append)
         assert messages == []
-        return digest
+        return path
 
-    monkeypatch.setattr(integrity, "write_atomic", checked)
+    monkeypatch.setattr(Path, "replace", checked)
     integrity.write_copied(folder, "experiment.toml", "new")
     assert integrity.copy_of(folder, "experiment.toml") == "new"
     integrity.remove_copied(folder, "experiment.toml")
     assert integrity.read_text(folder, "experiment.toml", print) is None
 
 
-def test_a_hash_that_was_forgotten_vouches_for_nothing(folder: Path) -> None:
-    """A run that is killed while it is measured again has old files or new ones: they are made once
-    more."""
+def test_a_file_without_a_hash_counts_as_missing(folder: Path) -> None:
+    """A run killed during a repeated evaluation has old files or new ones: they are written
+    again.
+    """
     integrity.forget_hashes(folder, ["results.json"])
     (folder / "results.json").write_bytes(b"[]")
     assert integrity.damaged(folder) == []

@@ -1,7 +1,8 @@
-"""One process per run directory, and no cleaning up after a dead one."""
+"""One process per run directory; the lock of a dead process needs no cleanup."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from typing import IO
 import pytest
 
 from fedssl.core.errors import RunError
-from fedssl.core.files import lock
 from fedssl.core.files.lock import locked, locked_directory
 
 HOLD = """
@@ -24,7 +24,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_a_second_process_is_refused_and_a_dead_ones_lock_taken_over(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_the_lock_of_a_dead_one_is_acquired(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -45,7 +45,7 @@ def test_a_second_process_is_refused_and_a_dead_ones_lock_taken_over(tmp_path: P
         assert (tmp_path / "run.lock").read_text() == str(os.getpid())
 
 
-def test_let_go_at_the_end_and_on_an_error(tmp_path: Path) -> None:
+def test_the_lock_is_released_at_the_end_and_on_an_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), locked(tmp_path):
         raise ZeroDivisionError
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_let_go_at_the_end_and_on_an_error(tmp_path: Path) -> None:
             pass
 
 
-def test_not_even_the_same_process_twice(tmp_path: Path) -> None:
+def test_the_same_process_cannot_lock_twice(tmp_path: Path) -> None:
     with (
         locked(tmp_path),
         pytest.raises(RunError, match=f"in use by process {os.getpid()}"),
@@ -62,7 +62,7 @@ def test_not_even_the_same_process_twice(tmp_path: Path) -> None:
         raise AssertionError("held twice")
 
 
-def test_directories_are_locked_apart(tmp_path: Path) -> None:
+def test_directories_are_locked_separately(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with locked(tmp_path / "a"), locked(tmp_path / "b"):
@@ -75,8 +75,9 @@ def _write_and_fail(folder: Path) -> None:
 
 
 def test_a_directory_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
-    """One that was made goes, unless something has been written to it; one that was there keeps
-    what it had."""
+    """A directory made for the lock is removed, unless it has files; an existing one is
+    unchanged.
+    """
     for name in ("new", "empty", "full", "run"):
         folder = tmp_path / name
         if name != "new":
@@ -98,21 +99,22 @@ def test_a_directory_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
         assert (tmp_path / "new" / "run.lock").read_text() == str(os.getpid())
 
 
-def test_a_lock_whose_file_was_taken_away_is_nobodys(
+def test_a_lock_on_a_deleted_file_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the opening of the file and its locking its holder lets go and deletes it: the lock
-    is that of the file with its name, or two processes would hold one each."""
-    taken = lock._try_lock
+    """Between opening and locking the file, its holder releases and deletes it. Only the file with
+    the right name counts, or two processes would hold one lock each.
+    """
+    flock = fcntl.flock
     tries = []
 
-    def late(file: IO[str]) -> bool:
+    def late(file: IO[str], operation: int) -> None:
         tries.append(file)
         if len(tries) == 1:
             (tmp_path / "run.lock").unlink()
-        return taken(file)
+        flock(file, operation)
 
-    monkeypatch.setattr(lock, "_try_lock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with locked(tmp_path), pytest.raises(RunError, match="in use"), locked(tmp_path):
         raise AssertionError("held twice")
     assert len(tries) == 3

@@ -1,8 +1,8 @@
-"""The kernels' arithmetic without a GPU: Triton's interpreter runs them in float32, each against
-its plain twin.
+"""The kernels' arithmetic without a GPU: Triton's interpreter runs them in float32, against plain
+torch.
 
-In a process of its own: the interpreter must be chosen before Triton is imported. What it cannot
-show (bfloat16, order of memory, speed) tests/gpu does.
+They run in a subprocess, because the interpreter must be chosen before Triton is imported.
+tests/gpu covers bfloat16, memory order and speed.
 """
 
 from __future__ import annotations

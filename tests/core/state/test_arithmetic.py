@@ -1,4 +1,4 @@
-"""Pieces against the whole row, and both against exact fractions."""
+"""Blocked arithmetic against the whole row, and both against exact fractions."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_weighted_mean_is_exact_to_the_last_bit_but_one(terms: list[tuple[floa
     )
 
 
-def test_thousands_of_terms_lose_nothing() -> None:
+def test_sums_of_thousands_of_terms_are_exact() -> None:
     """0.1 is no float32: ten thousand of them in single precision would be off by 1e-4."""
     tenth = torch.full((20,), 0.1)
     total = arithmetic.scale(tenth, 1.0)

@@ -1,4 +1,4 @@
-"""Where entries lie, against the obvious loops."""
+"""Positions of entries, against plain loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROLES = ("weight", "norm", "statistic", "buffer", "counter")
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    """Up to a dozen small entries in three parts, in the order a model would have them."""
+    """Draw up to a dozen small entries in three parts, in the order of a model."""
     names = draw(
         st.lists(
             st.sampled_from([f"{p}.{i}" for p in "abc" for i in range(5)]), max_size=12, unique=True
@@ -28,7 +28,8 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 def test_offsets_by_hand() -> None:
     """Parameters first (2·3 weights, then 4 of a norm layer), then statistics and buffers; counters
-    apart."""
+    apart.
+    """
     layout = Layout.of(
         [
             Entry("b.queue", (5,), "buffer"),
@@ -74,10 +75,10 @@ def test_an_optimizer_sees_one_slice(layout: Layout) -> None:
     st.booleans(),
     st.data(),
 )
-def test_shared_slices_copy_what_a_loop_copies(
+def test_shared_slices_copy_the_same_as_a_loop(
     layout: Layout, parts: set[str], roles: set[str], shuffled: bool, data: st.DataObject
 ) -> None:
-    """Also where the same entries lie in another order."""
+    """Also if the same entries are stored in another order."""
     inner = layout.pick(parts, roles)
     if shuffled:
         inner = Layout(tuple(data.draw(st.permutations(inner.entries))))
@@ -98,7 +99,7 @@ def test_a_whole_layout_is_one_slice_of_each_kind(layout: Layout) -> None:
     assert len(shared_slices(layout, layout)) == len({e.role == "counter" for e in layout.entries})
 
 
-def test_shared_slices_refuse_what_does_not_fit() -> None:
+def test_shared_slices_refuse_other_shapes() -> None:
     outer = Layout.of([Entry("a.w", (2, 3), "weight")])
     with pytest.raises(KeyError, match=r"a\.v"):
         shared_slices(outer, Layout.of([Entry("a.v", (2, 3), "weight")]))
@@ -108,7 +109,7 @@ def test_shared_slices_refuse_what_does_not_fit() -> None:
 
 
 @given(layouts())
-def test_prefixes_come_off_as_they_went_on(layout: Layout) -> None:
+def test_a_prefix_can_be_added_and_removed(layout: Layout) -> None:
     prefixed = layout.with_prefix("target")
     assert all(e.part == "target" for e in prefixed.entries)
     assert prefixed.without_prefix("target") == layout
@@ -146,10 +147,10 @@ def test_the_first_difference_is_named(entries: list[Entry], sentence: str | Non
 
 
 @given(layouts(), st.sets(st.sampled_from("abc")), st.data())
-def test_matching_slices_pair_what_lies_under_the_same_name(
+def test_matching_slices_pair_entries_of_the_same_name(
     layout: Layout, parts: set[str], data: st.DataObject
 ) -> None:
-    """Also between rows that hold more than is asked for, each in a different order."""
+    """Also between rows with further entries, each in a different order."""
     one, other = (Layout(tuple(data.draw(st.permutations(layout.entries)))) for _ in range(2))
     inner = layout.pick(parts)
     pairs = {
@@ -171,8 +172,8 @@ def test_a_whole_layout_matches_itself_in_one_slice(layout: Layout) -> None:
 
 
 @given(layouts())
-def test_equal_layouts_are_one_key(layout: Layout) -> None:
-    """However they came about, what is worked out for one serves the other."""
+def test_equal_layouts_share_cached_results(layout: Layout) -> None:
+    """Results cached for one layout are used for an equal one."""
     again = Layout(tuple(Entry(*entry) for entry in layout.entries))
     assert (again, hash(again)) == (layout, hash(layout))
     assert again.pick(["a", "b"], ("weight",)) is layout.pick({"b", "a"}, ["weight"])

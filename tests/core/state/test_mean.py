@@ -16,7 +16,8 @@ from fedssl.core.state.state import State
 
 def test_mean_by_hand() -> None:
     """(1·1 + 3·5) / 4 = 4 for weights and statistics alike; of the counters 7 and 3 the larger
-    stays."""
+    stays.
+    """
     mean = Mean()
     for value, count, weight in ((1.0, 7, 1), (5.0, 3, 3)):
         state = State.empty(LAYOUT)

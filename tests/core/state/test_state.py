@@ -42,9 +42,10 @@ def test_tensors_are_live_views() -> None:
     assert bool((state.counts == 7).all())
 
 
-def test_a_settled_module_lives_in_its_rows() -> None:
-    """Values, roles and gradients are those of the module before; what is written to the row, the
-    module computes."""
+def test_a_resident_module_uses_its_rows() -> None:
+    """Values, roles and gradients are unchanged; the module computes with values written to the
+    row.
+    """
     module = nn.ModuleDict(
         {"backbone": nn.Sequential(nn.Conv2d(3, 2, 2), nn.BatchNorm2d(2), nn.Flatten())}
     )
@@ -73,7 +74,7 @@ def test_a_settled_module_lives_in_its_rows() -> None:
     "parts", [None, ("backbone",), ("backbone", "predictor"), ("queue", "projector"), ()]
 )
 @pytest.mark.parametrize("roles", [None, PARAMETERS, ("counter",), ("statistic", "buffer")])
-def test_pick_copies_just_that(parts: tuple[str, ...] | None, roles: Any) -> None:
+def test_pick_copies_only_the_chosen_entries(parts: tuple[str, ...] | None, roles: Any) -> None:
     state = random_state()
     picked = state.pick(parts, roles)
     expected = {
@@ -90,7 +91,7 @@ def test_pick_copies_just_that(parts: tuple[str, ...] | None, roles: Any) -> Non
 
 
 @given(st.sets(st.sampled_from(LAYOUT.parts)))
-def test_load_overwrites_what_the_other_has_and_nothing_else(parts: set[str]) -> None:
+def test_load_overwrites_only_entries_of_the_other_state(parts: set[str]) -> None:
     state = random_state(0)
     other = random_state(1).pick(parts)
     before = state.clone()

@@ -26,7 +26,7 @@ def test_model_and_device() -> None:
     assert to_device(tree, "meta")["n"] == 3
 
 
-def test_values_are_what_they_are_asked_for_as() -> None:
+def test_values_are_checked_against_the_requested_type() -> None:
     tree = {"model": random_state(), "rows": torch.ones(2), "count": 3}
     assert model(tree, "model") is tree["model"]
     assert tensor(tree, "rows") is tree["rows"]

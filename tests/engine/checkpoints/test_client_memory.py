@@ -1,4 +1,4 @@
-"""What clients remember: each its own, of the right round, wherever it lies."""
+"""Client memory: each client reads its own, of the right round, from any tier."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_a_client_reads_what_it_wrote(tier: Wanted, rows: BlobFile) -> None:
 
 
 @each_tier
-def test_where_it_lies(tier: Wanted, rows: BlobFile) -> None:
-    """In memory until a checkpoint wants it, or in the file at once; and then once only."""
+def test_where_memory_is_stored(tier: Wanted, rows: BlobFile) -> None:
+    """In memory until a checkpoint is written, or in the file at once; written only once."""
     memory = Memory(rows, tier=tier)
     for client in "abc":
         memory.write(memory.expect(client, 0), tree(1))
@@ -67,7 +67,7 @@ def test_where_it_lies(tier: Wanted, rows: BlobFile) -> None:
 
 
 @each_tier
-def test_a_replayed_round_reads_what_it_read_the_first_time(tier: Wanted, rows: BlobFile) -> None:
+def test_a_replayed_round_reads_the_same_memory(tier: Wanted, rows: BlobFile) -> None:
     memory = Memory(rows, tier=tier)
     for round in (0, 1):
         memory.write(memory.expect("a", round), tree(round))
@@ -86,15 +86,15 @@ def test_a_replayed_round_reads_what_it_read_the_first_time(tier: Wanted, rows: 
     memory.close()
 
 
-def test_a_round_that_is_over_is_not_replayed(rows: BlobFile) -> None:
+def test_a_finished_round_is_not_replayed(rows: BlobFile) -> None:
     memory = Memory(rows, {"a": StoredMemory(5, tree(5))})
     with pytest.raises(ValueError, match="round 5 is over"):
         memory.expect("a", 5)
 
 
 @each_tier
-def test_a_writer_is_refused_by_attempt(tier: Wanted, rows: BlobFile) -> None:
-    """Whoever was given up writes nothing any more, be its round older, the same or newer."""
+def test_writes_of_an_abandoned_attempt_are_refused(tier: Wanted, rows: BlobFile) -> None:
+    """An abandoned attempt cannot write any more, whether its round is older, the same or newer."""
     memory = Memory(rows, tier=tier)
     for late, current in ((0, 0), (0, 1), (3, 2)):
         abandoned = memory.expect("a", late)
@@ -105,7 +105,7 @@ def test_a_writer_is_refused_by_attempt(tier: Wanted, rows: BlobFile) -> None:
     memory.close()
 
 
-def test_nothing_to_remember(rows: BlobFile) -> None:
+def test_empty_memories(rows: BlobFile) -> None:
     memory = Memory(rows, tier="disk")
     assert memory.write(memory.expect("a", 0), {})
     assert memory.snapshot() == {}
@@ -124,7 +124,7 @@ def test_without_a_file_everything_stays_in_memory() -> None:
 
 
 def test_rows_are_read_ahead(rows: BlobFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as allowed, in the order of the turns, in another thread; what waits is not asked for twice."""
+    """As many as allowed, in the order of the clients, in another thread, and each only once."""
     memory, me = Memory(rows, tier="disk", ahead=2), threading.get_ident()
     for i, client in enumerate("abcd"):
         memory.write(memory.expect(client, 0), tree(i))
@@ -148,7 +148,7 @@ def test_rows_are_read_ahead(rows: BlobFile, monkeypatch: pytest.MonkeyPatch) ->
     assert len(set(read)) == 4
 
 
-def test_those_who_do_not_come_are_in_nobodys_way(rows: BlobFile) -> None:
+def test_clients_that_do_not_train_do_not_block_others(rows: BlobFile) -> None:
     memory = Memory(rows, tier="disk", ahead=1)
     for client in "ab":
         memory.write(memory.expect(client, 0), tree(1))
@@ -163,10 +163,10 @@ def test_those_who_do_not_come_are_in_nobodys_way(rows: BlobFile) -> None:
     memory.close()
 
 
-def test_rows_written_behind_do_not_pile_up(
+def test_rows_written_in_the_background_do_not_pile_up(
     rows: BlobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a slow disk the clients wait, rather than fill the memory with what is to be written."""
+    """With a slow disk the clients wait instead of filling the memory with unwritten rows."""
     gate, real = threading.Semaphore(0), os.pwrite
 
     def slow(*args: object) -> int:
@@ -192,8 +192,8 @@ def test_rows_written_behind_do_not_pile_up(
     assert [number(memory.latest(str(i))) for i in range(6)] == list(range(6))
 
 
-def test_a_disk_that_fails_is_said(rows: BlobFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is lost that was to be written."""
+def test_a_disk_error_is_reported(rows: BlobFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unwritten rows are not lost."""
 
     def full(*args: object) -> int:
         raise OSError(28, "No space left on device")
@@ -209,7 +209,7 @@ def test_a_disk_that_fails_is_said(rows: BlobFile, monkeypatch: pytest.MonkeyPat
     assert all(version.write(rows).read() for version in memory.snapshot().values())
 
 
-def test_a_row_that_is_damaged_is_said(rows: BlobFile) -> None:
+def test_a_damaged_row_is_reported(rows: BlobFile) -> None:
     memory = Memory(rows, tier="disk")
     memory.write(memory.expect("a", 0), tree(1))
     memory.close()
@@ -224,7 +224,7 @@ def test_a_row_that_is_damaged_is_said(rows: BlobFile) -> None:
     memory.close()
 
 
-def test_a_checkpoint_and_the_thread_behind_write_a_row_once(
+def test_a_checkpoint_and_the_background_thread_write_a_row_once(
     rows: BlobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, real = [], os.pwrite
@@ -238,7 +238,9 @@ def test_a_checkpoint_and_the_thread_behind_write_a_row_once(
     memory = Memory(rows, tier="disk", ahead=8)
     for i in range(8):
         memory.write(memory.expect(str(i), 0), tree(i))
-    places = {v.write(rows).offset for v in memory.snapshot().values()}  # while the thread is at it
+    places = {
+        v.write(rows).offset for v in memory.snapshot().values()
+    }  # while the thread writes it
     memory.close()
     assert len(written) == len(set(written)) == 8
     assert places == set(written)

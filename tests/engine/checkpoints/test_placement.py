@@ -1,4 +1,4 @@
-"""Which tier has room."""
+"""The choice of the tier in which client memory is stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIB = 2**30
 
 @pytest.mark.parametrize("wanted", ["device", "host", "disk"])
 @pytest.mark.parametrize("device", [CPU, CUDA])
-def test_what_is_asked_for_is_taken(wanted: Wanted, device: torch.device) -> None:
+def test_a_requested_tier_is_used(wanted: Wanted, device: torch.device) -> None:
     assert choose(wanted, device, 10**15, 10**6) == wanted
 
 
@@ -50,7 +50,7 @@ def test_what_is_asked_for_is_taken(wanted: Wanted, device: torch.device) -> Non
         ),  # would take 20 GB, since blocks of pinned memory are powers of two
     ],
 )
-def test_the_first_with_room(
+def test_the_first_tier_with_room_is_used(
     device: torch.device, size: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "free_host_memory", lambda: 32 * GIB)
@@ -65,17 +65,22 @@ def test_free_memory_is_a_number_of_bytes() -> None:
 
 def test_a_container_may_have_less(monkeypatch: pytest.MonkeyPatch) -> None:
     real_is_file, real_read = Path.is_file, Path.read_text
-    told = {"/sys/fs/cgroup/memory.max": "5000000\n", "/sys/fs/cgroup/memory.current": "2000000\n"}
-    monkeypatch.setattr(Path, "is_file", lambda path: str(path) in told or real_is_file(path))
+    contents = {
+        "/sys/fs/cgroup/memory.max": "5000000\n",
+        "/sys/fs/cgroup/memory.current": "2000000\n",
+    }
+    monkeypatch.setattr(Path, "is_file", lambda path: str(path) in contents or real_is_file(path))
     monkeypatch.setattr(
-        Path, "read_text", lambda path, encoding: told.get(str(path)) or real_read(path, encoding)
+        Path,
+        "read_text",
+        lambda path, encoding: contents.get(str(path)) or real_read(path, encoding),
     )
     assert free_host_memory() == 3_000_000
-    told["/sys/fs/cgroup/memory.max"] = "max\n"
+    contents["/sys/fs/cgroup/memory.max"] = "max\n"
     assert free_host_memory() > 3_000_000
 
 
-def test_without_a_kernel_that_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_information_from_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "is_file", lambda path: False)
     assert free_host_memory() > 0
 

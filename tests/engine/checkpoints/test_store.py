@@ -57,7 +57,7 @@ def tree(value: float) -> Tree:
 
 
 def snapshot(rounds: int, **memory: int) -> Snapshot:
-    """Site and memories hold the number of the round that wrote them, and none has been written to disk."""
+    """Return a snapshot whose site and memories hold the number of the round that wrote them."""
     return Snapshot(
         rounds, {"server": tree(rounds)}, {c: StoredMemory(r, tree(r)) for c, r in memory.items()}
     )
@@ -80,7 +80,7 @@ def same(a: Snapshot | None, b: Snapshot) -> bool:
 
 
 def places(root: Path, rounds: int) -> dict[str, tuple[int, int]]:
-    """Where what each client remembered after so many rounds lies in the rows file: offset, length."""
+    """Return offset and length of each client's row in the rows file, after so many rounds."""
     manifest = json.loads((root / f"checkpoints/{rounds:05d}.json").read_text())
     return {
         c: (offset, length)
@@ -97,10 +97,10 @@ def files(root: Path) -> dict[str, str]:
 
 
 def quiet(line: str) -> None:
-    raise AssertionError(f"nothing should be said: {line}")
+    raise AssertionError(f"unexpected message: {line}")
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_snapshot_is_loaded(tmp_path: Path) -> None:
     saved = Snapshot(
         3, {"a": tree(1), "b": {**tree(2), "x": torch.ones(2)}}, snapshot(3, c0=1, c1=2).memory
     )
@@ -108,7 +108,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert same(Store(tmp_path).load(quiet), saved)
 
 
-def test_nothing_was_ever_saved(tmp_path: Path) -> None:
+def test_loading_without_checkpoints(tmp_path: Path) -> None:
     assert Store(tmp_path).load(quiet) is None
     assert list(tmp_path.iterdir()) == []
 
@@ -121,7 +121,7 @@ def test_sites_that_are_one_tree(tmp_path: Path) -> None:
 
 
 def test_the_last_two_are_kept_and_nothing_else(tmp_path: Path) -> None:
-    """Three places for a client that changes every round: two that are kept, one to write the next to."""
+    """Three places for a client that changes every round: two checkpoints, and one for the next."""
     store, memory = Store(tmp_path), {}
     for rounds in range(1, 21):
         changed = ("c0", "c1") if rounds % 2 else ("c0",)
@@ -142,7 +142,7 @@ def test_the_last_two_are_kept_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "memory/rows").stat().st_size <= (3 + 3) * BLOCK
 
 
-def test_leftovers_of_a_kill_are_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_a_kill_are_deleted(tmp_path: Path) -> None:
     store = Store(tmp_path)
     save(store, snapshot(1, c=0))
     left = [
@@ -173,7 +173,7 @@ def test_a_file_without_a_number_is_no_checkpoint(tmp_path: Path) -> None:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The offsets of all rows written from here on."""
+    """Record the offsets of all rows written from now on."""
     offsets: list[int] = []
     real = os.pwrite
     monkeypatch.setattr(
@@ -193,7 +193,9 @@ def test_memory_that_did_not_change_is_not_written_again(
     assert same(Store(tmp_path).load(quiet), snapshot(3, idle=0, busy=2))
 
 
-def test_nor_is_it_after_a_resume(tmp_path: Path, written: list[int]) -> None:
+def test_memory_that_did_not_change_is_not_written_after_a_resume(
+    tmp_path: Path, written: list[int]
+) -> None:
     save(Store(tmp_path), snapshot(1, idle=0, busy=0))
     store = Store(tmp_path)
     resumed = store.resume(quiet)
@@ -222,7 +224,7 @@ def test_one_sync_for_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_rows_of_a_kept_checkpoint_are_never_written_to(tmp_path: Path, written: list[int]) -> None:
-    """Whoever saves, in one life or in many, and however the sizes of what is remembered change."""
+    """Also if the process is restarted, and if the sizes of memories change."""
     draw = random.Random(0)
     store = Store(tmp_path)
     for rounds in range(1, 40):
@@ -246,7 +248,7 @@ def test_rows_of_a_kept_checkpoint_are_never_written_to(tmp_path: Path, written:
     assert (tmp_path / "memory/rows").stat().st_size < 30 * 4 * BLOCK
 
 
-def test_what_was_read_elsewhere_is_written_here(tmp_path: Path) -> None:
+def test_a_snapshot_of_another_directory_is_written_completely(tmp_path: Path) -> None:
     save(Store(tmp_path / "a"), snapshot(1, c=0))
     found = Store(tmp_path / "a").load(quiet)
     assert found is not None
@@ -281,7 +283,7 @@ NEWEST = ["checkpoints/00002.json", "checkpoints/00002.safetensors", "memory/row
 
 
 def _part(root: Path, name: str) -> slice:
-    """What of a file is the newest checkpoint's alone: of the rows, where a's last lies."""
+    """Return the part of a file that only the newest checkpoint uses: of the rows, a's last."""
     offset, length = (
         places(root, 2)["a"] if name == "memory/rows" else (0, (root / name).stat().st_size)
     )
@@ -289,11 +291,11 @@ def _part(root: Path, name: str) -> slice:
 
 
 def _falls_back(root: Path) -> None:
-    said: list[str] = []
-    assert same(Store(root).load(said.append), snapshot(1, a=0, b=0))
-    assert len(said) == 1
-    assert said[0].startswith("checkpoint 00002 is damaged (")
-    assert said[0].endswith("; trying the previous one")
+    messages: list[str] = []
+    assert same(Store(root).load(messages.append), snapshot(1, a=0, b=0))
+    assert len(messages) == 1
+    assert messages[0].startswith("checkpoint 00002 is damaged (")
+    assert messages[0].endswith("; trying the previous one")
 
 
 @pytest.mark.parametrize("name", NEWEST)
@@ -320,13 +322,13 @@ def test_truncated(name: str, whole: Path, tmp_path: Path) -> None:
         _falls_back(root)
 
 
-def test_gone(whole: Path, tmp_path: Path) -> None:
+def test_deleted_files(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
     (root / NEWEST[1]).unlink()
     _falls_back(root)
 
 
-def test_places_that_two_clients_claim(whole: Path, tmp_path: Path) -> None:
+def test_two_clients_with_the_same_place(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
     body = json.loads(json.loads((root / NEWEST[0]).read_text())["body"])
     body["memory"]["c"] = [1, body["memory"]["a"][1], 8, "0"]
@@ -337,14 +339,14 @@ def test_places_that_two_clients_claim(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[]", b"null", b'{"body": 3, "sha256": "x"}', b"\xff\xfe", b"[" * 50]
 )
-def test_a_manifest_that_is_none(content: bytes, whole: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_manifest(content: bytes, whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
     (root / NEWEST[0]).write_bytes(content)
     _falls_back(root)
 
 
-def test_after_a_fall_back_the_replayed_round_is_written_anew(whole: Path, tmp_path: Path) -> None:
-    """What the damaged checkpoint left must not pass for the files of the round that replaces it."""
+def test_after_a_fall_back_the_replayed_round_is_written_again(whole: Path, tmp_path: Path) -> None:
+    """Files of the damaged checkpoint must not be used for the round that replaces it."""
     root = shutil.copytree(whole, tmp_path / "x")
     broken = bytearray((root / NEWEST[2]).read_bytes())
     broken[_part(root, NEWEST[2]).start] ^= 1
@@ -359,10 +361,10 @@ def test_after_a_fall_back_the_replayed_round_is_written_anew(whole: Path, tmp_p
     assert same(Store(root).load(quiet), snapshot(3, a=2, b=0))
 
 
-def test_looking_at_a_run_changes_nothing(
+def test_reading_a_run_changes_nothing(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A damaged file is passed over; a disk that cannot be read just now is not taken for a damaged file."""
+    """A damaged file is skipped; a temporary read error does not count as damage."""
     root = shutil.copytree(whole, tmp_path / "x")
     (root / NEWEST[2]).write_bytes((root / NEWEST[2]).read_bytes()[:-1])
     before = files(root)
@@ -390,18 +392,20 @@ def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert newest.rounds == 100_000
 
 
-def test_none_whole_is_refused_and_nothing_changed(whole: Path, tmp_path: Path) -> None:
+def test_without_an_intact_checkpoint_loading_fails_and_changes_nothing(
+    whole: Path, tmp_path: Path
+) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
     for name in ("checkpoints/00001.safetensors", "checkpoints/00002.safetensors"):
         (root / name).write_bytes((root / name).read_bytes()[:-1])
-    before, said = files(root), []
+    before, messages = files(root), []
     with pytest.raises(RunError, match=r"no checkpoint in .* is intact; nothing was changed"):
-        Store(root).load(said.append)
-    assert len(said) == 2
+        Store(root).load(messages.append)
+    assert len(messages) == 2
     assert files(root) == before
 
 
-def test_a_memory_both_checkpoints_need(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_memory_of_both_checkpoints(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
     data = bytearray((root / "memory/rows").read_bytes())
     data[places(root, 1)["b"][0]] ^= 1
@@ -410,7 +414,7 @@ def test_a_memory_both_checkpoints_need(whole: Path, tmp_path: Path) -> None:
         Store(root).load(lambda line: None)
 
 
-def test_models_can_be_had_without_what_clients_remember(whole: Path, tmp_path: Path) -> None:
+def test_models_can_be_loaded_without_client_memory(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
     (root / "memory/rows").unlink()
     found = Store(root).load(quiet, check_rows=False)
@@ -430,8 +434,8 @@ def test_a_directory_of_an_earlier_kind(tmp_path: Path) -> None:
         Store(tmp_path).resume(quiet)
 
 
-def test_looking_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between reading a manifest and its rows two newer ones are written, and the rows replaced: look again."""
+def test_reading_while_a_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between reading a manifest and its rows, two newer ones replace the rows: read again."""
     store = Store(tmp_path)
     save(store, snapshot(1, c=0))
     real, left = store_module.unseal, [2, 3, 4]
@@ -448,7 +452,7 @@ def test_looking_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert left == []
 
 
-def test_looking_at_a_run_that_is_too_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_run_that_saves_too_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(Store(tmp_path), snapshot(1))
     monkeypatch.setattr(Path, "exists", lambda path: False)
     monkeypatch.setattr(store_module, "unseal", lambda data: {})
@@ -479,8 +483,8 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_several_may_write_one_file_at_once(tmp_path: Path) -> None:
-    """Four at a time: none is in another's way, and whoever reads finds one of their files whole."""
+def test_several_writers_of_one_file(tmp_path: Path) -> None:
+    """Four writers at a time: all succeed, and a reader always gets one of their files complete."""
     path, wholes = tmp_path / "x", [bytes([i]) * 50_000 for i in range(4)]
     write_atomic(path, wholes[0])
     with ThreadPoolExecutor(4) as pool:
@@ -496,7 +500,9 @@ def test_several_may_write_one_file_at_once(tmp_path: Path) -> None:
 def test_a_full_disk_stops_safely(
     fail_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever write fails (sites, two rows, manifest), the checkpoint before is what is loaded."""
+    """Whichever write fails (sites, two rows, manifest), the checkpoint before is what is
+    loaded.
+    """
     store = Store(tmp_path)
     save(store, snapshot(1, a=0, b=0))
     calls = iter(range(99))
@@ -510,7 +516,7 @@ def test_a_full_disk_stops_safely(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_atomic", sometimes(write_atomic))
+        patch.setattr(Path, "replace", sometimes(Path.replace))
         patch.setattr(os, "pwrite", sometimes(os.pwrite))
         store.save(snapshot(2, a=1, b=1))
         with pytest.raises(RunError, match=r"a checkpoint could not be written: .*No space"):
@@ -529,7 +535,7 @@ def test_a_failure_in_the_background_is_raised_at_the_next_save(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_a_snapshot_is_of_its_moment(tier: Wanted, tmp_path: Path) -> None:
+def test_a_snapshot_does_not_change_later(tier: Wanted, tmp_path: Path) -> None:
     store = Store(tmp_path)
     memory = Memory(store.rows, {"a": StoredMemory(0, tree(0))}, tier)
     taken = Snapshot(1, {"server": tree(1)}, memory.snapshot())
@@ -539,7 +545,7 @@ def test_a_snapshot_is_of_its_moment(tier: Wanted, tmp_path: Path) -> None:
     save(store, taken)
     assert same(Store(tmp_path).load(quiet), snapshot(1, a=0))
     assert model(memory.latest("a"), "model").floats[0] == 1
-    assert memory.latest("nobody") == {}
+    assert memory.latest("unknown") == {}
 
 
 def test_busy_only_while_writing(tmp_path: Path) -> None:

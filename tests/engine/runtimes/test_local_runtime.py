@@ -1,16 +1,23 @@
-"""End to end in this process: the same bits for any number of workers and any order in which clients finish."""
+"""The local runtime gives the same bits for any number of workers and any order of clients."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from factories import (
+    first_site,
+    first_sites,
+    make_runtime,
+    make_trainer,
+    random_pixels,
+)
 from torch import Tensor
 
 from fedssl.algorithms import FedAvg
@@ -28,16 +35,14 @@ from fedssl.engine.uploads.records import Reply
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.topologies.topology import SERVER, Isolated, Star, Topology
 from fedssl.training.client import Client
-from fedssl.training.trainer import Stopped, Trainer
+from fedssl.training.trainer import Stopped
 
-MakeTrainer = Callable[..., Trainer]
-Pixels = Callable[..., Tensor]
 SIZES = {"a": 20, "b": 33, "c": 2, "d": 60, "e": 41}
 ROUNDS = 3
 
 
 class Jittered(FedAvg):
-    """FedAvg whose clients take their time, each a different one in each run."""
+    """FedAvg whose clients wait for different times in each run."""
 
     shuffle: int = 0
 
@@ -48,7 +53,7 @@ class Jittered(FedAvg):
 
 
 class Recalling(FedAvg):
-    """Writes down in a client's memory every round it has taken part in."""
+    """FedAvg that records in a client's memory every round it took part in."""
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         upload, memory = super().client(client, message)
@@ -65,12 +70,10 @@ class Failing(FedAvg):
 
 
 class Federation:
-    """Everything a run needs, without a directory."""
+    """A federation without a run directory."""
 
     def __init__(
         self,
-        make_trainer: MakeTrainer,
-        pixels: Pixels,
         name: str = "mocov2",
         workers: int = 1,
         algorithm: FedAvg | None = None,
@@ -78,10 +81,13 @@ class Federation:
         sizes: dict[str, int] = SIZES,
         memory: Memory | None = None,
     ) -> None:
-        self.algorithm, self.topology = algorithm or FedAvg(), topology or Star()
+        self.algorithm = algorithm or FedAvg()
+        self.topology = topology or Star()
         self.trainers = [make_trainer(name) for _ in range(workers)]
-        self.memory, self.stop, self.finished = memory or Memory(), threading.Event(), []
-        shards = {c: Shard(pixels(n, seed)) for seed, (c, n) in enumerate(sizes.items())}
+        self.memory = memory or Memory()
+        self.stop = threading.Event()
+        self.finished: list[str] = []
+        shards = {c: Shard(random_pixels(n, seed)) for seed, (c, n) in enumerate(sizes.items())}
         self.runtime = LocalRuntime(
             RunContext(
                 self.algorithm,
@@ -94,9 +100,9 @@ class Federation:
             self.memory,
             on_client=lambda reply: self.finished.append(reply.client),
         )
-        client = Client("home", pixels(0), None, {}, self.trainers[0], 3, 0)
-        first = self.algorithm.init(client)
-        self.sites = {site: first for site in self.topology.sites(self.runtime.clients)}  # noqa: C420 - as they start
+        self.sites = first_sites(
+            self.algorithm, self.topology, self.runtime.clients, self.trainers[0], seed=3
+        )
 
     def rounds(self) -> Iterator[Round]:
         schema = self.algorithm.upload_schema(self.trainers[0].method)
@@ -111,7 +117,7 @@ class Federation:
         )
 
     def run(self) -> tuple[dict[str, bytes], dict[str, bytes], list[Any]]:
-        """Sites and memories as bytes, and everything logged but the clock."""
+        """Return sites and memories as bytes, and all reports without durations."""
         try:
             done = list(self.rounds())
         finally:
@@ -126,21 +132,17 @@ class Federation:
 
 
 @pytest.mark.parametrize("name", ["mocov2", "byol"])
-def test_the_same_bits_for_any_number_of_workers(
-    name: str, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
-    alone = Federation(make_trainer, pixels, name).run()
-    assert Federation(make_trainer, pixels, name).run() == alone
+def test_the_same_bits_for_any_number_of_workers(name: str) -> None:
+    alone = Federation(name).run()
+    assert Federation(name).run() == alone
     for workers in (2, 3):
-        assert Federation(make_trainer, pixels, name, workers).run() == alone
+        assert Federation(name, workers).run() == alone
 
 
-def test_the_same_bits_for_any_order_in_which_clients_finish(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
-    expected, orders = Federation(make_trainer, pixels, "byol").run(), set()
+def test_the_same_bits_for_any_order_in_which_clients_finish() -> None:
+    expected, orders = Federation("byol").run(), set()
     for shuffle in range(4):
-        federation = Federation(make_trainer, pixels, "byol", 3, Jittered(shuffle=shuffle))
+        federation = Federation("byol", 3, Jittered(shuffle=shuffle))
         assert federation.run() == expected
         orders.add(tuple(federation.finished))
     assert len(orders) > 1, "clients always finished in the same order: nothing was shown"
@@ -148,25 +150,18 @@ def test_the_same_bits_for_any_order_in_which_clients_finish(
 
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_same_bits_wherever_memory_lies(
-    workers: int, tier: Wanted, make_trainer: MakeTrainer, pixels: Pixels, tmp_path: Path
-) -> None:
-    expected = Federation(make_trainer, pixels, algorithm=Recalling()).run()
+def test_the_same_bits_for_every_memory_tier(workers: int, tier: Wanted, tmp_path: Path) -> None:
+    expected = Federation(algorithm=Recalling()).run()
     memory = Memory(BlobFile(tmp_path / "rows"), tier=tier, ahead=workers)
-    assert (
-        Federation(
-            make_trainer, pixels, workers=workers, algorithm=Recalling(), memory=memory
-        ).run()
-        == expected
-    )
+    assert Federation(workers=workers, algorithm=Recalling(), memory=memory).run() == expected
     memory.close()
     assert (tmp_path / "rows").exists() == (tier == "disk")
 
 
-def test_an_exchange_broken_off_leaves_nothing_behind(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
-    """Whoever was still training when a round was given up writes nothing into the next attempt at it."""
+def test_an_abandoned_exchange_leaves_nothing_behind() -> None:
+    """A client that still trains when its round is abandoned writes nothing into the next
+    attempt.
+    """
     held, waiting, go_on = [], threading.Event(), threading.Event()
 
     class Held(Recalling):
@@ -179,7 +174,7 @@ def test_an_exchange_broken_off_leaves_nothing_behind(
                 return done[0], {"rounds": "late"}
             return done
 
-    federation = Federation(make_trainer, pixels, "byol", 2, Held())
+    federation = Federation("byol", 2, Held())
     clients = ["a", "b"]
     replies = federation.runtime.exchange(0, clients, lambda c: federation.sites[SERVER])
     next(replies)
@@ -193,26 +188,24 @@ def test_an_exchange_broken_off_leaves_nothing_behind(
     assert [federation.memory.latest(c)["rounds"] for c in "ab"] == ["0", "0"]
 
 
-def test_rounds_and_seeds_matter(make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    federation = Federation(make_trainer, pixels)
+def test_rounds_and_seeds_matter() -> None:
+    federation = Federation()
     states = [dumps(r.sites[SERVER]) for r in federation.rounds()]
     federation.runtime.close()
     assert len(set(states)) == ROUNDS
 
 
-def test_alone_a_client_hears_nobody(make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    """Client d ends with the same bits whoever else trains in the same process."""
-    together = Federation(make_trainer, pixels, "byol", 2, topology=Isolated()).run()[0]
+def test_an_isolated_client_does_not_depend_on_others() -> None:
+    """Client d gets the same bits whichever other clients train in the same process."""
+    together = Federation("byol", 2, topology=Isolated()).run()[0]
     everybody = {c: (n if c == "d" else 0) for c, n in SIZES.items()}
-    single = Federation(
-        make_trainer, pixels, "byol", 1, topology=Isolated(), sizes=everybody
-    ).run()[0]
+    single = Federation("byol", 1, topology=Isolated(), sizes=everybody).run()[0]
     assert together["d"] == single["d"]
     assert len(set(together.values())) == len(SIZES)
 
 
-def test_replies_come_in_the_clients_order(make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    federation = Federation(make_trainer, pixels, workers=3, algorithm=Jittered(shuffle=5))
+def test_replies_come_in_the_clients_order() -> None:
+    federation = Federation(workers=3, algorithm=Jittered(shuffle=5))
     replies = list(
         federation.runtime.exchange(0, list("edcba"), lambda c: federation.sites[SERVER])
     )
@@ -232,9 +225,11 @@ def test_replies_come_in_the_clients_order(make_trainer: MakeTrainer, pixels: Pi
     ],
 )
 def test_of_each_few_clients_the_largest_start_first(
-    sizes: dict[str, int], expected: list[str], make_trainer: MakeTrainer, pixels: Pixels
+    sizes: dict[str, int], expected: list[str]
 ) -> None:
-    """One worker, for which four uploads may wait: two clients at a time, or all if there are no more than four."""
+    """One worker, for which four uploads may wait: two clients at a time, or all if there are no
+    more than four.
+    """
     started: list[str] = []
 
     class Noting(FedAvg):
@@ -242,7 +237,7 @@ def test_of_each_few_clients_the_largest_start_first(
             started.append(client.id)
             return {}, {}
 
-    federation = Federation(make_trainer, pixels, algorithm=Noting(), sizes=sizes)
+    federation = Federation(algorithm=Noting(), sizes=sizes)
     clients = list(sizes)
     replies = list(federation.runtime.exchange(0, clients, lambda c: federation.sites[SERVER]))
     federation.runtime.close()
@@ -251,13 +246,9 @@ def test_of_each_few_clients_the_largest_start_first(
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_few_uploads_wait_for_their_turn(
-    workers: int, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
-    """While nobody takes the second reply, no more than four for each worker are made beyond the first."""
-    federation = Federation(
-        make_trainer, pixels, workers=workers, sizes={f"{i:02}": 8 for i in range(30)}
-    )
+def test_few_uploads_wait_to_be_merged(workers: int) -> None:
+    """Until the second reply is consumed, at most four per worker are made after the first."""
+    federation = Federation(workers=workers, sizes={f"{i:02}": 8 for i in range(30)})
     replies = federation.runtime.exchange(
         0, list(federation.runtime.clients), lambda c: federation.sites[SERVER]
     )
@@ -269,11 +260,9 @@ def test_few_uploads_wait_for_their_turn(
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_client_remembers_its_own_rounds(
-    workers: int, make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_a_client_remembers_its_own_rounds(workers: int) -> None:
     topology = Star(participation=0.5)
-    federation = Federation(make_trainer, pixels, "byol", workers, Recalling(), topology)
+    federation = Federation("byol", workers, Recalling(), topology)
     federation.run()
     plans = [topology.plan(list(SIZES), round, 3).site_of for round in range(ROUNDS)]
     expected = {c: "".join(str(r) for r, plan in enumerate(plans) if c in plan) for c in SIZES}
@@ -283,7 +272,7 @@ def test_a_client_remembers_its_own_rounds(
     }
 
 
-# -- what may be seen of a client --
+# -- what leaves a client --
 
 
 def _tensors(value: Value) -> list[Tensor]:
@@ -299,14 +288,12 @@ def _tensors(value: Value) -> list[Tensor]:
 @pytest.mark.parametrize(
     "settings", [{}, {"aggregate": "both", "update": "both", "predictor": "local"}]
 )
-def test_images_never_appear_in_an_upload(
-    settings: dict[str, Any], make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
-    """Neither their bytes nor anything of their type or size; the same for what is remembered."""
-    federation = Federation(make_trainer, pixels, "mocov2", algorithm=FedAvg(**settings))
+def test_images_never_appear_in_an_upload(settings: dict[str, Any]) -> None:
+    """Neither their bytes nor any tensor of their type or size; nor in a memory."""
+    federation = Federation("mocov2", algorithm=FedAvg(**settings))
     replies = federation.runtime.exchange(0, list("abcde"), lambda c: federation.sites[SERVER])
     for seed, reply in enumerate(replies):
-        images = pixels(SIZES[reply.client], seed)
+        images = random_pixels(SIZES[reply.client], seed)
         assert reply.upload is not None
         for tree in (reply.upload, federation.memory.latest(reply.client)):
             assert not [t for v in tree.values() for t in _tensors(v) if t.dtype == torch.uint8]
@@ -317,30 +304,23 @@ def test_images_never_appear_in_an_upload(
     federation.runtime.close()
 
 
-def test_labels_stay_where_they_are(make_trainer: MakeTrainer, pixels: Pixels) -> None:
+def test_labels_are_not_loaded() -> None:
     def labels() -> Tensor:
         raise AssertionError("labels were loaded")
 
     trainer = make_trainer("byol")
-    algorithm, memory = FedAvg(), Memory()
-    runtime = LocalRuntime(
-        RunContext(algorithm, 0, lambda r: RoundPosition(0.1, 0)),
-        {"a": Shard(pixels(8), labels)},
-        [trainer],
-        memory,
-    )
-    site = algorithm.init(Client("home", pixels(0), None, {}, trainer, 0, 0))
+    algorithm = FedAvg()
+    runtime = make_runtime(algorithm, {"a": Shard(random_pixels(8), labels)}, trainer)
+    site = first_site(algorithm, trainer)
     assert [r.error for r in runtime.exchange(0, ["a"], lambda c: site)] == [None]
     runtime.close()
 
 
-# -- what goes wrong at a client --
+# -- failing clients --
 
 
-def test_an_empty_client_is_never_asked(make_trainer: MakeTrainer, pixels: Pixels) -> None:
-    federation = Federation(
-        make_trainer, pixels, topology=Star(participation=0.5), sizes={**SIZES, "empty": 0}
-    )
+def test_an_empty_client_never_takes_part() -> None:
+    federation = Federation(topology=Star(participation=0.5), sizes={**SIZES, "empty": 0})
     assert federation.runtime.clients == list(SIZES)
     asked = {report.client for done in federation.rounds() for report in done.reports}
     federation.runtime.close()
@@ -348,12 +328,12 @@ def test_an_empty_client_is_never_asked(make_trainer: MakeTrainer, pixels: Pixel
     assert "empty" not in federation.finished
 
 
-def test_a_client_that_cannot_train_is_dropped_with_its_reason(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
-    """One image is too few; one client fails, one runs out of memory; the others are as if they had been alone."""
+def test_a_client_that_cannot_train_is_dropped_with_its_reason() -> None:
+    """One image is too few, one client fails, one runs out of memory; the others are not
+    affected.
+    """
     sizes = {"a": 20, "b": 20, "c": 1, "d": 20, "e": 41}
-    federation = Federation(make_trainer, pixels, workers=2, algorithm=Failing(), sizes=sizes)
+    federation = Federation(workers=2, algorithm=Failing(), sizes=sizes)
     sites, memory, reports = federation.run()
     assert [r.dropped for r in reports[:5]] == [
         None,
@@ -364,13 +344,11 @@ def test_a_client_that_cannot_train_is_dropped_with_its_reason(
     ]
     assert set(memory) == {"a", "e"}
     without = {c: n if c in "ae" else 0 for c, n in sizes.items()}
-    assert Federation(make_trainer, pixels, sizes=without).run()[0] == sites
+    assert Federation(sizes=without).run()[0] == sites
 
 
-def test_after_a_failure_every_trainer_is_free_again(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
-    federation = Federation(make_trainer, pixels, workers=2, sizes=dict.fromkeys("abcdef", 1))
+def test_after_a_failure_every_trainer_is_free_again() -> None:
+    federation = Federation(workers=2, sizes=dict.fromkeys("abcdef", 1))
     for round in range(3):
         clients = list(federation.runtime.clients)
         replies = list(
@@ -380,10 +358,8 @@ def test_after_a_failure_every_trainer_is_free_again(
     federation.runtime.close()
 
 
-def test_a_stop_ends_the_clients_and_keeps_nothing_of_them(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
-    federation = Federation(make_trainer, pixels, workers=2)
+def test_a_stop_ends_the_clients_and_discards_their_work() -> None:
+    federation = Federation(workers=2)
     federation.stop.set()
     with pytest.raises(Stopped):
         list(federation.rounds())
@@ -393,7 +369,7 @@ def test_a_stop_ends_the_clients_and_keeps_nothing_of_them(
 
 
 class Twice(FedAvg):
-    """Its clients train a second time, on a thousand times the loss, and send what the first training left."""
+    """Clients train a second time, on a thousand times the loss, but send the first result."""
 
     def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         done = super().client(client, message)
@@ -404,22 +380,16 @@ class Twice(FedAvg):
         return 1000 * method.loss(out, constants)
 
 
-def test_of_several_trainings_the_first_is_told_of(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
-    """It is the one whose model is sent; what else a client trains is for its algorithm's notes."""
-    once, twice = (
-        Federation(make_trainer, pixels, "simclr", algorithm=a).run() for a in (FedAvg(), Twice())
-    )
+def test_the_first_of_several_trainings_is_reported() -> None:
+    """Its model is the one that is sent; other trainings may appear in the algorithm's notes."""
+    once, twice = (Federation("simclr", algorithm=a).run() for a in (FedAvg(), Twice()))
     assert once[0] == twice[0]
     assert once[2] == twice[2]
 
 
-def test_a_reply_is_told_of_as_soon_as_it_is_there(
-    make_trainer: MakeTrainer, pixels: Pixels
-) -> None:
+def test_on_client_is_called_as_soon_as_a_reply_exists() -> None:
     seen: list[Reply] = []
-    federation = Federation(make_trainer, pixels)
+    federation = Federation()
     federation.runtime._on_client = seen.append
     replies = list(federation.runtime.exchange(0, list("abc"), lambda c: federation.sites[SERVER]))
     federation.runtime.close()

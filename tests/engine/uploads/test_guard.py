@@ -1,4 +1,4 @@
-"""Twelve kinds of broken uploads, and the exact mean of those that are not."""
+"""Twelve kinds of invalid uploads, and the exact mean of the valid ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYOUT = Layout.of(
 METRICS = Metrics(1.0, 2, 3, 4.0, 0.5, 6.0)
 
 
-def sound(seed: int) -> State:
+def valid_state(seed: int) -> State:
     return State(
         LAYOUT,
         torch.randn(LAYOUT.floats, generator=torch.Generator().manual_seed(seed)),
@@ -42,7 +42,7 @@ def sound(seed: int) -> State:
     )
 
 
-SENT: Tree = {"model": sound(99)}
+SENT: Tree = {"model": valid_state(99)}
 CLIENTS = ["c0", "c1", "bad", "c2", "c3"]
 
 
@@ -51,12 +51,12 @@ def guard(schema: dict[str, Spec] | None = None, sent: Tree = SENT) -> Guard:
 
 
 def passed(g: Guard, replies: Iterable[Reply]) -> list[tuple[str, int, Tree]]:
-    """(client, images, tree) of those not dropped."""
+    """Return (client, images, tree) of the replies that are not dropped."""
     return [(c.client, c.images, c.upload) for c in g(replies) if c.upload is not None]
 
 
 def fault(upload: Tree, images: Any = 1, schema: dict[str, Spec] | None = None) -> str | None:
-    """What is wrong with one upload, as its report says."""
+    """Return the reason why an upload is dropped, or None."""
     g = guard(schema)
     list(g([Reply("bad", images, upload, None)]))
     return g.reports[0].dropped
@@ -145,7 +145,7 @@ def _mean(uploads: list[tuple[str, int, Tree]]) -> State:
 
 
 def _replies(bad: Reply) -> list[Reply]:
-    good = [Reply(f"c{i}", 10 + i, {"model": sound(i)}, METRICS) for i in range(4)]
+    good = [Reply(f"c{i}", 10 + i, {"model": valid_state(i)}, METRICS) for i in range(4)]
     return [*good[:2], bad, *good[2:]]
 
 
@@ -153,7 +153,7 @@ def _check(bad: Reply, reason: str, memory_advanced: bool = True) -> None:
     g = guard()
     got = passed(g, _replies(bad))
     assert [client for client, _, _ in got] == ["c0", "c1", "c2", "c3"]
-    others = _mean([(f"c{i}", 10 + i, {"model": sound(i)}) for i in range(4)])
+    others = _mean([(f"c{i}", 10 + i, {"model": valid_state(i)}) for i in range(4)])
     assert torch.equal(_mean(got).floats, others.floats)
     assert torch.equal(_mean(got).counts, others.counts)
     report = g.reports[2]
@@ -168,17 +168,17 @@ def _check(bad: Reply, reason: str, memory_advanced: bool = True) -> None:
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_broken_upload_is_dropped_and_the_mean_of_the_others_exact(name: str) -> None:
+def test_an_invalid_upload_is_dropped_and_the_mean_of_the_others_is_exact(name: str) -> None:
     mutate, reason = MUTATIONS[name]
-    _check(Reply("bad", 12, mutate(sound(7)), METRICS), reason)
+    _check(Reply("bad", 12, mutate(valid_state(7)), METRICS), reason)
 
 
 @pytest.mark.parametrize("images", COUNTS)
-def test_a_number_of_images_that_is_none(images: Any) -> None:
-    _check(Reply("bad", images, {"model": sound(7)}, METRICS), f"claims {images!r} images")
+def test_an_invalid_number_of_images(images: Any) -> None:
+    _check(Reply("bad", images, {"model": valid_state(7)}, METRICS), f"claims {images!r} images")
 
 
-def test_a_client_that_failed_says_why() -> None:
+def test_the_error_of_a_failed_client_is_the_reason() -> None:
     _check(
         Reply("bad", 0, None, None, "too few images: 1"), "too few images: 1", memory_advanced=False
     )
@@ -187,21 +187,21 @@ def test_a_client_that_failed_says_why() -> None:
 
 @given(st.integers(0, LAYOUT.floats - 1), st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_one_bad_number_anywhere_is_found(position: int, value: float) -> None:
-    assert fault({"model": _with(sound(0), position, value)}) == "model: is not finite"
+    assert fault({"model": _with(valid_state(0), position, value)}) == "model: is not finite"
 
 
 @given(st.integers(0, LAYOUT.floats - 1), st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_one_bad_number_is_found_in_what_was_never_sent(position: int, value: float) -> None:
-    """Nothing to measure a distance from: it is looked at all the same."""
+def test_one_bad_number_is_found_in_a_part_that_was_not_sent(position: int, value: float) -> None:
+    """There is no reference for a distance, but the values are checked."""
     more: dict[str, Spec] = {"model": LAYOUT, "more": LAYOUT}
-    upload = {"model": sound(0), "more": _with(sound(1), position, value)}
+    upload = {"model": valid_state(0), "more": _with(valid_state(1), position, value)}
     assert fault(upload, schema=more) == "more: is not finite"
 
 
 @given(st.integers(1, 10**7), st.floats(-(2.0**100), 2.0**100, width=32))
-def test_whatever_is_finite_passes(images: int, value: float) -> None:
+def test_all_finite_values_pass(images: int, value: float) -> None:
     """Also where its square is not."""
-    assert fault({"model": _with(sound(0), 2, value)}, images) is None
+    assert fault({"model": _with(valid_state(0), 2, value)}, images) is None
 
 
 ROWS = Rows((None, 3), torch.float32)
@@ -236,12 +236,12 @@ ROWS = Rows((None, 3), torch.float32)
         (int, 3.0, "x: is not int"),
     ],
 )
-def test_tensors_and_scalars_on_the_wire(spec: Spec, value: Any, reason: str | None) -> None:
+def test_tensors_and_scalars_in_uploads(spec: Spec, value: Any, reason: str | None) -> None:
     assert fault({"x": value}, schema={"x": spec}) == reason
 
 
-def test_a_sound_upload_is_measured() -> None:
-    """From 0 to (3, 4) in two weights is a way of 5; statistics do not count."""
+def test_the_norm_of_a_valid_update() -> None:
+    """From 0 to (3, 4) in two weights is a distance of 5; statistics do not count."""
     sent, back = State.empty(LAYOUT), State.empty(LAYOUT)
     back.floats[0], back.floats[1] = 3, 4
     back.view(LAYOUT.entries[2]).fill_(100)
@@ -257,9 +257,11 @@ def test_a_sound_upload_is_measured() -> None:
     assert (report.bytes_down, report.bytes_up) == (nbytes({"m": sent}), nbytes({"m": back}))
 
 
-def test_the_journey_of_what_came_back() -> None:
-    """A predictor that stayed at home does not count, nor do keys that went one way only."""
-    whole, part = sound(0), sound(1).pick(("projector",))
+def test_the_norm_over_parts_that_were_sent() -> None:
+    """A predictor that is not sent does not count, nor do keys that are sent in one direction
+    only.
+    """
+    whole, part = valid_state(0), valid_state(1).pick(("projector",))
     expected = part.distance(whole).item()
     assert update_norm({"model": whole, "x": 1}, {"model": part, "y": whole}) == (
         pytest.approx(expected),
@@ -271,12 +273,12 @@ def test_the_journey_of_what_came_back() -> None:
     )
 
 
-# -- whom nobody waits for --
+# -- unexpected replies --
 
 
-def test_the_first_answer_counts() -> None:
+def test_the_first_reply_counts() -> None:
     g = guard()
-    first, second = {"model": sound(0)}, {"model": sound(1)}
+    first, second = {"model": valid_state(0)}, {"model": valid_state(1)}
     got = passed(
         g,
         [
@@ -299,36 +301,38 @@ def test_the_first_answer_counts() -> None:
     )
 
 
-def test_a_dropped_answer_is_an_answer() -> None:
-    """A client cannot try until it passes."""
+def test_a_dropped_reply_counts_as_a_reply() -> None:
+    """A client cannot retry until an upload passes."""
     g = guard()
-    broken = {"model": _with(sound(0), 0, math.nan)}
+    broken = {"model": _with(valid_state(0), 0, math.nan)}
     assert (
-        passed(g, [Reply("c0", 5, broken, METRICS), Reply("c0", 5, {"model": sound(0)}, METRICS)])
+        passed(
+            g, [Reply("c0", 5, broken, METRICS), Reply("c0", 5, {"model": valid_state(0)}, METRICS)]
+        )
         == []
     )
 
 
-def test_who_was_not_asked_is_not_heard() -> None:
+def test_replies_of_other_clients_are_ignored() -> None:
     g = guard()
-    assert list(g([Reply("stranger", 5, {"model": sound(0)}, METRICS)])) == []
+    assert list(g([Reply("stranger", 5, {"model": valid_state(0)}, METRICS)])) == []
     assert [(r.client, r.dropped) for r in g.reports] == [
         ("stranger", "was not asked, or has answered already")
     ]
 
 
-def test_a_late_answer_does_not_count_and_the_right_one_still_may() -> None:
+def test_a_late_reply_does_not_replace_the_right_one() -> None:
     sent = dict.fromkeys(CLIENTS, SENT)
     g = Guard({"model": LAYOUT}, 4, CLIENTS, sent)
     late, right = (
-        Reply("c0", 5, {"model": sound(i)}, METRICS, round=r) for i, r in ((0, 2), (1, 4))
+        Reply("c0", 5, {"model": valid_state(i)}, METRICS, round=r) for i, r in ((0, 2), (1, 4))
     )
     assert [tree for _, _, tree in passed(g, [late, right])] == [right.upload]
     assert [r.dropped for r in g.reports] == ["answers round 3 in round 5", None]
-    assert sent.keys() == {"c1", "bad", "c2", "c3"}  # what is answered is not kept
+    assert sent.keys() == {"c1", "bad", "c2", "c3"}  # replies are not stored
 
 
-def test_who_could_not_even_be_asked_may_say_so() -> None:
+def test_a_client_that_could_not_be_reached_is_reported() -> None:
     g = Guard({"model": LAYOUT}, 0, ["a"], {})
     assert [received.upload for received in g([Reply("a", 0, None, None, "never came")])] == [None]
     assert (g.reports[0].dropped, g.reports[0].bytes_down) == ("never came", 0)
@@ -340,7 +344,7 @@ def test_uploads_pass_one_by_one() -> None:
     def replies():
         for i in range(3):
             drawn.append(i)
-            yield Reply(f"c{i}", 1, {"model": sound(i)}, METRICS)
+            yield Reply(f"c{i}", 1, {"model": valid_state(i)}, METRICS)
 
     passing = guard()(replies())
     next(passing)
@@ -348,9 +352,9 @@ def test_uploads_pass_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_what_passes_can_be_merged(name: str) -> None:
-    """The algorithm never meets a broken upload: its result is the mean over the others."""
-    bad = Reply("bad", 12, MUTATIONS[name][0](sound(7)), METRICS)
+def test_uploads_that_pass_can_be_merged(name: str) -> None:
+    """The algorithm never gets an invalid upload: its result is the mean over the others."""
+    bad = Reply("bad", 12, MUTATIONS[name][0](valid_state(7)), METRICS)
     feed = (
         Upload(client, float(images), tree)
         for client, images, tree in passed(guard(), _replies(bad))
@@ -362,8 +366,8 @@ def test_what_passes_can_be_merged(name: str) -> None:
     )  # type: ignore[misc]
 
 
-def test_what_strangers_write_is_short_and_plain_in_reports() -> None:
-    """200 characters and one for what was left out; an escape sequence, a line break and U+202E are spelled out."""
+def test_untrusted_text_is_sanitized_and_cut_in_reports() -> None:
+    """200 characters and an ellipsis; an escape sequence, a line break and U+202E are escaped."""
     assert sanitize("a\x1b[2J\n\u202eb") == "a\\x1b[2J\\n\\u202eb"
     assert sanitize("ab", 2) == "ab"
     assert sanitize("abc", 2) == "ab…"
@@ -384,18 +388,18 @@ def test_notes_too_large_for_a_float_are_left_out() -> None:
     }
 
 
-def test_what_is_unsound_is_known_before_the_guard_sees_it() -> None:
-    broken = _with(sound(1), 0, math.nan)
+def test_invalid_replies_are_detected_before_the_guard() -> None:
+    broken = _with(valid_state(1), 0, math.nan)
     schema: dict[str, Spec] = {"model": LAYOUT}
-    assert reply_error(Reply("a", 1, {"model": sound(1)}, None), schema) is None
-    assert reply_error(Reply("a", 0, {"model": sound(1)}, None), schema) == "claims 0 images"
+    assert reply_error(Reply("a", 1, {"model": valid_state(1)}, None), schema) is None
+    assert reply_error(Reply("a", 0, {"model": valid_state(1)}, None), schema) == "claims 0 images"
     assert reply_error(Reply("a", 1, {"model": broken}, None), schema) == "model: is not finite"
     assert reply_error(Reply("a", 1, None, None), schema) == "no upload"
     assert reply_error(Reply("a", 1, None, None, "ill"), schema) == "ill"
 
 
-def test_a_way_too_long_for_float32_is_not_told() -> None:
-    """1e25 squared is more than a float32 holds; the log has no word for infinity."""
+def test_a_norm_above_the_range_of_float32_is_not_logged() -> None:
+    """1e25 squared overflows a float32, and JSON has no infinity."""
     far = State(LAYOUT, model(SENT, "model").floats + 1e25, torch.tensor([0]))
     assert update_norm(SENT, {"model": far}) == (math.inf, None)
     g = guard()

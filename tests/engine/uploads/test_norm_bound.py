@@ -1,4 +1,4 @@
-"""How far an upload may be from what was sent, with numbers worked out by hand."""
+"""The bound on the norm of updates, with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def received(
     round: int = 0,
     verified: bool = True,
 ) -> Guard:
-    """A round in which each client goes as far as said; the guard with its reports."""
+    """Run a round in which each client moves by the given distance; return the guard."""
     known = dict.fromkeys(ways, 10) | (images or {})
     plan = Plan(dict.fromkeys(ways, "server"), {"server": dict.fromkeys(ways)})
     weights = UploadWeights(plan, "size", counts=ImageCounts(lambda: known, verified))
@@ -99,12 +99,14 @@ def dropped(guard: Guard) -> list[str]:
 @pytest.mark.parametrize("who", range(5))
 @pytest.mark.parametrize("far", [1e3, 1e18, 1e30])
 def test_the_first_round_is_compared_with_itself(who: int, far: float) -> None:
-    """The median of 1, 2, 3, 4 and one far away is 3 or less: at most 30 is allowed, whoever comes first."""
+    """The median of 1, 2, 3, 4 and one far away is 3 or less: at most 30 is allowed, in any order
+    of clients.
+    """
     ways = {f"c{i}": far if i == who else i + 1.0 for i in range(5)}
     assert dropped(received(History(GuardSettings()), ways)) == [f"c{who}"]
 
 
-def test_what_is_too_far_to_tell_is_in_no_median() -> None:
+def test_an_infinite_norm_is_in_no_median() -> None:
     ways = {"a": 1e30, "b": 1e30, "c": 1e30, "d": 1.0, "e": 1e3}
     assert dropped(received(History(GuardSettings()), ways)) == ["a", "b", "c", "e"]
 
@@ -113,15 +115,19 @@ def test_the_reason_names_the_setting() -> None:
     """The lower median of 1, 2, 4 and 50 is 2."""
     history = History(GuardSettings())
     reports = received(history, {"a": 1, "b": 2, "c": 4, "d": 50}).reports
-    said = "the norm of its update is 50, above the limit of 20: 10 × the median (guard.norm_bound)"
-    assert [report.dropped for report in reports] == [None, None, None, said]
+    reason = (
+        "the norm of its update is 50, above the limit of 20: 10 × the median (guard.norm_bound)"
+    )
+    assert [report.dropped for report in reports] == [None, None, None, reason]
     assert reports[3].memory_advanced
     (report,) = received(History(GuardSettings()), {"a": 1e30}).reports
     assert report.dropped == "the norm of its update exceeds the range of float32"
 
 
-def test_what_is_usual_is_the_largest_median_or_the_last() -> None:
-    """Medians of 2, then 1. 15 is below 10 × 2 and above 10 × 1; what was dropped does not count in any median."""
+def test_the_reference_is_the_largest_median_or_the_last() -> None:
+    """Medians of 2, then 1. 15 is below 10 × 2 and above 10 × 1; dropped uploads do not count in a
+    median.
+    """
     for usual, expected in (("largest", []), ("last", ["c"])):
         history = History(GuardSettings(usual=usual))  # type: ignore[arg-type]
         received(history, {"a": 2, "b": 2, "c": 500})
@@ -130,7 +136,7 @@ def test_what_is_usual_is_the_largest_median_or_the_last() -> None:
         assert dropped(received(history, {"a": 1, "b": 1, "c": 15}, round=2)) == expected
 
 
-def test_a_round_without_a_sound_upload_or_without_a_step_says_nothing() -> None:
+def test_a_round_without_valid_uploads_or_without_a_step_sets_no_reference() -> None:
     history = History(GuardSettings(usual="last"), typical=Typical(1.0, 10, 1.0))
     assert dropped(received(history, {"a": 11, "b": 12})) == ["a", "b"]
     assert dropped(received(history, {"a": 0, "b": 0})) == []
@@ -138,8 +144,10 @@ def test_a_round_without_a_sound_upload_or_without_a_step_says_nothing() -> None
     assert dropped(received(History(GuardSettings()), {"a": 0, "b": 0, "c": 5})) == []
 
 
-def test_more_images_and_a_higher_rate_lead_farther() -> None:
-    """Typical: 1 with 10 images at a rate of 0.5. Forty images: 4; at a rate of 1: 8. Fewer or lower: still 1."""
+def test_more_images_and_a_higher_rate_allow_larger_updates() -> None:
+    """Typical: 1 with 10 images at a rate of 0.5. Forty images: 4; at a rate of 1: 8. Fewer or
+    lower: still 1.
+    """
     usual = Typical(1.0, 10, 0.5)
     assert [usual.norm_at(*case, 10) for case in ((0.5, 10), (0.5, 40), (1.0, 40), (0.1, 2))] == [
         1,
@@ -158,7 +166,7 @@ def test_more_images_and_a_higher_rate_lead_farther() -> None:
     assert dropped(received(history, {"a": 19, "b": 21}, round=1)) == ["b"]
 
 
-def test_without_a_bound_whatever_is_finite_passes() -> None:
+def test_without_a_bound_all_finite_updates_pass() -> None:
     for history in (History(), History(GuardSettings(norm_bound=0, clip=True))):
         guard = received(history, {"a": 1, "b": 1e3, "c": 1e30})
         assert dropped(guard) == []
@@ -167,7 +175,9 @@ def test_without_a_bound_whatever_is_finite_passes() -> None:
 
 @pytest.mark.parametrize("far", [1e3, 1e30, 3e38])
 def test_clipped_to_the_bound(far: float) -> None:
-    """Sent (1, 0), the others go 1, so 10 is allowed. Statistics come back by the same share, counters as they are."""
+    """Sent (1, 0); the others move by 1, so 10 is allowed. Statistics are scaled by the same share,
+    counters are unchanged.
+    """
     history = History(GuardSettings(clip=True), typical=Typical(1.0, 10, 1.0))
     sent = {"model": at(1.0, mean=2.0)}
     guard = Guard({"model": LAYOUT}, 0, ["a"], {"a": sent}, bound=history.bound(), bounded=["a"])
@@ -177,16 +187,16 @@ def test_clipped_to_the_bound(far: float) -> None:
     got = model(one.upload, "model")
     assert got.floats.tolist() == pytest.approx([1.0, 10.0, 2.0 + (far - 2.0) * 10 / far], rel=1e-4)
     assert got.counts.tolist() == [7]
-    assert back.floats[1] == torch.tensor(far)  # what came is not written over
+    assert back.floats[1] == torch.tensor(far)  # the upload is not overwritten
     (report,) = guard.reports
     assert report.dropped is None
     assert report.clipped == pytest.approx(10 / far, rel=1e-5)
     assert report.divergence == (pytest.approx(far) if far < 1e18 else None)
     history.end(guard)
-    assert history.typical == Typical(10.0, 0, 1.0, [(10.0, 0)])  # this guard knows no image counts
+    assert history.typical == Typical(10.0, 0, 1.0, [(10.0, 0)])  # this guard has no image counts
 
 
-def test_what_is_not_too_far_is_not_clipped() -> None:
+def test_updates_within_the_bound_are_not_clipped() -> None:
     history = History(GuardSettings(clip=True), typical=Typical(1.0, 10, 1.0))
     upload = {"model": at(10.0)}
     guard = Guard({"model": LAYOUT}, 0, ["a"], {"a": SENT}, bound=history.bound(), bounded=["a"])
@@ -195,7 +205,7 @@ def test_what_is_not_too_far_is_not_clipped() -> None:
     assert guard.reports[0].clipped is None
 
 
-def test_a_clipped_upload_keeps_what_was_never_sent() -> None:
+def test_clipping_leaves_parts_that_were_not_sent_unchanged() -> None:
     wide = Layout.of([Entry("backbone.more", (1,), "weight"), *LAYOUT.entries])
     back = State(wide, torch.tensor([5.0, 4.0, 0.0, 0.0]), torch.tensor([3]))
     near = clip_update(SENT, {"model": back, "n": 3}, 0.5)
@@ -218,8 +228,8 @@ def test_a_distance_in_double() -> None:
     assert way == pytest.approx(5e30)
 
 
-def test_an_upload_is_measured_from_the_model_it_began_with() -> None:
-    """Of two clusters at 0 and 100 the second was chosen: a way of 1, not of 101."""
+def test_the_norm_is_relative_to_the_model_that_was_trained() -> None:
+    """Of two clusters at 0 and 100 the second was chosen: a distance of 1, not of 101."""
     schema: dict[str, Any] = {"model": LAYOUT, "cluster": range(2)}
     message: Tree = {"first": 0, "model.0": at(0), "model.1": at(100)}
     history = History(GuardSettings(), typical=Typical(1.0, 10, 1.0))
@@ -236,7 +246,7 @@ def test_an_upload_is_measured_from_the_model_it_began_with() -> None:
     assert [(report.dropped, report.divergence) for report in guard.reports] == [(None, 1.0)]
 
 
-def test_whom_others_hear() -> None:
+def test_clients_whose_uploads_reach_others() -> None:
     clients = ["a", "b", "c"]
     assert Star().plan(clients, 0, 0).senders == set(clients)
     assert Star(participation=0.1).plan(clients, 0, 0).senders == set(
@@ -246,7 +256,7 @@ def test_whom_others_hear() -> None:
     assert Cycle().plan(clients, 0, 0).senders == set(clients)
 
 
-def test_who_is_heard_by_nobody_may_go_as_far_as_it_likes() -> None:
+def test_an_upload_that_reaches_no_other_client_has_no_bound() -> None:
     history = History(GuardSettings(), typical=Typical(1.0, 10, 1.0))
     guard = Guard(
         {"model": LAYOUT}, 0, "ab", dict.fromkeys("ab", SENT), bound=history.bound(), bounded=["a"]
@@ -256,7 +266,7 @@ def test_who_is_heard_by_nobody_may_go_as_far_as_it_likes() -> None:
 
 
 def test_no_more_than_five_uploads_wait_and_in_later_rounds_none() -> None:
-    """Those that are not sound do not count among the five, and do not delay others: order is kept."""
+    """Invalid uploads do not count among the five and do not delay others; the order is kept."""
     alive: list[Any] = []
     most = 0
 
@@ -293,8 +303,8 @@ def test_no_more_than_five_uploads_wait_and_in_later_rounds_none() -> None:
         assert most == expected
 
 
-def test_of_unsound_uploads_none_is_held() -> None:
-    """A run that diverges has nothing but those in its first round."""
+def test_invalid_uploads_are_not_held_back() -> None:
+    """A run that diverges has only invalid uploads in its first round."""
     alive = []
 
     def replies() -> Iterator[Reply]:
@@ -321,8 +331,10 @@ def test_of_unsound_uploads_none_is_held() -> None:
     assert guard.reports[0].memory_advanced
 
 
-def test_one_client_a_round_sets_no_measure_by_itself() -> None:
-    """Four that go 1, one that goes ninefold farther each time: of the last five the median stays 1, and 81 > 10."""
+def test_with_one_client_per_round_the_reference_is_over_five_rounds() -> None:
+    """Four updates of 1, then one that grows ninefold each time: the median of the last five stays
+    1, and 81 > 10.
+    """
     history, lost = History(GuardSettings()), []
     for turn in range(4):
         for client in "abcd":
@@ -331,8 +343,10 @@ def test_one_client_a_round_sets_no_measure_by_itself() -> None:
     assert lost == ["e"] * 3
 
 
-def test_image_counts_that_clients_state_do_not_raise_the_bound() -> None:
-    """The median is 1. A client that states 1,000 times the images of the others may go 10, as they may."""
+def test_image_counts_reported_by_clients_do_not_raise_the_bound() -> None:
+    """The median is 1. A client that reports 1,000 times the images of the others may move by 10,
+    as they may.
+    """
     for verified, expected in ((False, ["big"]), (True, [])):
         ways = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "big": 50.0}
         assert (
@@ -342,9 +356,11 @@ def test_image_counts_that_clients_state_do_not_raise_the_bound() -> None:
 
 
 def test_of_five_thousand_small_honest_clients_none_is_dropped() -> None:
-    """Norms with a long tail, exp(1.1·z) for normal z: 107 of them are above 10 × their median, about 1.
+    """Norms with a long tail, exp(1.1·z) for normal z: 107 of them are above 10 × their median,
+    about 1.
 
-    Each has 1/5,000 of the mean, so that even the largest moves it by about a hundredth of a typical update.
+    Each has 1/5,000 of the mean, so that even the largest moves it by about a hundredth of a
+    typical update.
     """
     z = torch.randn(5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ways = {f"c{i}": norm for i, norm in enumerate((1.1 * z).exp().tolist())}
@@ -357,7 +373,9 @@ def test_of_five_thousand_small_honest_clients_none_is_dropped() -> None:
 
 
 def test_the_reference_grows_within_the_first_round() -> None:
-    """The first five go 1, the next ten 9: from then on the median is 9, and 89 is below 10 × 9."""
+    """The first five move by 1, the next ten by 9: from then on the median is 9, and 89 is below 10
+    × 9.
+    """
     ways = (
         {f"c{i}": 1.0 for i in range(5)}
         | {f"d{i}": 9.0 for i in range(10)}
@@ -383,7 +401,7 @@ def normed(weight: float, mean: float, batches: int = 9) -> State:
 def shifted(
     history: History, shifts: dict[str, float], round: int = 0, batches: int = 9
 ) -> list[str]:
-    """The clients that are dropped for it in a round in which running means move by so many standard deviations."""
+    """Return the clients dropped in a round whose running means move by so many deviations."""
     sent = {"model": normed(0.0, 0.0, batches)}
     guard = Guard(
         {"model": NORM},
@@ -407,7 +425,9 @@ def shifted(
 
 @pytest.mark.parametrize("who", range(5))
 def test_running_statistics_far_from_the_median_are_dropped(who: int) -> None:
-    """The median shift is 2 or 3, so at most 15 passes, whoever comes first; 1e30 must not reach the mean."""
+    """The median shift is 2 or 3, so at most 15 passes, in any order; 1e30 must not reach the
+    mean.
+    """
     shifts = {f"c{i}": 1e30 if i == who else i + 1.0 for i in range(5)}
     history = History(GuardSettings())
     assert shifted(history, shifts) == [f"c{who}"]
@@ -415,7 +435,9 @@ def test_running_statistics_far_from_the_median_are_dropped(who: int) -> None:
 
 
 def test_small_shifts_are_never_dropped_for_being_unlike_others() -> None:
-    """Clients of two images barely move their statistics; one with many may move them by 1.5 deviations."""
+    """Clients of two images barely move their statistics; one with many may move them by 1.5
+    deviations.
+    """
     assert shifted(History(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 1.49}) == []
     assert shifted(History(GuardSettings()), {"a": 0.01, "b": 0.01, "c": 1.51}) == ["c"]
     assert (
@@ -424,7 +446,9 @@ def test_small_shifts_are_never_dropped_for_being_unlike_others() -> None:
 
 
 def test_where_all_statistics_move_farther_than_before_none_is_dropped() -> None:
-    """The median of the first round is 1, that of the second 9: only 46 is above 5 × 9, wherever it comes."""
+    """The median of the first round is 1, that of the second 9: only 46 is above 5 × 9, at any
+    position.
+    """
     for position in range(6):
         history = History(GuardSettings())
         shifted(history, dict.fromkeys("abcde", 1.0))
@@ -435,21 +459,23 @@ def test_where_all_statistics_move_farther_than_before_none_is_dropped() -> None
         ]
 
 
-def test_from_initial_statistics_training_may_lead_farther() -> None:
-    """Mean 0 and variance 1 are no activations' own: clients with many images move them far, those with few do not."""
+def test_from_initial_statistics_shifts_may_be_larger() -> None:
+    """Mean 0 and variance 1 are initial values: clients with many images move them far, those with
+    few do not.
+    """
     assert shifted(History(GuardSettings()), {"a": 0.1, "b": 0.1, "c": 9.9}, batches=0) == []
     assert shifted(History(GuardSettings()), {"a": 0.1, "b": 0.1, "c": 10.1}, batches=0) == ["c"]
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_typical_shift() -> None:
-    """The first round after it is compared with itself, whoever comes first."""
+    """The first round after it is compared with itself, in any order of clients."""
     for ways in ({"a": 2.0, "b": 2.0, "c": 20.0}, {"c": 20.0, "a": 2.0, "b": 2.0}):
         history = History(GuardSettings(), typical=Typical(1.0, 0, 1.0, [(1.0, 0)] * 5))
         assert shifted(history, ways) == ["c"]
 
 
 def test_statistics_have_a_bound_where_no_parameter_moves() -> None:
-    """Norms of 0 give no reference for norms; shifts still have theirs."""
+    """Norms of 0 give no reference for norms; shifts still have one."""
     history = History(GuardSettings())
     sent = {"model": normed(1.0, 0.0)}
     guard = Guard(
@@ -465,7 +491,7 @@ def test_statistics_have_a_bound_where_no_parameter_moves() -> None:
 
 
 def test_a_negative_variance_is_dropped_and_never_clipped() -> None:
-    """Brought back along its update it would be positive again, and count."""
+    """After clipping it would be positive again, and would count."""
     history = History(GuardSettings(clip=True), typical=Typical(1.0, 10, 1.0))
     bad = State(NORM, torch.tensor([1e3, 0.0, 0.0, 1.0, -1.0]), torch.tensor([9]))
     guard = Guard(
@@ -481,13 +507,15 @@ def test_a_negative_variance_is_dropped_and_never_clipped() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, math.inf, "ten"])
-def test_a_bound_that_is_none(value: Any) -> None:
+def test_invalid_bounds_are_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="norm_bound"):
         validate(GuardSettings, {"norm_bound": value})
 
 
-def test_settings_that_came_later_are_no_part_of_an_experiments_hash() -> None:
-    """By which trainings are found again that were made before there was a bound, or a frozen backbone; others are."""
+def test_settings_added_later_do_not_change_an_experiments_hash() -> None:
+    """The hash finds trainings from before the bound and frozen backbones existed; other values
+    count.
+    """
     values: dict[str, Any] = {
         "clients": 2,
         "data": {"name": "fashion-mini"},

@@ -1,4 +1,4 @@
-"""Who gets which upload, when, and who still holds one."""
+"""Routing of uploads to sites: order, timing and lifetime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedssl.topologies.topology import Plan
 
 
 class Tracked(dict[str, int]):
-    """An upload that can be watched."""
+    """An upload that supports weak references."""
 
 
 def received(
@@ -62,7 +62,7 @@ def test_weights_are_the_plans() -> None:
     assert [u.weight for u in delivered(p, received("ab"), "uniform")["x"]] == [1.0, 1.0]
 
 
-def test_a_site_that_nothing_reaches_is_not_named() -> None:
+def test_a_site_without_uploads_is_not_listed() -> None:
     p = plan("abc", {"x": "ab", "y": "c", "z": "", "w": "strn"})
     assert {
         site: [u.client for u in us] for site, us in delivered(p, received("abc", "c")).items()
@@ -86,7 +86,7 @@ def test_every_site_gets_its_own_in_the_clients_order(
 
 
 def test_one_site_streams() -> None:
-    """The next client is not heard before the merge asks for it."""
+    """The next reply is not requested before the merge asks for it."""
     made: list[str] = []
     ((_, uploads),) = [
         next(iter(deliver(plan("abc", {"x": "abc"}), received("abc", on_make=_noting(made)))))
@@ -102,7 +102,7 @@ def _noting(made: list[str]) -> Callable[[str, Tracked], None]:
 
 
 @pytest.mark.parametrize("dropped", ["", "b", "c", "abc"])
-def test_a_site_merges_as_soon_as_its_clients_are_heard(dropped: str) -> None:
+def test_a_site_merges_as_soon_as_its_uploads_are_complete(dropped: str) -> None:
     """x waits for a and b, y for c, z for b and d; those dropped are not waited for either."""
     made: list[str] = []
     stream = received("abcd", dropped, _noting(made))
@@ -146,7 +146,7 @@ def test_no_upload_outlives_its_last_site(mixing: dict[str, str], most: int) -> 
     assert not alive
 
 
-def test_a_merge_that_stops_early_leaves_nobody_unheard_and_holds_nobody_up() -> None:
+def test_a_merge_that_stops_early_does_not_delay_other_sites() -> None:
     made: list[str] = []
     got = {}
     for site, uploads in deliver(
@@ -157,5 +157,5 @@ def test_a_merge_that_stops_early_leaves_nobody_unheard_and_holds_nobody_up() ->
     assert made == list("abcd")
 
 
-def test_clients_that_never_answer_hold_nobody_up() -> None:
+def test_missing_replies_do_not_delay_other_sites() -> None:
     assert [u.client for u in delivered(plan("abc", {"x": "abc"}), received("a"))["x"]] == ["a"]

@@ -39,8 +39,10 @@ def state(
 
 
 def test_the_shift_is_the_largest_over_layers() -> None:
-    """First layer: means move by 3 and 0, deviations by 0 and from 2 to 6: (3² + 4²)/(1 + 4) is √5 squared.
-    Second layer, in the projector: the mean moves by 1 and the deviation is 1, of which a quarter counts."""
+    """First layer: means move by 3 and 0, deviations by 0 and from 2 to 6: (3² + 4²)/(1 + 4) is √5
+    squared. Second layer, in the projector: the mean moves by 1 and the deviation is 1, of which a
+    quarter counts.
+    """
     sent = state((0, 0, 0), (1, 4, 1))
     assert statistics_shift(sent, state((3, 0, 1), (1, 36, 1))) == pytest.approx(
         math.sqrt(5), rel=1e-4
@@ -49,8 +51,10 @@ def test_the_shift_is_the_largest_over_layers() -> None:
     assert statistics_shift(sent, sent) == 0
 
 
-def test_a_dead_channel_that_wakes_up_is_measured_by_its_layer() -> None:
-    """Its own deviation was 0: by that it would have moved by hundreds. The layer's scale is √(0 + 1) = 1."""
+def test_a_channel_without_variance_is_scaled_by_its_layer() -> None:
+    """Its own deviation was 0: relative to that it would have moved by hundreds. The layer's scale
+    is √(0 + 1) = 1.
+    """
     assert statistics_shift(
         state((0, 0, 0), (0, 1, 1)), state((0, 0, 0), (1, 1, 1))
     ) == pytest.approx(1, rel=1e-2)

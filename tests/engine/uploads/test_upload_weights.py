@@ -35,7 +35,7 @@ def test_several_are_cut_to_the_same_count() -> None:
     assert largest_count([500, 10, 400, 10], 0.3) == pytest.approx(15)
 
 
-def test_where_too_few_can_stay_below_the_share_all_weigh_the_same() -> None:
+def test_with_too_few_clients_for_the_share_all_weights_are_equal() -> None:
     assert largest_count([900, 100], 0.5) == 100
     assert largest_count([900, 100], 0.4) == 100
     assert largest_count([7], 0.5) == 7
@@ -68,11 +68,11 @@ def test_shares_of_peers_and_of_unknown_clients_are_one() -> None:
 
 
 def test_a_client_that_declares_many_images_does_not_make_others_look_small() -> None:
-    """Of 10⁷, 10 and 10 images the second has 10⁻⁶ of the mean, and is judged as if it had a third."""
+    """Of 10⁷, 10 and 10 images the second has 10⁻⁶ of the mean, but its share counts as a third."""
     assert star({"a": 10**7, "b": 10, "c": 10}).share("b") == pytest.approx(1 / 3)
 
 
-def test_where_clusters_are_averaged_apart_shares_are_not_known() -> None:
+def test_with_several_clusters_shares_are_unknown() -> None:
     plan = Plan(dict.fromkeys("abc", "server"), {"server": dict.fromkeys("abc")})
     counts = ImageCounts(lambda: dict.fromkeys("abc", 5))
     assert (

@@ -1,4 +1,4 @@
-"""Rows of shared features, looked at one by one: a bad one costs itself, and never the model beside it."""
+"""Validation of shared features row by row: a bad row is dropped, never the model in its upload."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def upload(rows: Any, index: Any = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "kept", "said"),
+    ("rows", "kept", "reason"),
     [
         ([GOOD, [math.nan, 0], [0, 1]], [10, 12], "1 of 3 rows left out, 1 not finite"),
         ([[math.inf, 0], GOOD, [0, -math.inf]], [11], "2 of 3 rows left out, 2 not finite"),
@@ -54,7 +54,7 @@ def upload(rows: Any, index: Any = None) -> dict[str, Any]:
             [[1e30, 0], GOOD],
             [11],
             "1 of 2 rows left out, 1 not of unit length",
-        ),  # its square is no float32
+        ),  # its square overflows float32
         (
             [[1.011, 0], [1.009, 0], [0.989, 0], [0.991, 0]],
             [11, 13],
@@ -69,10 +69,10 @@ def upload(rows: Any, index: Any = None) -> dict[str, Any]:
         ([[math.nan, 1]] * 3, [], "3 of 3 rows left out, 3 not finite"),
     ],
 )
-def test_bad_rows_are_left_out_with_their_numbers(rows: Any, kept: list[int], said: str) -> None:
+def test_bad_rows_are_left_out_with_their_numbers(rows: Any, kept: list[int], reason: str) -> None:
     before = upload(rows)
     left, why = drop_bad_rows(before, WIRE)
-    assert why == f"features: {said}"
+    assert why == f"features: {reason}"
     assert tensor(left, "index").tolist() == kept
     assert tensor(left, "features").tolist() == [before["features"][i - 10].tolist() for i in kept]
     assert left["model"] is MODEL
@@ -80,14 +80,14 @@ def test_bad_rows_are_left_out_with_their_numbers(rows: Any, kept: list[int], sa
 
 
 @pytest.mark.parametrize("rows", [[], [GOOD], [GOOD] * 5, [[0.6, -0.8], [0, -1]]])
-def test_what_is_sound_is_the_very_upload(rows: Any) -> None:
+def test_a_valid_upload_is_returned_unchanged(rows: Any) -> None:
     before = upload(rows)
     assert drop_bad_rows(before, WIRE) == (before, None)
     assert drop_bad_rows(before, WIRE)[0] is before
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "reason"),
     [
         (upload(torch.ones(3, 4)), "features has shape (3, 4), expected (None, 2)"),
         (upload(torch.ones(3)), "features is not torch.float32 of 2 dimensions"),
@@ -101,9 +101,9 @@ def test_what_is_sound_is_the_very_upload(rows: Any) -> None:
         ),
     ],
 )
-def test_where_no_row_can_be_told_all_are_left_out(wrong: dict[str, Any], said: str) -> None:
+def test_malformed_features_are_dropped_as_a_whole(wrong: dict[str, Any], reason: str) -> None:
     left, why = drop_bad_rows(wrong, WIRE)
-    assert why == f"features: all left out, {said}"
+    assert why == f"features: all left out, {reason}"
     assert (tensor(left, "features").shape, tensor(left, "index").shape) == ((0, 2), (0,))
     assert (tensor(left, "features").dtype, tensor(left, "index").dtype) == (
         torch.float32,
@@ -114,12 +114,12 @@ def test_where_no_row_can_be_told_all_are_left_out(wrong: dict[str, Any], said: 
 
 
 @pytest.mark.parametrize("key", WIRE)
-def test_a_missing_key_is_not_made_up(key: str) -> None:
+def test_a_missing_key_is_not_added(key: str) -> None:
     rest = {name: value for name, value in upload([[math.nan, 0]]).items() if name != key}
     assert validation_error(3, drop_bad_rows(rest, WIRE)[0], WIRE) == f'key "{key}" is missing'
 
 
-def test_unsifted_rows_are_refused() -> None:
+def test_unvalidated_rows_are_refused() -> None:
     assert validation_error(3, upload([[math.nan, 0]]), WIRE) == "features: is not finite"
 
 
@@ -130,7 +130,7 @@ def test_unsifted_rows_are_refused() -> None:
     )
 )
 def test_row_by_row(rows: list[tuple[float, float]]) -> None:
-    """Against a loop over rows; a length is far from the bounds of what is 1, or the row is one of ours."""
+    """Against a loop over rows; lengths are far from the tolerance around 1."""
     kept = [
         i
         for i, row in enumerate(rows[:5])
@@ -152,7 +152,7 @@ def received(tree: Tree) -> tuple[Tree | None, Guard]:
     return one.upload, guard
 
 
-def test_the_model_counts_and_the_report_says_what_does_not() -> None:
+def test_the_model_counts_and_the_report_names_dropped_rows() -> None:
     before = upload([GOOD, [math.nan, 0]])
     tree, guard = received(before)
     assert tree is not None
@@ -164,7 +164,7 @@ def test_the_model_counts_and_the_report_says_what_does_not() -> None:
     assert report.bytes_up == nbytes(before) == 8 + 2 * 8 + 2 * 8  # as it came
 
 
-def test_without_bad_rows_there_is_nothing_to_say() -> None:
+def test_without_bad_rows_the_report_is_empty() -> None:
     assert received(upload([GOOD]))[1].reports[0].rows_left_out is None
 
 
@@ -180,7 +180,7 @@ def test_a_model_that_is_not_finite_is_refused_whatever_its_features_are() -> No
 
 
 def test_bad_rows_do_not_make_a_reply_unsound() -> None:
-    """So that on Flower it counts for the quorum, as it counts for the mean."""
+    """On Flower the reply counts for the quorum, as it counts for the mean."""
     assert reply_error(Reply("a", 3, upload([[math.nan, 0]]), None), WIRE) is None
     assert reply_error(Reply("a", 3, upload(torch.ones(3, 4)), None), WIRE) is None
     assert reply_error(Reply("a", 0, upload([GOOD]), None), WIRE) == "claims 0 images"

@@ -1,4 +1,4 @@
-"""What is compared is comparable: the peer does fedssl's work, and makes fedssl's views."""
+"""The benchmark's peer computes the same steps and the same views as fedssl."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STILL = Augment(crop=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, jitter_p=0.0, gray=
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """Every pair of views fedssl trains on, by client, in order."""
+    """Record every pair of views that fedssl trains on, by client, in order."""
     views, current = defaultdict(list), threading.local()
     client, objective = FedAvg.client, FedAvg.objective
 
@@ -53,7 +53,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 def one_step(case: Case, seen: Seen) -> tuple[tuple[float, State], tuple[float, State], State]:
-    """fedssl's and the peer's loss and state after one step on the same views, and the state both began with."""
+    """Return both losses and states after one step on the same views, and the first state."""
     ours = Ours(case, case.pixels(), 1, CPU)
     first = {name: tensor.clone() for name, tensor in ours.trainers[0].method.state_dict().items()}
     peer = PeerBYOL(case.backbone, case.hidden, case.dim)
@@ -72,8 +72,10 @@ def one_step(case: Case, seen: Seen) -> tuple[tuple[float, State], tuple[float, 
 
 
 def test_a_step_of_the_peer_is_a_step_of_fedssl(seen: Seen) -> None:
-    """The same loss; parameters, statistics and counters, the target's too, so close that a missing weight decay
-    (5e-4 of a weight of 0.1, times the rate: 1.6e-6) would show, as would a wrong momentum of the target."""
+    """The same loss; parameters, statistics and counters, the target's too, so close that a missing
+    weight decay (5e-4 of a weight of 0.1, times the rate: 1.6e-6) would show, as would a wrong
+    momentum of the target.
+    """
     case = Case("cnn", hidden=24, dim=16, images=16, peer_images=16, batch=16, clients=1, size=16)
     (loss, ours), (peer_loss, peer), first = one_step(case, seen)
     assert peer_loss == pytest.approx(loss, abs=1e-5)
@@ -83,8 +85,10 @@ def test_a_step_of_the_peer_is_a_step_of_fedssl(seen: Seen) -> None:
 
 @pytest.mark.slow
 def test_a_step_of_a_resnet(seen: Seen) -> None:
-    """Where activations lie within rounding of zero, float32 decides which gradients flow: both sides are about 1e-3
-    of the gradient's length from what float64 gives, so no closer to each other."""
+    """Where activations lie within rounding of zero, float32 decides which gradients flow: both
+    sides are about 1e-3 of the gradient's length from what float64 gives, so no closer to each
+    other.
+    """
     case = Case(
         "resnet18", hidden=24, dim=16, images=16, peer_images=16, batch=16, clients=1, size=16
     )
@@ -97,9 +101,10 @@ def test_a_step_of_a_resnet(seen: Seen) -> None:
 
 
 def test_a_round_of_the_peer_is_a_round_of_fedssl(seen: Seen) -> None:
-    """From the same weights and views, over two rounds of three clients of unequal size and several steps each: the
-    same losses, global model and targets. The learning rate is low: at a high one the order of additions alone leads
-    a network this small elsewhere within ten steps."""
+    """From the same weights and views, over two rounds of three clients of unequal size and several
+    steps each: the same losses, global model and targets. The learning rate is low: at a high one
+    the order of additions alone leads a network this small elsewhere within ten steps.
+    """
     sizes = (32, 48, 70)
     case = Case(
         "cnn", hidden=24, dim=16, images=70, peer_images=70, batch=16, clients=3, size=16, lr=1e-3
@@ -132,8 +137,9 @@ def test_a_round_of_the_peer_is_a_round_of_fedssl(seen: Seen) -> None:
 
 
 def test_a_round_of_fewer_images_stands_for_a_whole_one() -> None:
-    """16 images of each of 3 clients, of which the peer meets 8: 48 against 24. A round of 10 s, 6 of them training,
-    would have taken 10 + 6·(48/24 − 1) = 16 s."""
+    """16 images of each of 3 clients, of which the peer meets 8: 48 against 24. A round of 10 s, 6
+    of them training, would have taken 10 + 6·(48/24 − 1) = 16 s.
+    """
     ours = Ours(CASE, CASE.pixels(), 1, CPU)
     peer = Peer(
         CASE,
@@ -187,8 +193,10 @@ def test_a_view_that_changes_nothing_is_the_image() -> None:
 
 
 def test_views_are_fedssls_in_distribution() -> None:
-    """Mean, contrast, saturation and left-to-right slope of 3,000 views of one image: both sides draw the same family,
-    so the means of each figure agree within four of their standard errors, and the rounding of eight bits."""
+    """Mean, contrast, saturation and left-to-right slope of 3,000 views of one image: both sides
+    draw the same family, so the means of each figure agree within four of their standard errors,
+    and the rounding of eight bits.
+    """
     ramp = torch.linspace(40, 220, 16)
     image = torch.stack(
         [ramp.expand(16, 16), ramp[:, None].expand(16, 16), torch.full((16, 16), 90.0)]
@@ -208,7 +216,7 @@ def test_views_are_fedssls_in_distribution() -> None:
 
 
 def _figures(views: Tensor) -> list[Tensor]:
-    """Of views (n, 3, h, w), four figures (n,) each."""
+    """Return four figures (n,) of views (n, 3, h, w)."""
     slope = views[..., 8:].mean((1, 2, 3)) - views[..., :8].mean((1, 2, 3))
     return [views.mean((1, 2, 3)), views.flatten(1).std(1), views.std(1).mean((1, 2)), slope.abs()]
 
