@@ -178,7 +178,7 @@ class Node:
 
     def hello(self) -> Hello:
         """Return the description of this node that the server asks for before training."""
-        layout = self.trainer.method.state.layout
+        layout = self.trainer.method.state.layout.entries
         clients = {client: shard.images for client, shard in self.shards.items()}
         return Hello(clients, self._data.train.image, layout, version=__version__)
 

@@ -23,8 +23,8 @@ from fedssl.core.devices.select import resolve_device, training_devices
 from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked_directory
+from fedssl.core.state.layout import Layout
 from fedssl.core.state.tree import Tree
-from fedssl.core.version import __version__
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.federate import Round
@@ -131,8 +131,6 @@ class ServerRun:
 
         The shape of the images is fixed when a run begins: the most common one.
         """
-        if hello.version != __version__:
-            return f"it has fedssl {hello.version}, the server {__version__}"
         if self.record.clients:
             for client in hello.clients:
                 if client not in self.record.clients:
@@ -143,7 +141,8 @@ class ServerRun:
                     return f'"{client}" had images when the run began, and has none now'
         if self.record.image not in (None, hello.image):
             return f"its images have shape {hello.image}, those of the run {self.record.image}"
-        difference = self.trainer(hello.image).method.state.layout.first_difference(hello.layout)
+        layout = self.trainer(hello.image).method.state.layout
+        difference = layout.first_difference(Layout(hello.layout))
         if difference is not None:
             return f"its model differs: {difference}"
         return None
