@@ -185,3 +185,13 @@ def test_a_site_that_has_lost_its_images_is_rejected_when_a_run_resumes(nodes: N
     lines = nodes.serve(longer, grid, round_timeout=0.5)
     assert any('"1" had images when the run began, and has none now' in line for line in lines)
     assert nodes.dropped()[-1] == {"0": None, "1": "its node is not connected", "2": None}
+
+
+def test_without_a_model_on_the_server_no_picture_is_drawn(nodes: Nodes) -> None:
+    """With FedBN, each client's model stays on its node; the server has labelled images."""
+    experiment = tiny("fedbn", "simclr", rounds=1, **{"probe.picture": True})
+    nodes.serve(experiment, nodes.grid(experiment), data_dir=str(nodes.root / "data"))
+    results = json.loads((nodes.root / "flower/results.json").read_text())
+    assert results["models"] == 0
+    assert results["table"] == {}
+    assert not (nodes.root / "flower/picture.png").exists()
