@@ -35,9 +35,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 class Processes:
     """The processes of a local federation, each with its own log.
 
-    Each process has its own session, so that this process decides what a Ctrl-C does. All of them
-    are stopped together, with their descendants. They also end when the thread that started them
-    ends.
+    Each process has its own session, so that a Ctrl-C reaches only this process. All of them are
+    stopped together, with their descendants. They also end when the thread that started them ends.
     """
 
     def __init__(self, folder: Path) -> None:

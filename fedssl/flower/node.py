@@ -226,7 +226,7 @@ class Node:
         memory = self._open_memory(task)
         state = self.experiment.algorithm.personal(message, memory.read())
         if state is None:
-            raise ClientError("has no own model: it has not taken part in any round")
+            raise ClientError("it has not taken part in any round")
         export(
             self.experiment,
             memory.folder,

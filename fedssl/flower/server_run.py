@@ -45,7 +45,7 @@ from fedssl.runs.resume_checks import EXPERIMENT, check_resumable
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.training.trainer import Trainer, resolve_precision
 
-RELAYED = "peers' models are relayed by the server here: it sees every one of them"
+RELAYED = "peers' models are relayed by the server, which sees all of them"
 
 
 def serve(
@@ -91,7 +91,7 @@ def serve(
 
 @dataclass(kw_only=True, eq=False)
 class ServerRun:
-    """One start of the server at a run."""
+    """One attempt of the server at a run."""
 
     experiment: Experiment
     folder: Path
@@ -252,7 +252,9 @@ class ServerRun:
                 self.notify(f"client {reply.client} has stored its own model")
                 self._update_record(kept={**self.record.kept, reply.client: rounds})
             else:
-                self.notify(f"client {reply.client} {sanitize(reply.error)}")
+                self.notify(
+                    f"client {reply.client} has not stored its own model: {sanitize(reply.error)}"
+                )
 
     def task(self, client: str, round: int) -> Task:
         """Return the task of a client in a round."""

@@ -1,6 +1,6 @@
 """The commands of the guide, taken from its text and run on the loopback address.
 
-Only what is specific to a machine is replaced: /srv/fedssl and /data by folders of the test, ports
+Only values of a machine are replaced: /srv/fedssl and /data by folders of the test, ports
 by free ones, the server's name by the loopback address, and numbers of the experiment by smaller
 ones. SuperNodes share a machine here, so each gets a separate local port.
 """

@@ -1,4 +1,4 @@
-"""What `fedssl flower up` refuses, prints and reports."""
+"""`fedssl flower up`: its refusals, progress display and error reports."""
 
 from __future__ import annotations
 

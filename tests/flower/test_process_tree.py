@@ -15,10 +15,10 @@ import pytest
 from fedssl.flower.process_tree import descendants, federation_processes, kill, kill_federation
 
 
-def _wait_until(condition: Callable[[], object], what: str, seconds: float = 15) -> None:
+def _wait_until(condition: Callable[[], object], description: str, seconds: float = 15) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, description
         time.sleep(0.05)
 
 

@@ -129,7 +129,7 @@ def test_clients_make_their_own_models_when_the_server_or_they_were_away(nodes: 
     grid.on_push = lambda message: None
     del grid.nodes[11]
     lines = nodes.serve(experiment, grid)
-    assert "client 1 its node is not connected" in lines
+    assert "client 1 has not stored its own model: its node is not connected" in lines
     assert asked() == [10, 12]
     assert clients_with_model() == ["0", "2"]
     grid.nodes[11] = node

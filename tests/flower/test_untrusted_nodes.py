@@ -1,4 +1,4 @@
-"""Whatever one node sends, the run of the other nodes continues."""
+"""No message of one node ends the run of the others."""
 
 from __future__ import annotations
 
