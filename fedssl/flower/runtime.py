@@ -175,7 +175,7 @@ class FlowerRuntime:
         return pending
 
     def _pull_reply(self, pending: Pending, schema: Mapping[str, Spec]) -> Reply | None:
-        """Return a client's reply, with an error if it is not valid; None if there is none yet."""
+        """Return a client's reply, with an error if it is not valid; None before it arrives."""
         task = pending.task
         answer = pull_answer(self._grid, pending.message_id)
         if answer is None:

@@ -28,7 +28,7 @@ def draw_if_wanted(
     test = evaluation.data.test
     if not evaluation.experiment.probe.picture or test is None or not test.labelled:
         return
-    if not models:  # each client has one of its own, on its node
+    if not models:  # they are on the nodes of their clients
         return
     try:
         draw(folder, evaluation, test, table=table, models=models)
