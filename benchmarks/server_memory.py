@@ -83,7 +83,7 @@ class Sites:
     def _answer(self, message: Message) -> Message:
         site = f"{message.metadata.dst_node_id:04}"
         if message.metadata.message_type != TRAIN:
-            hello = Hello({site: IMAGES}, IMAGE, self._layout, fedssl.__version__)
+            hello = Hello({site: IMAGES}, IMAGE, self._layout.entries, fedssl.__version__)
             return Message(pack_hello(hello), reply_to=message)
         task = unpack_task(message.content)
         shift = 1e-4 * (

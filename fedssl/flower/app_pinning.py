@@ -85,7 +85,7 @@ def flower_environment(wrappers: Path | None, base: Mapping[str, str]) -> dict[s
 
 
 def start_pinned(app: Path, command: list[str]) -> None:
-    """Replace this process by a program of Flower's that runs only this app."""
+    """Replace this process by one of Flower's programs, which then runs only this app."""
     if not command or command[0] not in PINNABLE:
         raise ConfigError(f"the command must be {' or '.join(PINNABLE)}, with its options")
     pinned = app_sha256(app)
@@ -100,7 +100,7 @@ def start_pinned(app: Path, command: list[str]) -> None:
 
 
 def pin_module(module: Any, pinned: str) -> None:
-    """Patch a module of Flower's so that it unpacks only the app with SHA-256 `pinned`.
+    """Patch one of Flower's modules so that it unpacks only the app with SHA-256 `pinned`.
 
     Flower looks up apps that were unpacked before by the hash that comes with them. The hash is
     therefore replaced by that of the received bytes.

@@ -18,7 +18,7 @@ def make_certificates(folder: Path) -> None:
     """
     authority_key = _new_key()
     server_key = _new_key()
-    authority = _name("fedssl, for one occasion")
+    authority = _name("fedssl, temporary")
     root = _root_certificate(authority, authority_key)
     certificate = _server_certificate(authority, authority_key, server_key)
     _write_private(folder / "ca.crt", _certificate_pem(root))

@@ -37,7 +37,7 @@ NOTES = (
     "other users of this machine can reach the SuperLink and disturb the run; "
     "they cannot run code other than this app",
 )
-RAISED = re.compile(r"fedssl\.core\.errors\.\w+: (.*)")
+RAISED = re.compile(r"\bfedssl(?:\.\w+)*\.[A-Z]\w*: (.*)")  # the last line of a traceback
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -19,7 +18,7 @@ import tomli_w
 from fedssl.core.errors import RunError
 from fedssl.flower import app_pinning
 from fedssl.flower.certificates import HOST, make_certificates, make_node_key
-from fedssl.flower.process_tree import GRACE, descendants, kill_federation, send_signal
+from fedssl.flower.process_tree import GRACE, descendants, kill, kill_federation
 from fedssl.flower.telemetry import without_proxies
 
 CONNECTION = "here"  # name of the SuperLink in Flower's configuration
@@ -36,9 +35,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 class Processes:
     """The processes of a local federation, each with its own log.
 
-    Each process has its own session, so that this process decides what a Ctrl-C does. All of them
-    are stopped together, with their descendants. They also end when the thread that started them
-    ends.
+    Each process has its own session, so that a Ctrl-C reaches only this process. All of them are
+    stopped together, with their descendants. They also end when the thread that started them ends.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -151,17 +149,19 @@ class Processes:
     def stop(self, *names: str) -> None:
         """Stop processes and their descendants: SIGTERM first, then SIGKILL."""
         stopping = [self.running.pop(name) for name in names if name in self.running]
-        family = {process.pid: descendants(process.pid) for process in stopping}
+        family = []
         for process in stopping:  # all get the signal before the first is waited for
-            send_signal(process.pid, signal.SIGTERM)
+            family += descendants(process.pid)
+            process.terminate()
         end = time.monotonic() + GRACE
         for process in stopping:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, end - time.monotonic()))
-        for parent, children in family.items():
-            # Some descendants have their own sessions, and some are new.
-            for pid in {parent, *children, *descendants(parent)}:
-                send_signal(pid, signal.SIGKILL)
+        for process in stopping:
+            family += descendants(process.pid)  # some are new
+            process.kill()
+        for child in family:  # some have their own sessions
+            kill(child)
         for process in stopping:
             process.wait()
 

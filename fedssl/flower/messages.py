@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from flwr.app import ConfigRecord, RecordDict
+from pydantic import AfterValidator, FailFast, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from fedssl.core.state.codec import layout_of, list_entries
-from fedssl.core.state.layout import Layout
+from fedssl.core.state.layout import Entry
+from fedssl.core.version import __version__
 from fedssl.engine.uploads.records import MAX_NOTE, Reply, sanitize
 from fedssl.engine.uploads.validate import MAX_IMAGES
 from fedssl.training.trainer import Metrics
@@ -27,14 +28,32 @@ TRAIN = "train"
 KEEP = "query.keep"
 NOTICE = "query.notice"
 
+MAX_RECORD = 2**22  # characters of a record; the hello of 100,000 clients has 1.5 million
 MAX_NAME = 200  # bytes of a client's name as the name of a file
-MAX_CHANNELS = 1024  # of an image
-MAX_SIDE = 2**14  # pixels of an image
-MAX_COUNT = 10**15  # of steps and images
-MIN_SECONDS = 1e-6
 MAX_LOGGED_CLAIMS = 3  # client names of a rejected node that are logged
 MAX_NOTICE = 500  # characters
-MAX_LOGGED_VALUE = 40  # characters of an invalid value in an error message
+MAX_LOGGED_VALUE = 40  # characters of an invalid value or its key in an error message
+
+T = TypeVar("T")
+
+
+def _safe_name(name: str) -> str:
+    """Return a client's name if it is safe in logs and as the name of a folder."""
+    if name in ("", ".", "..") or not name.isprintable():
+        raise ValueError("not a valid client name")
+    if len(quote(name, safe="")) > MAX_NAME:
+        raise ValueError(f"more than {MAX_NAME} characters when percent-encoded")
+    return name
+
+
+RunId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+ClientName = Annotated[str, AfterValidator(_safe_name)]
+Count = Annotated[int, Field(strict=True, ge=0, le=10**15)]
+Images = Annotated[int, Field(strict=True, ge=0, le=MAX_IMAGES)]
+Channels = Annotated[int, Field(strict=True, ge=1, le=1024)]
+Side = Annotated[int, Field(strict=True, ge=1, le=2**14)]  # pixels
+Number = Annotated[FiniteFloat, Field(strict=True, ge=-MAX_NOTE, le=MAX_NOTE)]
+Seconds = Annotated[FiniteFloat, Field(strict=True, ge=1e-6, le=MAX_NOTE)]
 
 
 class Task(NamedTuple):
@@ -47,21 +66,22 @@ class Task(NamedTuple):
     minutes.
     """
 
-    run: str
-    client: str
-    round: int
-    attempt: int
-    starts: tuple[int, ...] = (0,)
-    oldest: int = 0
-    until: float = MAX_NOTE
+    run: RunId
+    client: ClientName
+    round: Count
+    attempt: Count
+    starts: Annotated[tuple[Count, ...], FailFast()] = (0,)
+    oldest: Count = 0
+    until: Number = MAX_NOTE
 
 
 class Hello(NamedTuple):
     """A node's description of itself before training: only the number and shape of its images."""
 
-    clients: Mapping[str, int]  # client on this node (usually one) -> its number of images
-    image: tuple[int, int, int]
-    layout: Layout  # of the model it will train
+    # client on this node (usually one) -> its number of images
+    clients: Annotated[Mapping[ClientName, Images], Field(min_length=1)]
+    image: tuple[Channels, Side, Side]
+    layout: Annotated[tuple[Entry, ...], FailFast()]  # of the model it will train
     version: str  # of fedssl
 
 
@@ -73,47 +93,70 @@ class Refusal(NamedTuple):
     stated: bool = False  # by the node, so that its operator has seen the reason
 
 
+class SentMetrics(NamedTuple):
+    """`Metrics` that can be logged: any other value would end the run when it is written."""
+
+    loss: Number
+    steps: Count
+    images: Count
+    seconds: Seconds
+    embedding_std: Number
+    effective_rank: Number
+    alignment: Number | None = None
+    uniformity: Number | None = None
+
+
+class SentReply(NamedTuple):
+    """A reply without its upload. `images` and `notes` are checked with the upload."""
+
+    run: str
+    client: str
+    round: Count
+    attempt: Count
+    images: Any
+    error: str | None
+    metrics: SentMetrics | None
+    notes: dict[str, Any]
+
+
+_TASK = TypeAdapter(Task)
+_HELLO = TypeAdapter(Hello)
+_REPLY = TypeAdapter(SentReply)
+
+
 def _record(**values: Any) -> ConfigRecord:
     return ConfigRecord({"json": json.dumps(values)})
 
 
 def _values(records: RecordDict) -> dict[str, Any]:
-    values = json.loads(str(records[RECORD]["json"]))
+    """Return the unchecked values of a message."""
+    text = str(records[RECORD]["json"])
+    if len(text) > MAX_RECORD:
+        raise ValueError(f"a record of {len(text)} characters is longer than {MAX_RECORD}")
+    values = json.loads(text)
     if not isinstance(values, dict):
         raise ValueError("not a fedssl record")
     return values
 
 
+def _validated(kind: TypeAdapter[T], values: dict[str, Any]) -> T:
+    try:
+        return kind.validate_python(values)
+    except ValidationError as failure:
+        raise ValueError(first_problem(failure)) from None
+
+
+def first_problem(failure: ValidationError) -> str:
+    """Return the first problem of a failed validation: the key, the rule and the value."""
+    problem = failure.errors(include_url=False)[0]
+    key = sanitize(".".join(map(str, problem["loc"])), MAX_LOGGED_VALUE)
+    rule = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {rule[:1].lower()}{rule[1:]}, got {_shown(problem['input'])}"
+
+
 def _shown(value: Any) -> str:
     """Return an untrusted value for an error message."""
     return sanitize(repr(value), MAX_LOGGED_VALUE)
-
-
-def _integer(value: Any, maximum: int = MAX_COUNT, minimum: int = 0) -> int:
-    if type(value) is not int or not minimum <= value <= maximum:
-        raise ValueError(f"{_shown(value)} is not an integer from {minimum} to {maximum}")
-    return value
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not abs(value) <= MAX_NOTE:
-        raise ValueError(f"{_shown(value)} is not a finite number")
-    return float(value)
-
-
-def _client_name(value: Any) -> str:
-    """Return a client's name if it is safe in logs and as the name of a folder."""
-    if not isinstance(value, str) or value in ("", ".", "..") or not value.isprintable():
-        raise ValueError(f"{_shown(value)} is not a valid client name")
-    if len(quote(value, safe="")) > MAX_NAME:
-        raise ValueError(f"a client name has at most {MAX_NAME} characters when percent-encoded")
-    return value
-
-
-def _run_id(value: Any) -> str:
-    if not isinstance(value, str) or len(value) != 32 or set(value) - set("0123456789abcdef"):
-        raise ValueError(f"{_shown(value)} is not a run id")
-    return value
 
 
 def pack_task(records: RecordDict, task: Task) -> RecordDict:
@@ -124,23 +167,12 @@ def pack_task(records: RecordDict, task: Task) -> RecordDict:
 
 def unpack_task(records: RecordDict) -> Task:
     """Return the task in a message; raises ValueError, KeyError or TypeError if unreadable."""
-    values = _values(records)
-    starts = tuple(_integer(start) for start in values["starts"])
-    return Task(
-        run=_run_id(values["run"]),
-        client=_client_name(values["client"]),
-        round=_integer(values["round"]),
-        attempt=_integer(values["attempt"]),
-        starts=starts,
-        oldest=_integer(values["oldest"]),
-        until=_number(values["until"]),
-    )
+    return _validated(_TASK, _values(records))
 
 
 def pack_hello(hello: Hello) -> RecordDict:
     """Return the records of a hello."""
-    values = {**hello._asdict(), "layout": list_entries(hello.layout)}
-    return RecordDict({RECORD: _record(**values)})
+    return RecordDict({RECORD: _record(**hello._asdict())})
 
 
 def pack_refusal(reason: str, clients: Sequence[str] = ()) -> RecordDict:
@@ -169,28 +201,14 @@ def unpack_hello(records: RecordDict) -> Hello | Refusal:
         claimed = _claimed_names(values.get("clients"))
         if "error" in values:
             return Refusal(str(values["error"]), claimed, stated=True)
-        return _valid_hello(values)
+        version = values.get("version")
+        if version != __version__:  # before other values: their format may differ, too
+            return Refusal(f"it has fedssl {version}, the server {__version__}", claimed)
+        return _validated(_HELLO, values)
     except ValueError as problem:
         return Refusal(f"its hello is not valid: {problem}", claimed)
     except Exception as problem:  # a node may have written anything
         return Refusal(f"its hello cannot be read ({type(problem).__name__})", claimed)
-
-
-def _valid_hello(values: Mapping[str, Any]) -> Hello | Refusal:
-    channels, height, width = values["image"]
-    image = (
-        _integer(channels, MAX_CHANNELS, 1),
-        _integer(height, MAX_SIDE, 1),
-        _integer(width, MAX_SIDE, 1),
-    )
-    layout = layout_of(values["layout"])
-    hash(layout)  # raises if a name or a shape is a list
-    clients: dict[str, int] = {}
-    for client, images in values["clients"].items():
-        clients[_client_name(client)] = _integer(images, MAX_IMAGES)
-    if not clients:
-        return Refusal("its hello is not valid: it names no client")
-    return Hello(clients, image, layout, version=str(values["version"]))
 
 
 def _claimed_names(clients: Any) -> tuple[str, ...]:
@@ -198,7 +216,7 @@ def _claimed_names(clients: Any) -> tuple[str, ...]:
     if not isinstance(clients, dict | list):
         return ()
     try:
-        return tuple(_client_name(client) for client in list(clients)[:MAX_LOGGED_CLAIMS])
+        return tuple(_safe_name(str(client)) for client in list(clients)[:MAX_LOGGED_CLAIMS])
     except ValueError:
         return ()
 
@@ -223,35 +241,17 @@ def pack_reply(records: RecordDict, task: Task, reply: Reply) -> RecordDict:
 
 def unpack_reply(records: RecordDict, task: Task) -> Reply:
     """Return a client's reply without its upload; raises if unreadable or for another task."""
-    values = _values(records)
     reply = Reply(task.client, 0, None, metrics=None, round=task.round)
+    values = _values(records)
     if values.keys() == {"error"}:  # the node could not read its task
         return reply._replace(error=str(values["error"]))
+    sent = _validated(_REPLY, values)
     for key in ("run", "client", "round", "attempt"):
         expected = getattr(task, key)
-        if values[key] != expected:
-            raise ValueError(f"answers {key} {_shown(values[key])} instead of {expected!r}")
-    error = values["error"]
-    metrics = values["metrics"]
-    notes = values["notes"]
-    return reply._replace(
-        images=values["images"],
-        metrics=None if metrics is None else _checked_metrics(metrics),
-        error=None if error is None else str(error),
-        notes=notes if isinstance(notes, dict) else {},
-    )
-
-
-def _checked_metrics(values: Mapping[str, Any]) -> Metrics:
-    """Return metrics that can be logged: any other value would end the run when it is written."""
-    checked: dict[str, Any] = {}
-    for key, value in Metrics(**values)._asdict().items():
-        if value is None and key in Metrics._field_defaults:
-            continue
-        if key in ("steps", "images"):
-            checked[key] = _integer(value)
-        else:
-            checked[key] = _number(value)
-    if checked["seconds"] < MIN_SECONDS:
-        raise ValueError("its training took no time")
-    return Metrics(**checked)
+        found = getattr(sent, key)
+        if found != expected:
+            raise ValueError(f"answers {key} {_shown(found)} instead of {expected!r}")
+    metrics = None
+    if sent.metrics is not None:
+        metrics = Metrics(*sent.metrics)
+    return reply._replace(images=sent.images, metrics=metrics, error=sent.error, notes=sent.notes)

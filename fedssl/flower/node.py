@@ -178,7 +178,7 @@ class Node:
 
     def hello(self) -> Hello:
         """Return the description of this node that the server asks for before training."""
-        layout = self.trainer.method.state.layout
+        layout = self.trainer.method.state.layout.entries
         clients = {client: shard.images for client, shard in self.shards.items()}
         return Hello(clients, self._data.train.image, layout, version=__version__)
 
@@ -226,7 +226,7 @@ class Node:
         memory = self._open_memory(task)
         state = self.experiment.algorithm.personal(message, memory.read())
         if state is None:
-            raise ClientError("has no own model: it has not taken part in any round")
+            raise ClientError("it has not taken part in any round")
         export(
             self.experiment,
             memory.folder,

@@ -46,7 +46,7 @@ class Version(NamedTuple):
 class NodeMemory:
     """One task's access to the stored state of its client in this run.
 
-    `unpack_task` validates the names in a task: none of them leads out of `root`.
+    `unpack_task` validates the names in a task: no path leads out of `root`.
     """
 
     def __init__(self, root: Path, task: Task) -> None:

@@ -1,4 +1,4 @@
-"""The roster: which client is on which node. Every node is asked for a hello before it trains."""
+"""The roster: which client is on which node. A node is asked for a hello before it trains."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Roster:
     ) -> None:
         self._grid = grid
         self._check = check
-        self._say = notify
+        self._notify = notify
         self.registered = registered  # True if keys of this run are registered with names
         self.notices = Notices(grid)
         self._connected: dict[int, NodeInfo] = {}
@@ -86,16 +86,16 @@ class Roster:
 
     def _update_connected(self) -> None:
         """Read the connected nodes and drop the entries of all others."""
-        here = {node.node_id: node for node in self._grid.get_nodes()}
-        self._connected = here
-        self.nodes = {client: node for client, node in self.nodes.items() if node in here}
-        for node in self._pending.keys() - here.keys():
+        connected = {node.node_id: node for node in self._grid.get_nodes()}
+        self._connected = connected
+        self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
+        for node in self._pending.keys() - connected.keys():
             del self._pending[node]
-        for node in self._rejected.keys() - here.keys():
+        for node in self._rejected.keys() - connected.keys():
             del self._rejected[node]
 
     def _request_hellos(self) -> None:
-        """Ask nodes for a hello that are new, or were rejected a while ago."""
+        """Ask for a hello the nodes that are new, or were rejected a while ago."""
         now = time.monotonic()
         skipped = {*self._pending, *self.nodes.values()}
         for node, rejection in self._rejected.items():
@@ -144,7 +144,7 @@ class Roster:
         self._rejected[node] = Rejection(time.monotonic(), text)
         if previous is not None and previous.text == text:
             return
-        self._say(f"rejected {text}")
+        self._notify(f"rejected {text}")
         if not refusal.stated:
             self.notices.send(node, f"this site was rejected: {reason}")
 
@@ -216,7 +216,9 @@ class Roster:
                 return connected
             if count != logged:
                 logged = count
-                self._say(f"{count} of {enough} clients are connected; waiting up to {timeout:g} s")
+                self._notify(
+                    f"{count} of {enough} clients are connected; waiting up to {timeout:g} s"
+                )
             time.sleep(min(POLL, max(0.0, end - time.monotonic())))
 
     def join(self, expected: int, known: Collection[str], enough: int, timeout: float) -> list[str]:
@@ -228,11 +230,11 @@ class Roster:
         if len(joined) >= expected:
             for client in sorted(self.nodes.keys() - set(joined)):
                 shape = self.hellos[client].image
-                self._say(f"left out {client}: its images have shape {shape}, unlike most")
+                self._notify(f"left out {client}: its images have shape {shape}, unlike most")
             return joined
         if known and len(joined) >= enough:
             missing = ", ".join(sorted(set(known) - set(joined)))
-            self._say(f"resuming without {missing} until they reconnect")
+            self._notify(f"resuming without {missing} until they reconnect")
             return joined
         reasons = [f"rejected {rejection.text}" for rejection in self._rejected.values()]
         if len(self.nodes) > len(joined):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 from uuid import uuid4
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import RunError
 from fedssl.core.files import integrity
+from fedssl.flower.messages import first_problem
 from fedssl.runs.resume_checks import started
 
 FILE = "flower.json"
-NO_MODELS: Mapping[str, int] = MappingProxyType({})
 
 
 class RunRecord(NamedTuple):
@@ -28,7 +29,7 @@ class RunRecord(NamedTuple):
     starts: tuple[int, ...]
     clients: tuple[str, ...]  # with images, in order; empty: none has joined yet
     image: tuple[int, int, int] | None
-    kept: Mapping[str, int] = NO_MODELS  # client -> rounds after which its own model was made
+    kept: Mapping[str, int]  # client -> rounds after which its own model was made
     registered: bool = False  # True if clients have the names their keys were registered with
 
     @classmethod
@@ -47,31 +48,16 @@ class RunRecord(NamedTuple):
                     "or the file is lost, and with it the link to the state of its clients. "
                     "Nothing was changed; choose another run-dir"
                 )
-            return cls(uuid4().hex, (0,), (), image=None)
+            return cls(uuid4().hex, starts=(0,), clients=(), image=None, kept={})
         try:
-            record = cls._parse(text, first_round or 0)
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise RunError(
-                f"{folder / FILE} is damaged ({problem}); nothing was changed"
-            ) from problem
+            record = TypeAdapter(cls).validate_json(text, strict=True)
+        except ValidationError as failure:
+            problem = first_problem(failure)
+            raise RunError(f"{folder / FILE} is damaged ({problem}); nothing was changed") from None
         integrity.write_copied(folder, FILE, text)  # repairs the file
-        return record
-
-    @classmethod
-    def _parse(cls, text: str, first_round: int) -> RunRecord:
-        values = json.loads(text)
-        image = values["image"]
-        return cls(
-            run=values["run"],
-            starts=(*values["starts"], first_round),
-            clients=tuple(values["clients"]),
-            image=None if image is None else tuple(image),
-            kept=values["kept"],
-            registered=values.get("registered", False) is True,
-        )
+        return record._replace(starts=(*record.starts, first_round or 0))
 
     def write(self, folder: Path) -> RunRecord:
         """Write the record to the run directory, and return it."""
-        values = {**self._asdict(), "kept": dict(self.kept)}
-        integrity.write_copied(folder, FILE, json.dumps(values) + "\n")
+        integrity.write_copied(folder, FILE, json.dumps(self._asdict()) + "\n")
         return self

@@ -66,7 +66,7 @@ class UploadCount:
 
 
 class FlowerRuntime:
-    """Carries messages over Flower. A round ends when every client has answered or at its deadline.
+    """The runtime on Flower. A round ends when every client has answered or at its deadline.
 
     A round begins when as many of its clients are connected as must answer. Replies are pulled from
     the SuperLink one at a time, each when its client's turn comes, so the memory of this process
@@ -87,7 +87,7 @@ class FlowerRuntime:
         device: torch.device,
         on_client: Callable[[Reply], None] = lambda reply: None,
     ) -> None:
-        """`make_task` returns the task of a client in a round; `upload_schema` describes its upload."""
+        """`make_task` returns the task of a client in a round; `schema` describes an upload."""
         self.clients = list(clients)
         self._grid = grid
         self._roster = roster
@@ -113,7 +113,9 @@ class FlowerRuntime:
         required = max(self.required(asked), min(self._limits.min_uploads, asked))
         self._roster.wait(clients, required, self._limits.timeout)
         self._without_upload.clear()
-        return self._carry(Request(TRAIN, round, list(clients), message, self._schema), required)
+        return self._send_and_await(
+            Request(TRAIN, round, list(clients), message, self._schema), required
+        )
 
     def declared_images(self) -> Mapping[str, int]:
         """Return the number of images that each client stated before its first round."""
@@ -123,9 +125,9 @@ class FlowerRuntime:
         self, round: int, clients: Sequence[str], message: Callable[[str], Tree]
     ) -> Iterator[Reply]:
         """Ask clients, after the last round, to make and store their own models."""
-        return self._carry(Request(KEEP, round, clients, message, schema={}), required=0)
+        return self._send_and_await(Request(KEEP, round, clients, message, schema={}), required=0)
 
-    def _carry(self, request: Request, required: int) -> Iterator[Reply]:
+    def _send_and_await(self, request: Request, required: int) -> Iterator[Reply]:
         """Send messages to clients and yield their replies in the clients' order.
 
         Once fewer than `required` valid uploads are possible, take the replies that have arrived
@@ -173,7 +175,7 @@ class FlowerRuntime:
         return pending
 
     def _pull_reply(self, pending: Pending, schema: Mapping[str, Spec]) -> Reply | None:
-        """Return a client's reply, with an error if it is not valid; None if there is none yet."""
+        """Return a client's reply, with an error if it is not valid; None before it arrives."""
         task = pending.task
         answer = pull_answer(self._grid, pending.message_id)
         if answer is None:

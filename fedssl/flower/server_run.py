@@ -23,8 +23,8 @@ from fedssl.core.devices.select import resolve_device, training_devices
 from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked_directory
+from fedssl.core.state.layout import Layout
 from fedssl.core.state.tree import Tree
-from fedssl.core.version import __version__
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.federate import Round
@@ -45,7 +45,7 @@ from fedssl.runs.resume_checks import EXPERIMENT, check_resumable
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.training.trainer import Trainer, resolve_precision
 
-RELAYED = "peers' models are relayed by the server here: it sees every one of them"
+RELAYED = "peers' models are relayed by the server, which sees all of them"
 
 
 def serve(
@@ -91,7 +91,7 @@ def serve(
 
 @dataclass(kw_only=True, eq=False)
 class ServerRun:
-    """One start of the server at a run."""
+    """One attempt of the server at a run."""
 
     experiment: Experiment
     folder: Path
@@ -131,8 +131,6 @@ class ServerRun:
 
         The shape of the images is fixed when a run begins: the most common one.
         """
-        if hello.version != __version__:
-            return f"it has fedssl {hello.version}, the server {__version__}"
         if self.record.clients:
             for client in hello.clients:
                 if client not in self.record.clients:
@@ -143,7 +141,8 @@ class ServerRun:
                     return f'"{client}" had images when the run began, and has none now'
         if self.record.image not in (None, hello.image):
             return f"its images have shape {hello.image}, those of the run {self.record.image}"
-        difference = self.trainer(hello.image).method.state.layout.first_difference(hello.layout)
+        layout = self.trainer(hello.image).method.state.layout
+        difference = layout.first_difference(Layout(hello.layout))
         if difference is not None:
             return f"its model differs: {difference}"
         return None
@@ -253,7 +252,9 @@ class ServerRun:
                 self.notify(f"client {reply.client} has stored its own model")
                 self._update_record(kept={**self.record.kept, reply.client: rounds})
             else:
-                self.notify(f"client {reply.client} {sanitize(reply.error)}")
+                self.notify(
+                    f"client {reply.client} has not stored its own model: {sanitize(reply.error)}"
+                )
 
     def task(self, client: str, round: int) -> Task:
         """Return the task of a client in a round."""

@@ -24,9 +24,11 @@ from fedssl.runs.rounds_log import read_rounds
 def draw_if_wanted(
     folder: Path, evaluation: Evaluation, models: Models, table: Mapping[str, Any]
 ) -> None:
-    """Draw the picture if the settings ask for one and the test images have labels."""
+    """Draw the picture if the settings ask for one, test images have labels and models are here."""
     test = evaluation.data.test
     if not evaluation.experiment.probe.picture or test is None or not test.labelled:
+        return
+    if not models:  # they are on the nodes of their clients
         return
     try:
         draw(folder, evaluation, test, table=table, models=models)

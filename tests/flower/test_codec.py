@@ -78,7 +78,7 @@ def test_a_tree_comes_back_to_the_bit(tree: Any) -> None:
     assert dumps({key: back[key] for key in storable}) == dumps(storable)
 
 
-def test_by_hand() -> None:
+def test_encoded_values_by_hand() -> None:
     """bfloat16 1.0 is 0x3f80 = 16256; a counter above 2^53 is not rounded; 0-d and empty tensors
     keep their shapes."""
     tree = {

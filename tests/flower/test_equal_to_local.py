@@ -61,7 +61,7 @@ def test_a_clients_own_model_is_made_at_the_client(nodes: Nodes) -> None:
     assert not (nodes.root / "flower/backbone-0.safetensors").exists()
 
 
-def test_images_on_machines_of_their_own(nodes: Nodes) -> None:
+def test_images_on_separate_machines_give_the_bits_of_one_folder(nodes: Nodes) -> None:
     """Each client has only its own folder; the local run has one folder of clients."""
     random = np.random.default_rng(1)
     for client, count in {"north": 10, "south": 17}.items():

@@ -1,6 +1,6 @@
 """The commands of the guide, taken from its text and run on the loopback address.
 
-Only what is specific to a machine is replaced: /srv/fedssl and /data by folders of the test, ports
+Only values of a machine are replaced: /srv/fedssl and /data by folders of the test, ports
 by free ones, the server's name by the loopback address, and numbers of the experiment by smaller
 ones. SuperNodes share a machine here, so each gets a separate local port.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from fleet_proxy import fleet_only
 from PIL import Image
 
 from fedssl.flower.local_processes import free_port
-from fedssl.flower.process_tree import descendants, kill_federation, send_signal
+from fedssl.flower.process_tree import descendants, kill, kill_federation
 from fedssl.runs.rounds_log import read_rounds
 
 GUIDE = Path(__file__).parents[2] / "docs/how-to/flower.md"
@@ -145,8 +144,10 @@ class Machine:
     def stop(self) -> None:
         """Kill all units and their descendants."""
         for process in self.running:
-            for pid in (process.pid, *descendants(process.pid)):
-                send_signal(pid, signal.SIGKILL)
+            children = descendants(process.pid)
+            process.kill()
+            for child in children:
+                kill(child)
             process.wait()
         kill_federation(self.root / "home/.flwr")
 

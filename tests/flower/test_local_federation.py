@@ -1,4 +1,4 @@
-"""What `fedssl flower up` refuses, prints and reports."""
+"""`fedssl flower up`: its refusals, progress display and error reports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 import pytest
 from fake_grid import tiny
 
-from fedssl.core.errors import RunError
+from fedssl.core.errors import FedsslError, RunError
+from fedssl.core.settings import UnknownNameError
 from fedssl.experiment.experiment import load
 from fedssl.flower import local_federation
 from fedssl.flower.local_federation import LocalRun, watch_run
 from fedssl.flower.local_processes import local_processes
 from fedssl.flower.process_tree import federation_processes
+from fedssl.runs.session import Interrupted
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -134,9 +136,12 @@ def test_a_node_that_exits_ends_the_wait(tmp_path: Path) -> None:
     assert not federation_processes(tmp_path / "home")
 
 
-def test_a_failed_run_is_reported_with_fedssls_error(tmp_path: Path) -> None:
-    error = "fedssl.core.errors.RunError: only 1 of 2 clients joined"
-    log = f"Traceback\n  File x\n{error}\nsome banner\n"
+@pytest.mark.parametrize("error", [RunError, Interrupted, UnknownNameError])
+def test_a_failed_run_is_reported_with_fedssls_error(
+    error: type[FedsslError], tmp_path: Path
+) -> None:
+    last_line = f"{error.__module__}.{error.__name__}: only 1 of 2 clients joined"
+    log = f"Traceback\n  File fedssl/x.py\n{last_line}\nsome banner: fedssl.flower: x\n"
     with local_processes(tmp_path) as processes:
         job = processes.start("run", "printf", "%s", log)
         with pytest.raises(RunError) as raised:

@@ -62,7 +62,7 @@ def test_the_bits_of_a_local_run_and_nothing_left_behind(
 def test_a_proxy_in_the_environment_stops_no_node(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing listens on port 9. Nodes used to retry it for ever while the server waited."""
+    """Nothing listens on port 9: with that proxy, nodes retry forever while the server waits."""
     for variable in PROXY_VARIABLES:
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     _run_here(tiny("fedavg", "simclr", clients=2, rounds=1), nodes)
@@ -95,7 +95,7 @@ def test_flowers_simulation_gives_these_bits_too(
         kill_federation(processes.home)  # Flower leaves a SuperLink behind
 
 
-def test_unknown_nodes_are_not_let_in(nodes: Nodes, processes: Processes) -> None:
+def test_unknown_nodes_are_not_accepted(nodes: Nodes, processes: Processes) -> None:
     """An unregistered key, a SuperLink of another certificate authority, and no TLS at all."""
     address = processes.start_superlink()
     keys = processes.folder / "keys"
@@ -120,11 +120,11 @@ def test_unknown_nodes_are_not_let_in(nodes: Nodes, processes: Processes) -> Non
         wait_until(
             lambda log=log, reason=reason: reason in log.read_text(), 60, f"{name}: {reason}"
         )
-    time.sleep(5)  # in which none of them is let in after all
+    time.sleep(5)  # in which no unknown node may be accepted
     assert _node_states(processes) == ["registered"]  # the good one, which has not started yet
     assert not [name for name in reasons if "SuperNode ID" in processes.log(name).read_text()]
     processes.start_supernode("good", address, good, config)
-    wait_until(lambda: _node_states(processes) == ["online"], 60, "the good node is let in")
+    wait_until(lambda: _node_states(processes) == ["online"], 60, "the good node is accepted")
     assert "SuperNode ID" in processes.log("good").read_text()
 
 
@@ -149,8 +149,8 @@ app = ServerApp()
 def main(grid, context):
     while len(list(grid.get_node_ids())) < 2:
         time.sleep(0.2)
-    letters = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
-    answers = list(grid.send_and_receive(letters, timeout=90))
+    messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
+    answers = list(grid.send_and_receive(messages, timeout=90))
     reasons = [a.error.reason if a.has_error() else "done" for a in answers]
     (mark / "answers").write_text("\\n".join(reasons))
 """
@@ -187,8 +187,8 @@ class StrangersApp:
 
 
 def test_a_strangers_app_is_run_nowhere(nodes: Nodes, processes: Processes) -> None:
-    """First a stranger controls the server; the nodes run nothing of his app, but take part in the
-    run of the app they agreed to. Then the server is pinned to that app, too."""
+    """First a stranger controls the server: the nodes do not run the stranger's app, but take part
+    in the run of the app that they are pinned to. Then the server is pinned to that app, too."""
     experiment = tiny("fedavg", "simclr", clients=2)
     local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
     federation = RealFederation(nodes, processes, experiment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fake_grid import Nodes, site_bits, tiny
 from real_federation import RealFederation, finished_rounds, kill, wait_until
@@ -160,8 +162,8 @@ def test_a_run_resumes_after_its_superlink_was_killed(nodes: Nodes, processes: P
 def _server_apps(processes: Processes) -> list[int]:
     """Return the ServerApp processes of a federation."""
     pids = []
-    for pid in federation_processes(processes.home):
-        command = Path(f"/proc/{pid}/cmdline")
-        if command.exists() and b"flwr-serverapp" in command.read_bytes():
-            pids.append(pid)
+    for process in federation_processes(processes.home):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "flwr-serverapp" in " ".join(process.cmdline()):
+                pids.append(process.pid)
     return pids

@@ -12,25 +12,31 @@ from pathlib import Path
 
 import pytest
 
-from fedssl.flower.process_tree import descendants, federation_processes, kill_federation
+from fedssl.flower.process_tree import descendants, federation_processes, kill, kill_federation
 
 
-def _wait_until(condition: Callable[[], object], what: str, seconds: float = 15) -> None:
+def _wait_until(condition: Callable[[], object], description: str, seconds: float = 15) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, description
         time.sleep(0.05)
 
 
-def test_descendants_are_found_without_ps(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = subprocess.Popen(["/bin/sh", "-c", "sleep 60 & sleep 60 & wait"])
-    monkeypatch.setenv("PATH", "")
+def _pids(home: Path) -> list[int]:
+    return [process.pid for process in federation_processes(home)]
+
+
+def test_descendants_are_found(tmp_path: Path) -> None:
+    """The shell has two children, one of which has a child."""
+    inner = "/bin/sh -c 'sleep 60 & wait'"
+    parent = subprocess.Popen(["/bin/sh", "-c", f"sleep 60 & {inner} & wait"])
     try:
-        _wait_until(lambda: len(descendants(parent.pid)) == 2, "both are seen")
+        _wait_until(lambda: len(descendants(parent.pid)) == 3, "all are seen")
     finally:
-        for pid in (*descendants(parent.pid), parent.pid):
-            os.kill(pid, signal.SIGKILL)
+        for process in descendants(parent.pid):
+            kill(process)
         parent.wait()
+    assert descendants(parent.pid) == []
 
 
 def _sleep_with_home(home: Path) -> subprocess.Popen[bytes]:
@@ -42,7 +48,7 @@ def test_only_processes_of_the_federation_are_killed(tmp_path: Path) -> None:
     left = _sleep_with_home(tmp_path / "home")
     other = _sleep_with_home(tmp_path / "home2")
     try:
-        _wait_until(lambda: federation_processes(tmp_path / "home") == [left.pid], "it is seen")
+        _wait_until(lambda: _pids(tmp_path / "home") == [left.pid], "it is seen")
         kill_federation(tmp_path / "home")
         assert left.wait(10) == -signal.SIGKILL
         assert other.poll() is None
@@ -68,7 +74,7 @@ def test_processes_end_when_their_starter_is_killed(tmp_path: Path) -> None:
     assert starter.stdin is not None
     assert starter.stdout is not None
     pid = int(starter.stdout.readline())
-    _wait_until(lambda: federation_processes(tmp_path / "home") == [pid], "it runs")
+    _wait_until(lambda: _pids(tmp_path / "home") == [pid], "it runs")
     starter.kill()
     starter.wait()
     starter.stdin.close()
@@ -93,8 +99,8 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     )
     assert shell.stdout is not None
     pid = int(shell.stdout.readline())
-    assert pid in federation_processes(tmp_path)
+    assert pid in _pids(tmp_path)
     shell.kill()
     shell.wait()
     shell.stdout.close()
-    _wait_until(lambda: pid not in federation_processes(tmp_path), "it ends, too")
+    _wait_until(lambda: pid not in _pids(tmp_path), "it ends, too")

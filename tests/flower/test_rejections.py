@@ -71,7 +71,7 @@ def test_an_invalid_hello_names_the_site(nodes: Nodes) -> None:
     grid = nodes.grid(experiment)
     grid.nodes[10] = edited(grid.nodes[10], messages.HELLO, image=[0, 0, 0])
     lines = nodes.serve(experiment, grid, clients=2)
-    reason = "its hello is not valid: 0 is not an integer from 1 to 1024"
+    reason = "its hello is not valid: image.0: input should be greater than or equal to 1, got 0"
     assert f'rejected node 10, which claims to be "0": {reason}' in lines
     assert _notices(grid, 10) == [f"this site was rejected: {reason}"]
 

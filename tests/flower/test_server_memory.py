@@ -1,4 +1,4 @@
-"""The server holds a fixed number of uploads, whatever the number of sites and the quorum."""
+"""The server holds a fixed number of uploads, for any number of sites and any quorum."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_clients_make_their_own_models_when_the_server_or_they_were_away(nodes: 
     grid.on_push = lambda message: None
     del grid.nodes[11]
     lines = nodes.serve(experiment, grid)
-    assert "client 1 its node is not connected" in lines
+    assert "client 1 has not stored its own model: its node is not connected" in lines
     assert asked() == [10, 12]
     assert clients_with_model() == ["0", "2"]
     grid.nodes[11] = node
@@ -185,3 +185,13 @@ def test_a_site_that_has_lost_its_images_is_rejected_when_a_run_resumes(nodes: N
     lines = nodes.serve(longer, grid, round_timeout=0.5)
     assert any('"1" had images when the run began, and has none now' in line for line in lines)
     assert nodes.dropped()[-1] == {"0": None, "1": "its node is not connected", "2": None}
+
+
+def test_without_a_model_on_the_server_no_picture_is_drawn(nodes: Nodes) -> None:
+    """With FedBN, each client's model stays on its node; the server has labelled images."""
+    experiment = tiny("fedbn", "simclr", rounds=1, **{"probe.picture": True})
+    nodes.serve(experiment, nodes.grid(experiment), data_dir=str(nodes.root / "data"))
+    results = json.loads((nodes.root / "flower/results.json").read_text())
+    assert results["models"] == 0
+    assert results["table"] == {}
+    assert not (nodes.root / "flower/picture.png").exists()

@@ -28,7 +28,7 @@ PROXY = (
 )
 
 
-ASK = "import httpx, sys; print(httpx.get(sys.argv[1], timeout=10).status_code)"
+REQUEST = "import httpx, sys; print(httpx.get(sys.argv[1], timeout=10).status_code)"
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -63,7 +63,7 @@ def test_flowers_processes_reach_loopback_without_the_proxy(variable: str, loopb
     base = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     environment = app_pinning.flower_environment(None, {**base, variable: "http://127.0.0.1:9"})
     result = subprocess.run(
-        [sys.executable, "-c", ASK, loopback], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", REQUEST, loopback], env=environment, capture_output=True, text=True
     )
     assert (result.stdout, result.stderr) == ("200\n", "")
 
