@@ -19,7 +19,7 @@ from fedssl.data import Dataset
 from fedssl.data.image_pool import Rows
 from fedssl.evaluation.labelled_images import LabelledImages
 from fedssl.evaluation.models import backbone_tensors
-from fedssl.evaluation.score import Score, confusion
+from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.federation import build_backbone, build_method, normalisation
 from fedssl.probes import (
@@ -148,24 +148,22 @@ class Evaluation:
             check_suits(probe, self.experiment)
         labels = self.images.test.labels.to(self.device)
         scores = {probe: Score() for probe in probes}
+        for probe, score in scores.items():
+            score.note = "; ".join(self.images.notes(probe)) or None
+            score.apart = apart
+            score.labelled = self.images.learned_from(probe)
         # Weak keys: a client's own model is freed when the next one is built, which may then get
         # the same address.
         evaluated: WeakKeyDictionary[State, dict[str, Tensor]] = WeakKeyDictionary()
         for name, state in models.items():
             if state not in evaluated:
-                evaluated[state] = self._confusions(state, probes, labels)
-            for probe in probes:
-                scores[probe].add(name, evaluated[state][probe])
-        for probe, score in scores.items():
-            score.note = "; ".join(self.images.notes(probe)) or None
-            score.apart = apart
-            score.labelled = self.images.learned_from(probe)
+                evaluated[state] = self._predictions(state, probes)
+            for probe, predictions in evaluated[state].items():
+                scores[probe].add(name, labels, predictions, self.images.classes)
         return scores
 
-    def _confusions(
-        self, state: State, probes: tuple[str, ...], labels: Tensor
-    ) -> dict[str, Tensor]:
-        """Return each probe's confusion matrix (C, C) on the test images, for one model."""
+    def _predictions(self, state: State, probes: tuple[str, ...]) -> dict[str, Tensor]:
+        """Return the classes (n,) that each probe predicts for the test images, with one model."""
         model = ModelFeatures(self, state)
         predictors: dict[str, Callable[[ModelFeatures], Tensor]] = {
             "knn": self._knn,
@@ -174,11 +172,7 @@ class Evaluation:
             "classifier": self._classifier,
             "per-client": self._linear,  # per_client.py does the rest
         }
-        matrices = {}
-        for probe in probes:
-            predictions = predictors[probe](model)
-            matrices[probe] = confusion(labels, predictions, self.images.classes)
-        return matrices
+        return {probe: predictors[probe](model) for probe in probes}
 
     def _knn(self, model: ModelFeatures) -> Tensor:
         probe = self.experiment.probe

@@ -21,6 +21,8 @@ class Score(dict[str, float]):
     confusion: for each model, test images by class (rows) and prediction (columns)
     own_mix: for a probe that measures clients, each client's accuracy on test images in its own
         mix of classes
+    correct: for each test image, the share of the models that classify it correctly, without those
+        apart; (n,)
     """
 
     note: str | None = None
@@ -31,11 +33,26 @@ class Score(dict[str, float]):
         super().__init__(*values, **more)
         self.confusion: dict[str, list[list[int]]] = {}
         self.own_mix: dict[str, float | None] = {}
+        self._times_correct = torch.zeros(0)
+        self._counted_models = 0
 
-    def add(self, name: str, confusion: Tensor) -> None:
-        """Add a model by its confusion matrix (C, C)."""
-        self[name] = percent(int(confusion.trace()), int(confusion.sum()))
-        self.confusion[name] = confusion.tolist()
+    def add(self, name: str, labels: Tensor, predictions: Tensor, classes: int) -> None:
+        """Add a model by its predictions for the test images (n,)."""
+        matrix = confusion(labels, predictions, classes)
+        self[name] = percent(int(matrix.trace()), int(matrix.sum()))
+        self.confusion[name] = matrix.tolist()
+        if name in self.apart:
+            return
+        correct = (labels == predictions).float().cpu()
+        if self._counted_models:
+            correct += self._times_correct
+        self._times_correct = correct
+        self._counted_models += 1
+
+    @property
+    def correct(self) -> Tensor:
+        """The share of models that classify each test image correctly, without those apart."""
+        return self._times_correct / max(1, self._counted_models)
 
     def add_note(self, note: str) -> None:
         """Append a remark to the note."""

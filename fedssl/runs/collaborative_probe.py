@@ -26,7 +26,7 @@ from fedssl.evaluation.evaluate import Evaluation, predict_labels
 from fedssl.evaluation.labelled_images import FEW_LABELS
 from fedssl.evaluation.missing_labels import NEEDS_CLIENT_LABELS
 from fedssl.evaluation.models import Models, backbone_tensors, saved_models
-from fedssl.evaluation.score import Score, confusion
+from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.probes import balanced, fine_tuning, label_count
 from fedssl.runs.local import Interrupted, LocalRun, train_locally
@@ -57,7 +57,7 @@ def collaborative(
     score.note = _check_labels(data.owners)
     predictions = _fine_tuned_predictions(evaluation, state, data)
     labels = test.labels.to(predictions.device)
-    score.add(name, confusion(labels, predictions, evaluation.images.classes))
+    score.add(name, labels, predictions, evaluation.images.classes)
     return score
 
 

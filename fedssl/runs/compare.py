@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from fedssl.core.errors import ConfigError
 from fedssl.evaluation.intervals import Interval, difference_interval
 from fedssl.evaluation.outcomes import read_outcomes
@@ -112,7 +115,9 @@ def swept_key(groups: Sequence[Group]) -> str | None:
         return None
     key = next(iter(groups[0].values))
     values = [group.values[key] for group in groups]
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    numeric = all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in values
+    )
     return key if numeric else None
 
 
@@ -121,10 +126,19 @@ def paired_difference(first: Group, other: Group, probe: str) -> Interval | None
 
     None if the outcomes of single images were not saved, as by earlier versions.
     """
-    shares = []
-    for group in (first, other):
-        outcomes = [read_outcomes(run.folder).get((THIS_RUN, probe)) for run in group.runs]
-        if any(outcome is None for outcome in outcomes):
+    before = _mean_outcome(first, probe)
+    after = _mean_outcome(other, probe)
+    if before is None or after is None:
+        return None
+    return difference_interval(after, before)
+
+
+def _mean_outcome(group: Group, probe: str) -> Tensor | None:
+    """Return for each test image the share of seeds that are right; None if a run has no outcomes."""
+    outcomes = []
+    for run in group.runs:
+        outcome = read_outcomes(run.folder).get((THIS_RUN, probe))
+        if outcome is None:
             return None
-        shares.append(sum(outcomes) / len(outcomes))  # type: ignore[arg-type]
-    return difference_interval(shares[1], shares[0])
+        outcomes.append(outcome)
+    return torch.stack(outcomes).mean(0)

@@ -22,7 +22,7 @@ from fedssl.data import Dataset, Images
 from fedssl.evaluation.evaluate import Evaluation, backbone_of, with_probe_settings
 from fedssl.evaluation.labelled_images import FROZEN
 from fedssl.evaluation.missing_labels import missing_labels
-from fedssl.evaluation.score import Score, confusion, percent
+from fedssl.evaluation.score import Score, percent
 from fedssl.experiment.experiment import Experiment
 
 CPU = torch.device("cpu")
@@ -377,7 +377,7 @@ def test_confusion_by_hand() -> None:
     Rows are (2 1 0 0) and (0 1 0 1); 3 of 5 are right, by class 2/3 and 1/2.
     """
     score = Score()
-    score.add("x", confusion(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 3]), 4))
+    score.add("x", torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 3]), 4)
     assert score.confusion == {"x": [[2, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]}
     assert score == {"x": 60.0}
     assert score.per_class == {"x": [66.6667, 50.0, None, None]}
@@ -420,7 +420,7 @@ def test_a_share_of_the_labels() -> None:
 def test_percentages_are_rounded() -> None:
     """In floating point 100 · (817 / 1000) = 81.69999999999999; thirds need rounding too."""
     score = Score()
-    score.add("a", torch.tensor([[817, 183], [0, 0]]))
+    score.add("a", torch.zeros(1000), torch.cat([torch.zeros(817), torch.ones(183)]).long(), 2)
     assert score == {"a": 81.7}
     assert percent(1, 1_000_000) == 0.0001
     thirds = Score(a=percent(1, 3), b=percent(1, 3), c=percent(2, 3))

@@ -140,40 +140,38 @@ def test_a_failed_cell_is_reported_and_the_others_continue(federation: Any) -> N
     assert "Traceback" not in made.stderr
 
 
-def test_work_does_each_cell_once_and_keeps_existing_files(federation: Any) -> None:
-    toml, folder = federation.toml(), federation.root / "one"
-    changes = {"rounds": 1, "probe.epochs": 1}
-    measures = [
-        {"file": "knn-0.json", "probe": "knn", "settings": {}, "on": None},
-        {"file": "bad-0.json", "probe": "linear", "settings": {"labels": -1}, "on": None},
-    ]
-    key = load(toml, changes).with_changes({"train.precision": "fp32"}).hash()
-    job = {
-        "name": str(toml),
-        "changes": changes,
-        "folder": str(folder),
-        "key": key,
-        "device": "cpu",
-    }
-    job |= {"data_dir": str(federation.root / "data"), "measures": measures}
-    problems = run_job(job)
-    assert list(problems) == ["bad-0.json"]
-    assert "labels" in problems["bad-0.json"]
-    found = json.loads((folder / "measures/knn-0.json").read_text())
-    assert (found["experiment"], found["code"]) == (key, code())
+@pytest.mark.slow
+def test_each_measurement_is_made_once_and_fails_alone(federation: Any) -> None:
+    """The second measurement is invalid; the first one is stored and not repeated."""
+    cell = Cell("r", "c", str(federation.toml()), "knn", set=("rounds=1", "probe.epochs=1"))
+    root = federation.root / "one"
+    (plan,) = plan_seeds([cell], "", [0], root, torch.device("cpu"))
+    assert plan.training is not None
+    assert plan.measure is not None
+    folder = plan.training.folder
+    invalid = Measure("linear", (("labels", -1),))
+    todo = {plan.training: [plan.measure, invalid]}
+    problems = _run(todo, federation)
+    assert list(problems) == [invalid.file]
+    assert "labels" in problems[invalid.file]
+    file = folder / "measures" / plan.measure.file
+    measurement = json.loads(file.read_text())
+    assert (measurement["experiment"], measurement["code"]) == (plan.training.key, code())
     by_class = json.loads((folder / "classes.json").read_text())["table"]["this run"]["knn"]
-    assert {key: found[key] for key in by_class} == by_class
-    assert (
-        found["value"]
-        == json.loads((folder / "results.json").read_text())["table"]["this run"]["knn"]["mean"]
-    )
-    stamp = os.stat(folder / "measures/knn-0.json").st_mtime_ns
-    run_job(job)
-    assert os.stat(folder / "measures/knn-0.json").st_mtime_ns == stamp
-    # A file that changed since the table was started is not a result of it.
-    other = job | {"key": "0" * 64, "folder": str(federation.root / "other")}
-    assert all("has changed since" in problem for problem in run_job(other).values())
-    assert not [*(federation.root / "other/measures").glob("*.json")]
+    assert {key: measurement[key] for key in by_class} == by_class
+    results = json.loads((folder / "results.json").read_text())
+    assert measurement["value"] == results["table"]["this run"]["knn"]["mean"]
+    stamp = file.stat().st_mtime_ns
+    assert _run(todo, federation).keys() == {invalid.file}
+    assert file.stat().st_mtime_ns == stamp
+
+
+def _run(todo: Mapping[Training, Sequence[Measure]], federation: Any) -> dict[str, str]:
+    """Return the problems of one training."""
+    pool = Pool(todo, ["cpu"], federation.root / "data")
+    ended = pool.next_ended(60)
+    assert ended is not None
+    return ended[1]
 
 
 @pytest.mark.slow

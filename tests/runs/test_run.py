@@ -195,7 +195,7 @@ def test_channels_of_a_backbone_without_convolutions(
     """They are in the header of the exported file; without that file, they are the images'."""
     monkeypatch.setattr(nets.BACKBONES, "_classes", {"mean-colour": MeanColour})
     experiment = small.with_changes({"method.backbone": "mean-colour"})
-    data = Dataset(Images(*_images(30, 5)), Images(*_images(12, 5)))
+    data = Dataset(Images(*bright_pixels(30, channels=5)), Images(*bright_pixels(12, channels=5)))
     run = fedssl.run(experiment, tmp_path / "run", dataset=data, quiet=True)
     if not exported:
         (run.dir / "backbone.safetensors").unlink()

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.checked_lines import append
 from fedssl.core.files.lock import locked_directory
