@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo test test-all golden check clean
+.PHONY: help setup demo test test-all golden messages check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-all: setup .venv/all  ## also run the slow tests and the comparisons with o
 golden: setup  ## check that training gives the recorded bits, and record that this code does
 	$(BIN)/pytest --all tests/golden
 	$(BIN)/python tests/golden/accept.py
+
+messages: setup  ## record the texts of errors that tests expect, for review
+	RECORD_MESSAGES=1 $(BIN)/pytest
 
 check: setup  ## lint, types, layering, style and documentation
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from error_messages import write_golden
 
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
@@ -31,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--all"):
         _import_torchvision()
+
+
+def pytest_sessionfinish() -> None:
+    write_golden()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from error_messages import raises
 from factories import make_experiment, random_pixels
 
 from fedssl import federation
@@ -75,7 +76,7 @@ def test_clients_without_images_are_named_once() -> None:
     }
     assert messages == ["clients without images do not take part: b"]
     empty = dataset(owners={"a": [], "b": [], "c": []})
-    with pytest.raises(DataError, match="no client has any images"):
+    with raises(DataError):
         partition_data(make_experiment({"partition.name": "natural"}), empty, messages.append)
 
 
@@ -121,9 +122,7 @@ def test_normalisation_fits_the_images() -> None:
     assert federation.normalisation(make_experiment(), 3) is None
     normalised = make_experiment({"data.mean": [0.5], "data.std": [0.25]})
     assert federation.normalisation(normalised, 1) == ((0.5,), (0.25,))
-    with pytest.raises(
-        ConfigError, match=r"data\.mean has 1 numbers, but the images have 3 channels"
-    ):
+    with raises(ConfigError):
         federation.normalisation(normalised, 3)
 
 

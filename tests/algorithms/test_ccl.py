@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import toy
+from error_messages import raises
 from factories import (
     first_site,
     interrupted_in_round,
@@ -498,7 +499,7 @@ def test_an_upload_is_freed_before_the_next_one_arrives() -> None:
 def test_a_queue_too_small_for_its_neighbours_is_refused() -> None:
     home = make_client(make_trainer("mocov2", queue=7), random_pixels(0), id="home")
     for settings in ({"neighbours": 7}, {"neighbours": 4, "candidates": 4}):
-        with pytest.raises(ConfigError, match="neighbours"):
+        with raises(ConfigError):
             CCL(**settings).init(home)
         CCL(**settings, lam=0).init(home)
     CCL(neighbours=6, candidates=7).init(home)
@@ -535,7 +536,7 @@ def test_resumed_is_uninterrupted(small: Experiment, images: Any, tmp_path: Path
     features.
     """
     straight = fedssl.run(small, tmp_path / "straight", "cpu", dataset=images, quiet=True)
-    with interrupted_in_round(3), pytest.raises(Interrupted, match="after round 2"):
+    with interrupted_in_round(3), raises(Interrupted):
         fedssl.run(small, tmp_path / "resumed", "cpu", dataset=images, quiet=True)
     resumed = fedssl.run(small, tmp_path / "resumed", "cpu", dataset=images, quiet=True)
     assert dumps(last_site(resumed)) == dumps(last_site(straight))
@@ -557,5 +558,5 @@ def test_the_warning_depends_on_what_is_shared(small: Experiment) -> None:
 
 def test_a_method_without_a_queue_is_refused(small: Experiment) -> None:
     for name in ("simclr", "byol"):
-        with pytest.raises(ConfigError, match="queue"):
+        with raises(ConfigError):
             small.with_changes({"method": {"name": name}}).check()

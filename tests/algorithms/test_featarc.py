@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from factories import first_site, make_client, make_trainer, random_pixels, train_rounds
 from torch import Tensor
 from toy import Federation, Numbers
@@ -246,10 +247,7 @@ def test_clusters_may_start_from_independent_weights() -> None:
 def test_weights_from_a_file_are_not_shuffled() -> None:
     trainer = make_trainer("simclr", init=Path("backbone.safetensors"))
     home = make_client(trainer, torch.empty(0), id="home")
-    with pytest.raises(
-        ConfigError,
-        match=r'^algorithm.start = "independent" shuffles the first weights',
-    ):
+    with raises(ConfigError):
         FeatARC(start="independent").init(home)
     assert FeatARC().init(home).keys() == {"model.0", "model.1"}
 

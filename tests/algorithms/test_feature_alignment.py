@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from error_messages import raises
 from factories import make_client, make_trainer, random_pixels
 from torch import Tensor
 
@@ -112,7 +113,5 @@ def test_predictions_of_another_width_are_refused() -> None:
     method.reside()
     batch = _batch(trainer, images, [0, 1, 2])
     constants = {KEY: torch.zeros(8, 5)}
-    with pytest.raises(
-        ConfigError, match=r"predictions have 3 numbers and projections 5: use heads of one width$"
-    ):
+    with raises(ConfigError):
         alignment(method, batch, method(batch), constants)

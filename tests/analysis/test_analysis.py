@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from error_messages import raises
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from tiny_runs import Go
 
@@ -166,7 +167,7 @@ def test_a_missing_extra_is_reported_before_anything_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"\[viz\]"):
+    with raises(ConfigError):
         analyse("divergence", out="x")
 
 
@@ -187,7 +188,7 @@ def test_other_files_between_runs_are_skipped(go: Go, tmp_path: Path) -> None:
         str(tmp_path / name) for name in ("a-table", "notes.txt")
     ]
     for dirs in ([tmp_path / "a-table"], [run.dir, tmp_path / "rum"]):
-        with pytest.raises(ConfigError, match="is not a run directory"):
+        with raises(ConfigError):
             analyse("communication", dirs)
 
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from error_messages import raises
 from tiny_runs import Go, MakeImages
 
 from fedssl.analysis import analyse
@@ -85,5 +86,5 @@ def test_one_client_has_no_others(go: Go) -> None:
 
 def test_training_images_without_labels_are_refused(go: Go, images: MakeImages) -> None:
     run = go("run", from_python(images(48, 0)[0], images(24, 1)))
-    with pytest.raises(ConfigError, match="no labels"):
+    with raises(ConfigError):
         analyse("false-negatives", [run])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from tiny_runs import Go, MakeImages
 
 from fedssl.analysis import analyse
@@ -159,20 +160,14 @@ def test_a_target_that_is_not_reached_is_reported(go: Go, images: MakeImages) ->
 
 def test_a_run_that_measured_nothing_is_refused(go: Go, images: MakeImages) -> None:
     """With advice that helps: without labels, measuring more often does not."""
-    with pytest.raises(
-        ConfigError,
-        match=r'^the rounds log of run has no accuracy "knn": run it with --set probe\.every=1',
-    ):
+    with raises(ConfigError):
         analyse("communication", [go(**{"probe.every": 0})])
     unlabelled = from_python(images(48, 0)[0])
     for folder, every in (("often", 1), ("never", 0)):
         run = go(folder, unlabelled, **{"probe.every": every})
-        with pytest.raises(
-            ConfigError,
-            match="it had no labelled test images; fedssl analyse divergence needs none",
-        ):
+        with raises(ConfigError):
             analyse("communication", [run])
-    with pytest.raises(ConfigError, match=r'no accuracy "knn_common": .*--set of=knn'):
+    with raises(ConfigError):
         analyse("communication", [go("one")], of="knn_common")
 
 
@@ -205,7 +200,7 @@ def test_a_run_that_changed_its_probe_on_the_way_is_refused(go: Go) -> None:
     """Rounds 1 and 2 were measured with k = 5, the third with k = 3."""
     go("run")
     run = go("run", rounds=3, **{"probe.k": 3})
-    with pytest.raises(ConfigError, match=r"probe\.k is 5 in run, 3 in run"):
+    with raises(ConfigError):
         analyse("communication", [run])
 
 
@@ -225,7 +220,7 @@ def test_unfinished_runs_are_compared_by_the_settings_of_their_images(go: Go) ->
     runs = [go("one"), go("other", **{"data.holdout": 12})]
     for run in runs:
         (run.dir / "results.json").unlink()
-    with pytest.raises(ConfigError, match=r"data\.holdout is 0 in one, 12 in other"):
+    with raises(ConfigError):
         analyse("communication", runs)
     assert analyse("communication", runs[:1], accuracies=[1]).results["targets"] == [1]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_messages import raises
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from tiny_runs import Go
 
@@ -235,7 +236,7 @@ def test_nothing_to_compare(go: Go) -> None:
     run = go()
     (run.dir / "results.json").unlink()
     messages: list[str] = []
-    with pytest.raises(ConfigError, match="no run has both a score and a final accuracy"):
+    with raises(ConfigError):
         analyse([run], notify=messages.append)
     assert messages == [
         "run is left out: it has no final accuracy, as it is not finished or has no labels"
@@ -243,10 +244,7 @@ def test_nothing_to_compare(go: Go) -> None:
 
 
 def test_fewer_than_three_runs_are_refused(go: Go) -> None:
-    with pytest.raises(
-        ConfigError,
-        match="a rank correlation needs 3 runs or more that can be compared, on the same images",
-    ):
+    with raises(ConfigError):
         analyse([go()])
 
 

@@ -8,6 +8,7 @@ import threading
 import PIL
 import pytest
 import torch
+from error_messages import raises
 from image_files import cache_dir, cached_greys, home, put, read_cached
 from PIL import Image
 
@@ -185,9 +186,9 @@ def test_a_second_process_waits_and_reports_it(photos):
 
 def test_a_directory_that_cannot_be_used_is_refused(photos):
     names = ["1.png"]
-    with pytest.raises(ConfigError, match="is inside the image folder"):
+    with raises(ConfigError):
         decode_cached(photos, names, 2, 1, cache_dir=photos / "cache", notify=print)
-    with pytest.raises(DataError, match="Not a directory"):
+    with raises(DataError):
         decode_cached(photos, names, 2, 1, cache_dir=photos / "1.png" / ".cache", notify=print)
     rows, _ = decode_cached(photos, names, 2, 1, cache_dir=photos / ".cache", notify=print)
     assert len(rows) == 1

@@ -4,6 +4,7 @@ import resource
 import shutil
 
 import pytest
+from error_messages import raises
 from image_files import cached_greys, home, put, read_cached
 
 from fedssl.core.errors import DataError
@@ -132,10 +133,7 @@ def test_a_full_disk_is_an_error_and_damages_nothing(early, photos, limit, monke
     if not early:  # the file system cannot allocate space in advance: a write fails later
         monkeypatch.setattr(mapped_file, "_allocate", lambda *_: None)
     limit(6 * 64 * 64 + 100)
-    with pytest.raises(
-        DataError,
-        match=r'cannot be kept in .*File too large\); free some space, set data\.cache .* "off"',
-    ):
+    with raises(DataError):
         read_cached(photos, 64)
     limit(resource.RLIM_INFINITY)
     assert not early or (home(photos) / "pixels").stat().st_size == 5 * 64 * 64
@@ -148,7 +146,7 @@ def test_no_room_for_a_copy_keeps_the_old_files(photos, limit):
     (photos / "1.png").unlink()
     before = {path.name: path.read_bytes() for path in home(photos).iterdir()}
     limit(100)
-    with pytest.raises(DataError, match="cannot be kept"):
+    with raises(DataError):
         read_cached(photos, 64)
     limit(resource.RLIM_INFINITY)
     assert {path.name: path.read_bytes() for path in home(photos).iterdir()} == before

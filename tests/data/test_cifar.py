@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from archives import write_folder, write_tar
+from error_messages import raises
 
 from fedssl.core.errors import DataError
 from fedssl.data import Cifar10, Cifar100
@@ -44,7 +45,7 @@ def test_pixels_are_read_without_labels(ten, tmp_path):
     write_tar(tmp_path / "cifar-10-binary.tar.gz", "x", ten)
     data = Cifar10().load(tmp_path)
     (tmp_path / "cifar-10-binary.tar.gz").unlink()
-    with pytest.raises(DataError, match="cannot be read"):
+    with raises(DataError):
         _ = data.train.labels
 
 
@@ -76,14 +77,14 @@ def test_damaged_archives_are_refused_in_one_sentence(ten, tmp_path):
     whole = path.read_bytes()
     for data in (whole[: len(whole) // 2], b"no archive"):
         path.write_bytes(data)
-        with pytest.raises(DataError, match="damaged"):
+        with raises(DataError):
             Cifar10().load(tmp_path)
     write_tar(path, "x", ten | {"test_batch.bin": bytes(100)})
-    with pytest.raises(DataError, match=r"test_batch.bin .* records of 3073 bytes"):
+    with raises(DataError):
         Cifar10().load(tmp_path)
     del ten["test_batch.bin"]
     write_tar(path, "x", ten)
-    with pytest.raises(DataError, match=r"lacks test_batch\.bin"):
+    with raises(DataError):
         Cifar10().load(tmp_path)
 
 
@@ -92,7 +93,5 @@ def test_a_file_of_an_absurd_size_is_refused_before_it_is_read(ten, tmp_path):
     write_folder(tmp_path, ten)
     with (tmp_path / "data_batch_3.bin").open("r+b") as file:
         file.truncate(3073 * 10**9)
-    with pytest.raises(
-        DataError, match=r"data_batch_3.bin .* has 3,073,000,000,000 bytes, too many"
-    ):
+    with raises(DataError):
         Cifar10().load(tmp_path)

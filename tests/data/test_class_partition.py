@@ -1,6 +1,7 @@
 import pytest
 import torch
 from client_parts import all_indices, as_lists, has_fewer_at_each_client, seeded
+from error_messages import raises
 
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.data import Classes, Dataset, Dirichlet, Images, Skew, earth_movers_distance, histogram
@@ -98,9 +99,7 @@ def test_dirichlet_shares_have_the_right_spread():
 
 
 def test_dirichlet_gives_up_and_names_the_way_out():
-    with pytest.raises(
-        ConfigError, match=r"none of 1,000 draws .* of 20 clients .* balanced = true"
-    ):
+    with raises(ConfigError):
         Dirichlet(alpha=0.02).split(balanced(10, 100), 20, seeded())
 
 
@@ -153,11 +152,11 @@ def test_partitions_by_class_repeat_refuse_and_need_labels(partition):
     one = as_lists(partition.split(data, 10, seeded(1)))
     assert one == as_lists(partition.split(data, 10, seeded(1)))
     assert one != as_lists(partition.split(data, 10, seeded(2)))
-    with pytest.raises(DataError, match="no labels"):
+    with raises(DataError):
         partition.split(Dataset(Images(data.train.pixels)), 5, seeded())
-    with pytest.raises(ConfigError, match="at least one client"):
+    with raises(ConfigError):
         partition.split(data, 0, seeded())
-    with pytest.raises(ConfigError, match="too few"):
+    with raises(ConfigError):
         partition.split(data, 205, seeded())
 
 

@@ -5,6 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from error_messages import raises
 
 from fedssl.core.errors import DataError
 from fedssl.data.download import OfficialFile, download, find, find_or_download
@@ -62,7 +63,7 @@ def test_a_missing_file_is_downloaded_checked_and_then_found(server, tmp_path, k
 @pytest.mark.parametrize("place", ["whole", "short"])
 def test_a_wrong_checksum_is_refused_and_the_file_not_kept(server, tmp_path, place):
     file = OfficialFile("a.bin", f"{server}/{place}", "md5:" + "0" * 32)
-    with pytest.raises(DataError, match=r"has checksum md5:.* and was not kept"):
+    with raises(DataError):
         download(file, tmp_path / "a.bin", lambda _: None)
     assert names_below(tmp_path) == []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from client_parts import all_indices, as_lists, seeded, sizes
+from error_messages import raises
 from torch import Tensor
 
 from fedssl import nets
@@ -83,10 +84,10 @@ def test_features_of_a_backbone(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.allclose(clusters.features(images), backbone(images.pixels.float() / 255))
     assert Clusters(alpha=1).features(images).shape == (12, 16 * 16)
-    with pytest.raises(ConfigError, match="there is no weights file"):
+    with raises(ConfigError):
         Clusters(alpha=1, init=tmp_path / "none").split(planted(3, 4), 2, seeded())
 
 
 def test_too_few_images_for_the_clusters() -> None:
-    with pytest.raises(ConfigError, match="12 images are too few for 13 clusters"):
+    with raises(ConfigError):
         Clusters(alpha=1, clusters=13).split(planted(3, 4), 2, seeded())

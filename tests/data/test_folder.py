@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from client_parts import as_lists
+from error_messages import raises
 from image_files import greys, load, put
 from pydantic import ValidationError
 
@@ -56,7 +57,7 @@ def test_train_and_test_folders_are_recognised(tmp_path, name):
     assert greys(data.test) == [2]
     assert data.test.labels.tolist() == [1]  # numbered as in training
     put(tmp_path, f"{name}/z/1.png", 3)
-    with pytest.raises(DataError, match='class "z" has test images'):
+    with raises(DataError):
         load(tmp_path, "classes")
 
 
@@ -78,7 +79,7 @@ def test_test_images_elsewhere(tmp_path):
     assert data.test.classes == ("x", "y")
     assert not data.train.labelled
     for path, test in ((".", "there"), ("there/x", "there"), ("there", "there")):
-        with pytest.raises(DataError, match="would also be training images"):
+        with raises(DataError):
             Folder(path=path, size=1, layout="flat", test=test).load(tmp_path)
 
 
@@ -115,9 +116,7 @@ def test_ten_bad_files_in_a_thousand_are_skipped_counted_and_listed(thousand):
 
 
 def test_more_bad_files_than_allowed_are_an_error(thousand):
-    with pytest.raises(
-        DataError, match=r"10 of 1000 files .* bad_share = 0.009 .* the first: empty file"
-    ) as raised:
+    with raises(DataError) as raised:
         load(thousand, bad_share=0.009)
     assert "bad0" not in str(raised.value)  # which may go into a log or a table
     assert raised.value.detail == "the first is bad0.png"
@@ -148,7 +147,7 @@ def test_the_share_of_bad_files_counts_by_client(tmp_path):
         put(tmp_path, f"{'ab'[k % 2]}/{k}.png", k)
     (tmp_path / "b" / "bad").write_text("text")
     assert len(load(tmp_path, "clients", bad_share=0.07).train) == 30  # 1 of 16
-    with pytest.raises(DataError, match='client "b": 1 of 16 files'):
+    with raises(DataError):
         load(tmp_path, "clients", bad_share=0.06)
     assert len(load(tmp_path, "flat", bad_share=0.06).train) == 30  # 1 of 31
 
@@ -159,7 +158,7 @@ def test_exactly_the_share_allowed_is_allowed(tmp_path):
     for k in range(71, 100):
         (tmp_path / f"{k}.png").touch()
     assert len(load(tmp_path, bad_share=0.29).train) == 71
-    with pytest.raises(DataError, match="29 of 100"):
+    with raises(DataError):
         load(tmp_path, bad_share=0.28)
 
 
@@ -173,7 +172,7 @@ def test_a_client_may_have_no_images(tmp_path):
 
 
 def test_nothing_to_read_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="holds no image"):
+    with raises(DataError):
         load(tmp_path)
 
 
@@ -191,9 +190,9 @@ def test_a_missing_folder_is_reported_with_all_places_searched(tmp_path, monkeyp
             Folder(path=path, size=2, layout="flat").load(Path("data"), lambda _: None)
         assert str(missing.value) == f"there is no folder {problem}"
     put(tmp_path, "photos/x/1.png", 1)
-    with pytest.raises(DataError, match="no folder tests in the data directory"):
+    with raises(DataError):
         Folder(path="photos", test="tests", size=2, layout="flat").load(tmp_path, lambda _: None)
-    with pytest.raises(DataError, match=r"1\.png is not a folder"):
+    with raises(DataError):
         Folder(path="photos/x/1.png", size=2, layout="flat").load(tmp_path, lambda _: None)
 
 

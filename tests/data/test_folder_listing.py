@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from error_messages import raises
 from image_files import greys, load, put
 
 from fedssl.core.errors import DataError
@@ -19,9 +20,7 @@ def test_a_folder_that_cannot_be_listed_is_not_named_in_the_sentence(tmp_path, m
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(
-        DataError, match=r"^a folder in \S+ cannot be listed \(Permission denied\)$"
-    ) as raised:
+    with raises(DataError) as raised:
         load(tmp_path, "clients")
     assert "jones" not in str(raised.value)
     assert raised.value.detail == "it is a/jones"

@@ -2,6 +2,7 @@ import weakref
 
 import pytest
 import torch
+from error_messages import raises
 from pydantic import ValidationError
 
 from fedssl.core.errors import ConfigError, DataError
@@ -53,7 +54,7 @@ def test_images_without_labels_raise_on_access():
     images = Images(numbered(2))
     assert not images.labelled
     assert not images.select(torch.tensor([0])).labelled
-    with pytest.raises(DataError, match="no labels"):
+    with raises(DataError):
         _ = images.labels
 
 
@@ -75,7 +76,7 @@ def test_labels_that_do_not_fit_are_refused(labels, message):
     "pixels", [torch.zeros(2, 1, 4, 4), torch.zeros(2, 4, 4, dtype=torch.uint8)]
 )
 def test_pixels_must_be_bytes_of_four_dimensions(pixels):
-    with pytest.raises(DataError, match="uint8"):
+    with raises(DataError):
         Images(pixels)
 
 
@@ -105,10 +106,7 @@ def test_holdout_does_not_drop_the_only_labels():
     """Unlabelled images must not replace labelled test images: nothing could be measured."""
     train = Images(numbered(10))
     labelled = Images(numbered(3), torch.arange(3))
-    with pytest.raises(
-        DataError,
-        match=r"^data\.holdout would replace the labelled test images by .* which have no labels",
-    ):
+    with raises(DataError):
         PythonImages(holdout=4).apply_holdout(Dataset(train, labelled))
     without_labels = Dataset(train, Images(numbered(3)))
     assert len(PythonImages(holdout=4).apply_holdout(without_labels).test) == 4
@@ -117,7 +115,7 @@ def test_holdout_does_not_drop_the_only_labels():
 def test_holdout_must_leave_something():
     data = Dataset(Images(numbered(5)))
     assert PythonImages().apply_holdout(data) is data
-    with pytest.raises(DataError, match="holdout = 5 would leave nothing of 5"):
+    with raises(DataError):
         PythonImages(holdout=5).apply_holdout(data)
 
 
@@ -141,5 +139,5 @@ def test_normalisation_and_holdout_are_validated(values):
 def test_every_source_is_found_by_name():
     names = "cifar10 cifar100 fashion-mini fashion-mnist folder given npz stl10 tiny-imagenet"
     assert set(names.split()) <= set(SOURCES.names())
-    with pytest.raises(ConfigError, match='did you mean "cifar100"'):
+    with raises(ConfigError):
         _ = SOURCES["cifar-100"]

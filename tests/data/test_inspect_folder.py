@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_messages import raises
 from PIL import Image
 
 from fedssl.core.errors import DataError
@@ -72,7 +73,7 @@ def test_the_layout_may_be_given(tmp_path: Path) -> None:
 
 def test_a_folder_without_images(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no image")
-    with pytest.raises(DataError, match=r"no file in .* could be read as an image"):
+    with raises(DataError):
         _inspect(tmp_path)
-    with pytest.raises(DataError, match=r"there is no folder"):
+    with raises(DataError):
         _inspect(tmp_path / "missing")

@@ -4,6 +4,7 @@ import zipfile
 import numpy as np
 import pytest
 from client_parts import as_lists
+from error_messages import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def test_labels_are_read_on_first_use_and_never_unpickled(tmp_path):
     objects = np.array([0, 1, 2, None])  # saved as a pickle
     data = load(tmp_path, x_train=PIXELS, y_train=objects)
     assert data.train.labelled
-    with pytest.raises(DataError, match="y_train"):
+    with raises(DataError):
         _ = data.train.labels
 
 
@@ -85,12 +86,12 @@ def test_an_archive_is_looked_up_in_the_data_directory_then_in_the_working_direc
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(DataError, match="there is no file"):
+    with raises(DataError):
         Npz(path="none.npz").load(tmp_path)
     (tmp_path / "text.npz").write_text("text")
     np.save(tmp_path / "one.npy", PIXELS)
     for name in ("text.npz", "one.npy"):
-        with pytest.raises(DataError, match="not a NumPy archive"):
+        with raises(DataError):
             Npz(path=name).load(tmp_path)
 
 
@@ -111,7 +112,7 @@ def _npy(shape, data=b"", descr="|u1"):
 def test_a_header_that_announces_other_data_is_refused_before_memory_is_allocated(tmp_path, shape):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x_train.npy", _npy(shape))
-    with pytest.raises(DataError, match=r"x_train of .* cannot be read \(its"):
+    with raises(DataError):
         Npz(path="a.npz").load(tmp_path)
 
 
@@ -128,7 +129,7 @@ def test_a_size_that_no_compression_reaches_is_refused(tmp_path, monkeypatch):
         return entry
 
     monkeypatch.setattr(zipfile.ZipFile, "getinfo", forged)
-    with pytest.raises(DataError, match=r"it claims 3,000,000,000,\d+ bytes, compressed to"):
+    with raises(DataError):
         Npz(path="a.npz").load(tmp_path)
 
 

@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 from client_parts import all_indices, as_lists, has_fewer_at_each_client, seeded, sizes
+from error_messages import raises
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -67,7 +68,7 @@ def test_draws_come_from_the_generator_alone(partition):
 
 def test_there_must_be_a_client():
     for partition in (Iid(), Quantity(alpha=1.0)):
-        with pytest.raises(ConfigError, match="at least one client, not 0"):
+        with raises(ConfigError):
             partition.split(blind(3), 0, seeded())
 
 
@@ -75,7 +76,7 @@ def test_quantity_gives_the_shares_asked_for():
     parts = Quantity(shares=(0.5, 0.3, 0.1)).split(blind(100), 3, seeded())
     assert sizes(parts) == [50, 30, 10]
     assert len(set(all_indices(parts))) == 90
-    with pytest.raises(ConfigError, match="3 shares for 4 clients"):
+    with raises(ConfigError):
         Quantity(shares=(0.5, 0.3, 0.1)).split(blind(100), 4, seeded())
 
 
@@ -110,9 +111,9 @@ def test_natural_keeps_owners():
     assert as_lists(parts) == {"eve": [0, 4], "bob": []}
     # 0 clients: as many as there are owners
     assert list(Natural().split(blind(5, owners), 0, seeded())) == ["eve", "bob"]
-    with pytest.raises(ConfigError, match="the experiment has 3 clients but the data has 2"):
+    with raises(ConfigError):
         Natural().split(blind(5, owners), 3, seeded())
-    with pytest.raises(ConfigError, match="needs data with owners"):
+    with raises(ConfigError):
         Natural().split(blind(5), 2, seeded())
 
 
@@ -127,7 +128,7 @@ def test_listed_reads_index_lists(tmp_path):
     }
     assert list(Listed(path=str(path)).split(blind(5), 0, seeded())) == ["a", "b", "c"]
     path.write_text("{}")
-    with pytest.raises(DataError, match="has no clients"):
+    with raises(DataError):
         Listed(path=str(path)).split(blind(5), 0, seeded())
 
 
@@ -149,7 +150,7 @@ def test_lists_that_are_not_a_partition_are_refused(tmp_path, text, error, messa
     path.write_text(text)
     with pytest.raises(error, match=message):
         Listed(path=str(path)).split(blind(5), 2, seeded())
-    with pytest.raises(DataError, match="cannot be read"):
+    with raises(DataError):
         Listed(path=str(tmp_path / "none")).split(blind(5), 2, seeded())
 
 

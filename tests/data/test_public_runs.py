@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from error_messages import raises
 from public_experiments import dataset, experiment, images
 from torch import Tensor
 
@@ -94,22 +95,17 @@ def test_a_run_is_not_resumed_with_other_public_images(tmp_path: Path) -> None:
     save(5)
     run(1)
     save(6)
-    with pytest.raises(ConfigError, match="holds a run with other images"):
+    with raises(ConfigError):
         run(2)
     save(5)
     assert len(run(2).rounds) == 2
     other = experiment({"public": {"name": "npz", "path": "public.npz", "images": 21}})
-    with pytest.raises(
-        ConfigError, match=r"another experiment \(public.images: 20 in that run, 21 now\)"
-    ):
+    with raises(ConfigError):
         fedssl.run(other, tmp_path / "run", "cpu", tmp_path, dataset=dataset(), quiet=True)
 
 
 def test_a_failure_before_the_first_round_is_reported_as_such(tmp_path: Path) -> None:
-    with pytest.raises(
-        RunError,
-        match="training on public images before the first round failed: its loss became infinite",
-    ):
+    with raises(RunError):
         fedssl.run(
             experiment({"train.lr": 1e9, "train.epochs": 20}),
             tmp_path / "run",

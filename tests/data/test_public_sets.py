@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from error_messages import raises
 from PIL import Image
 from torch import Tensor
 
@@ -43,13 +44,9 @@ def test_any_data_set_except_images_from_python_may_be_public() -> None:
         if name != "held-out":
             assert issubclass(cls, SOURCES[name])
             assert set(cls.model_fields) == {*SOURCES[name].model_fields, "images"}
-    with pytest.raises(
-        ConfigError, match=r'unknown public data set "given"; known: cifar10, .*held-out'
-    ):
+    with raises(ConfigError):
         PUBLIC["given"]
-    with pytest.raises(
-        ConfigError, match='unknown public data set "heldout", did you mean "held-out"'
-    ):
+    with raises(ConfigError):
         PUBLIC["heldout"]
 
 
@@ -106,7 +103,7 @@ def test_held_out_images_are_the_training_images_at_those_rows(tmp_path: Path) -
 
 def test_too_few_images_to_hold_some_out_are_an_error() -> None:
     assert len(HeldOut().rows(20, stream())) == 2
-    with pytest.raises(DataError, match="19 training images are too few to hold some out"):
+    with raises(DataError):
         HeldOut().rows(19, stream())
 
 
@@ -167,7 +164,7 @@ def test_a_folder_of_images_may_be_public(tmp_path: Path) -> None:
 
 def test_one_image_is_too_few(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", x_train=np.zeros((1, 4, 4), np.uint8))
-    with pytest.raises(DataError, match=r"\[public\] names 1 images, which is too few"):
+    with raises(DataError):
         named("npz", path="one.npz").take(Images(noise(2, 1, 4, 4)), tmp_path, stream(), print)
 
 
@@ -201,5 +198,5 @@ def test_images_of_the_right_shape_are_not_copied() -> None:
 def test_images_that_cannot_be_converted_are_refused(
     shape: tuple[int, ...], image: tuple[int, int, int]
 ) -> None:
-    with pytest.raises(DataError, match=r"^images of \(.*\) .* cannot be converted to \(.*\)"):
+    with raises(DataError):
         fitted(noise(2, *shape), image)

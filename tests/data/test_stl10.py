@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from archives import write_folder, write_tar
+from error_messages import raises
 
 from fedssl.core.errors import DataError
 from fedssl.data import Stl10
@@ -46,18 +47,18 @@ def test_unlabelled_images_have_no_labels_but_test_images_do(root):
     assert np.array_equal(data.train.pixels, pictures(4, 2))
     assert not data.train.labelled
     assert data.test.labelled
-    with pytest.raises(DataError, match="no labels"):
+    with raises(DataError):
         _ = data.train.labels
 
 
 def test_a_file_cut_short_is_refused(root):
     path = root / "other" / "stl10_binary" / "unlabeled_X.bin"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataError, match="whole number of records"):
+    with raises(DataError):
         Stl10().load(root / "other")
     path = root / "stl10_binary.tar.gz"
     path.write_bytes(path.read_bytes()[:-100_000])
-    with pytest.raises(DataError, match="damaged"):
+    with raises(DataError):
         Stl10().load(root)
 
 
@@ -66,7 +67,5 @@ def test_a_file_of_an_absurd_size_is_refused_before_memory_is_allocated(root):
     path = root / "other/stl10_binary/unlabeled_X.bin"
     with path.open("r+b") as file:
         file.truncate(3 * 96 * 96 * 10**8)
-    with pytest.raises(
-        DataError, match=r"unlabeled_X.bin .* has 2,764,800,000,000 bytes, too many"
-    ):
+    with raises(DataError):
         Stl10().load(root / "other")

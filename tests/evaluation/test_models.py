@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from error_messages import raises
 from factories import make_experiment, one_weight
 
 from fedssl.algorithm import Sites
@@ -177,7 +178,5 @@ def test_memories_on_disk(tmp_path: Path) -> None:
     found = models_of(experiment("star", PersonalModels()), star(), memory)
     assert values(found) == {"a": 11, "b": 12, "global": 10}
     (tmp_path / "rows").write_bytes(b"\0" * 10_000)
-    with pytest.raises(
-        RunError, match=r"model of client a cannot be built, since its stored state .*its hash"
-    ):
+    with raises(RunError):
         found["a"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from error_messages import raises
 from factories import bright_dataset, make_experiment
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -99,9 +100,7 @@ def test_measured_and_exported_models(name: str, go: Go) -> None:
         saved = load_file(run.dir / f"backbone-{client}.safetensors")
         backbone = run.backbone(client)
         assert all(torch.equal(saved[key], tensor) for key, tensor in backbone.state_dict().items())
-    with pytest.raises(
-        ConfigError, match=r"this run has several models, set model= to one of: 0, 1, 2"
-    ):
+    with raises(ConfigError):
         run.backbone()
 
 
@@ -189,9 +188,7 @@ def test_before_any_client_has_trained(
     run = fedssl.Run(tmp_path / "fedbn")
     assert len(run.models()) == 0
     for ask in (run.backbone, run.evaluate):
-        with pytest.raises(
-            ConfigError, match="has no model yet: each client has its own, after its first round"
-        ):
+        with raises(ConfigError):
             ask()
 
 
@@ -199,7 +196,7 @@ def test_rounds_in_which_no_client_can_train(labelled: Dataset, tmp_path: Path) 
     """Clients of one image each: there is no model and no measurement, and the run ends."""
     few = Dataset(labelled.train.select(torch.arange(3)), labelled.test)
     experiment = make_experiment(algorithm__name="fedbn", method__name="simclr", probe__every=1)
-    with pytest.raises(RunError, match="no round had a valid upload, so nothing was learned"):
+    with raises(RunError):
         fedssl.run(experiment, tmp_path / "run", dataset=few, quiet=True)
     assert [line["knn"] for line in fedssl.Run(tmp_path / "run").rounds] == [None, None]
 
@@ -207,9 +204,7 @@ def test_rounds_in_which_no_client_can_train(labelled: Dataset, tmp_path: Path) 
 def test_missing_memories(go: Go) -> None:
     run = go("perssfl")
     (run.dir / "memory" / "rows").unlink()
-    with pytest.raises(
-        RunError, match="model of client 0 cannot be built, since its stored state cannot"
-    ):
+    with raises(RunError):
         run.models()
 
 

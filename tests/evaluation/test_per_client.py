@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from factories import bright_pixels, make_experiment
 
 import fedssl
@@ -110,7 +111,7 @@ def test_the_model_of_each_client() -> None:
     assert {name: own[name] for name in own} == {"0": a, "2": b}
     shared = ClientModels(Models({}, {"global": c}, []), ["0", "1"])
     assert {name: shared[name] for name in shared} == {"0": c, "1": c}
-    with pytest.raises(ConfigError, match=r"no client has its own model in this run \(x, y\)"):
+    with raises(ConfigError):
         ClientModels(Models({}, {"x": a, "y": b}, []), ["0", "1"])
 
 
@@ -141,5 +142,5 @@ def test_classes_must_be_known(tmp_path: Path) -> None:
     data = Dataset(Images(images(60, 0).pixels), images(60, 1))
     chosen = experiment(partition__name="iid")
     run = fedssl.run(chosen, tmp_path / "run", "cpu", dataset=data, quiet=True)
-    with pytest.raises(ConfigError, match="needs the classes of each client's images"):
+    with raises(ConfigError):
         run.evaluate("per-client")

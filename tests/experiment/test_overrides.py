@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_messages import raises
 from factories import REQUIRED_SETTINGS, default_experiment
 
 from fedssl.core.errors import ConfigError
@@ -35,7 +36,7 @@ def test_assignments(text: str, expected: tuple[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "", "  =x"])
 def test_invalid_assignments_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not key=value"):
+    with raises(ConfigError):
         parse_assignment(text)
 
 
@@ -113,5 +114,5 @@ def test_changes_keep_python_values(tmp_path: Path) -> None:
         default_experiment().with_changes({"method.init": tmp_path / "x"}).method.init
         == tmp_path / "x"
     )
-    with pytest.raises(ConfigError, match="rounds: input should be a valid integer"):
+    with raises(ConfigError):
         default_experiment().with_changes({"rounds": datetime.date(2020, 1, 1)})

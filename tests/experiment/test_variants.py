@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 
 import fedssl
 from fedssl.core.errors import ConfigError
@@ -42,9 +43,7 @@ def test_unknown_names() -> None:
             ConfigError, match=f'^there is no recipe or file "{name}", did you mean "{near}"[?]$'
         ):
             find_recipe(name)
-    with pytest.raises(
-        ConfigError, match=r'^there is no recipe or file "xyz"; fedssl recipes lists them$'
-    ):
+    with raises(ConfigError):
         find_recipe("xyz")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from error_messages import raises
 from fake_grid import tiny
 
 from fedssl.core.errors import FedsslError, RunError
@@ -131,7 +132,7 @@ def test_a_node_that_exits_ends_the_wait(tmp_path: Path) -> None:
     with local_processes(tmp_path) as processes:
         processes.start("node0", "sh", "-c", "echo no such key; exit 3")
         job = processes.start("run", "sleep", "60")
-        with pytest.raises(RunError, match=r"node0 exited during the run(.|\n)*no such key"):
+        with raises(RunError):
             watch_run(job, processes, _quiet_run(tmp_path))
     assert not federation_processes(tmp_path / "home")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from error_messages import raises
 from fake_grid import CASES, Nodes, site_bits, tiny
 from fleet_proxy import fleet_only
 from real_federation import RealFederation, finished_rounds, wait_until
@@ -230,7 +231,7 @@ def _assert_fleet_port_accepts_no_commands(
     config.write_text(config.read_text().replace(link, address))
     key = str(make_node_key(strange.mark / "key"))
     for command in (("run", str(strange.folder)), ("supernode", "register", key)):
-        with pytest.raises(RunError, match="403"):
+        with raises(RunError):
             processes.run("outside", "flwr", *command, CONNECTION)
 
 

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from error_messages import raises
 
 from fedssl.core.errors import ClientError
 from fedssl.flower import node_memory
@@ -80,7 +81,7 @@ def test_versions_are_kept_as_far_as_the_server_may_go_back(tmp_path: Path) -> N
 def test_only_the_last_claim_may_write(tmp_path: Path) -> None:
     orphan = NodeMemory(tmp_path, _task(3))
     second = NodeMemory(tmp_path, _task(3))
-    with pytest.raises(ClientError, match="newer attempt"):
+    with raises(ClientError):
         orphan.write({"version": "orphan"})
     second.write({"version": "second"})
     assert _read(tmp_path, _task(4)) == "second"
@@ -89,7 +90,7 @@ def test_only_the_last_claim_may_write(tmp_path: Path) -> None:
 def test_an_older_attempt_cannot_claim(tmp_path: Path) -> None:
     NodeMemory(tmp_path, _task(3, 1, (0, 3)))
     for task in (_task(3), _task(9), _task(2, 1, (0, 3))):
-        with pytest.raises(ClientError, match="newer attempt"):
+        with raises(ClientError):
             NodeMemory(tmp_path, task)
 
 
@@ -101,9 +102,7 @@ def test_a_damaged_state_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
     whole = path.read_bytes()
     for broken in (whole[:40], whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
         path.write_bytes(broken)
-        with pytest.raises(
-            ClientError, match="cannot be read from its disk; see the node's log"
-        ) as raised:
+        with raises(ClientError) as raised:
             _read(tmp_path, _task(2))
         assert str(tmp_path) not in str(raised.value)
         assert f"{path} cannot be read" in capsys.readouterr().err
@@ -121,7 +120,7 @@ def test_the_images_are_recorded_once_and_under_the_lock(
     locked = NodeMemory._locked
     monkeypatch.setattr(NodeMemory, "_locked", lambda self: lockers.append(self) or locked(self))
     first.check_images("these")
-    with pytest.raises(ClientError, match="its images are not those"):
+    with raises(ClientError):
         first.check_images("others")
     assert lockers == [first, first]
 
@@ -163,7 +162,7 @@ def test_a_damaged_claim_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_claim_of_an_earlier_version_holds(tmp_path: Path) -> None:
     folder = NodeMemory(tmp_path, _task(3)).folder
     (folder / "claim.json").write_text('{"attempt": 1, "round": 3, "by": "another", "pid": 1}')
-    with pytest.raises(ClientError, match="newer attempt"):
+    with raises(ClientError):
         NodeMemory(tmp_path, _task(3))
 
 
@@ -173,6 +172,6 @@ def test_a_damaged_hash_of_the_images_is_reported(
     first = NodeMemory(tmp_path, _task(0))
     first.check_images("these")
     (first.folder / "images.sha256").write_bytes(b"thes\xff")
-    with pytest.raises(ClientError, match="its images are not those"):
+    with raises(ClientError):
         first.check_images("these")
     assert "or that file is damaged" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from error_messages import raises
 from fake_grid import FakeGrid, Nodes, edited, is_task, tiny, trains
 from flwr.app import Message
 
@@ -41,9 +42,7 @@ def test_a_rejected_hello_names_the_site_and_is_delivered(
     grid = nodes.grid(experiment)
     grid.names |= {10: "0", 11: "1", 12: "2"}
     grid.nodes[12] = nodes.node(client_app(experiment.with_changes({"method.hidden": 24})), 12, "2")
-    with pytest.raises(
-        RunError, match=r'only 2 of 3 .*; rejected site "2": its model differs: projector'
-    ):
+    with raises(RunError):
         nodes.serve(experiment, grid)
     [notice] = _notices(grid, 12)
     assert notice.startswith("this site was rejected: its model differs: projector")

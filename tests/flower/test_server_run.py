@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from error_messages import raises
 from fake_grid import FakeGrid, Nodes, edited, tiny, trains
 from flwr.app import Message
 
@@ -58,7 +59,7 @@ def test_a_run_without_its_record_is_not_resumed(nodes: Nodes) -> None:
     fedssl.run(short, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
     for folder in ("flower", "local"):
         grid = nodes.grid(longer)
-        with pytest.raises(RunError, match=r"has checkpoints but no flower\.json"):
+        with raises(RunError):
             nodes.serve(longer, grid, folder)
         assert not grid.sent
         assert len(nodes.dropped(folder)) == 1
@@ -68,7 +69,7 @@ def test_a_run_on_flower_is_not_resumed_without_flower(nodes: Nodes) -> None:
     short = tiny("fedema", "byol", rounds=1)
     longer = tiny("fedema", "byol", rounds=2)
     nodes.serve(short, nodes.grid(short))
-    with pytest.raises(ConfigError, match="holds a run on Flower"):
+    with raises(ConfigError):
         fedssl.run(longer, nodes.root / "flower", "cpu", nodes.root / "data", quiet=True)
     assert len(nodes.dropped()) == 1
 
@@ -85,7 +86,7 @@ def test_a_damaged_record_is_repaired_or_reported(nodes: Nodes) -> None:
     (nodes.root / "flower/integrity.jsonl").unlink()  # as of an earlier version
     for broken in ("", "[]", "{}"):
         path.write_text(broken)
-        with pytest.raises(RunError, match=r"flower\.json is damaged"):
+        with raises(RunError):
             nodes.serve(experiment, nodes.grid(experiment))
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from error_messages import raises
 from fake_grid import CASES, FakeGrid, Nodes, edited, tiny, trains
 from flwr.app import Error, Message
 
@@ -195,9 +196,7 @@ def test_clients_that_disagree_about_the_shape_of_images_are_named(nodes: Nodes)
     experiment = tiny("fedavg", "simclr", rounds=1, clients=2)
     grid = nodes.grid(experiment)
     grid.nodes[11] = edited(grid.nodes[11], "query.hello", image=[3, 24, 24])
-    with pytest.raises(
-        RunError, match=r"1 of 2 .*images of \(3, 12, 12\) at 0; images of \(3, 24, 24\) at 1"
-    ):
+    with raises(RunError):
         nodes.serve(experiment, grid)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_messages import raises
 from fake_grid import FakeGrid, Nodes, tiny
 from flwr.app import ConfigRecord, Message, RecordDict
 from PIL import Image
@@ -63,7 +64,7 @@ def test_no_task_leads_out_of_a_nodes_folder(changes: dict[str, Any], nodes: Nod
 def test_a_node_works_only_for_its_own_clients(nodes: Nodes) -> None:
     node = Node(tiny("featarc", "simclr"), nodes.config("0"))
     for work in (node.save_own_model, node.train):
-        with pytest.raises(ClientError, match='this node is client "0", not "1"'):
+        with raises(ClientError):
             work(Task(RUN, "1", 0, 0), {})
     assert not (nodes.root / "memory").exists()
 
@@ -90,7 +91,7 @@ def test_settings_that_fail_at_a_node_are_reported_without_details(nodes: Nodes)
     app = client_app(experiment)
     place = {"images": "own", "data-dir": str(nodes.root / "secret-ward")}
     grid = FakeGrid({7: nodes.node(app, 7, "north", **place)})
-    with pytest.raises(RunError, match="its settings do not work on this node; see the node's log"):
+    with raises(RunError):
         nodes.serve(experiment, grid)
     assert not grid.contains(b"secret-ward")
 
@@ -110,7 +111,7 @@ def test_the_text_of_an_error_at_a_node_is_not_sent(
     monkeypatch.setattr(clientapp, where, fail)
     experiment = tiny("fedavg", "simclr", rounds=1)
     grid = nodes.grid(experiment)
-    with pytest.raises(RunError, match="no round had a valid upload"):
+    with raises(RunError):
         nodes.serve(experiment, grid)
     clients = nodes.strict_rounds()[0]["clients"]
     assert [client["dropped"] for client in clients] == ["OSError; see the node's log"] * 3

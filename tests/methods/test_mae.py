@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -162,11 +163,11 @@ def test_features_are_the_backbones_own() -> None:
 
 
 def test_other_backbones_are_refused(make: Any) -> None:
-    with pytest.raises(ConfigError, match="its backbone must be a vision transformer"):
+    with raises(ConfigError):
         make(MAE)
-    with pytest.raises(ConfigError, match="images of 4 pixels have only one"):
+    with raises(ConfigError):
         _method(size=4)
-    with pytest.raises(ConfigError, match="10 x 10 is not a multiple of"):
+    with raises(ConfigError):
         _method(size=10)
 
 

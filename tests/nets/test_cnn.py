@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from error_messages import raises
 
 from fedssl.core.errors import ConfigError
 from fedssl.nets import CNN5, BatchNorm1d, build, expander, linear, mlp
@@ -29,7 +30,7 @@ def test_cnn5_has_five_convolutions() -> None:
 def test_cnn5_refuses_smaller_images() -> None:
     with torch.device("meta"):
         net = build("cnn5")
-        with pytest.raises(ConfigError, match="16 pixels a side or more"):
+        with raises(ConfigError):
             net(torch.empty(2, 3, 15, 15))
 
 

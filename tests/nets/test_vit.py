@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from error_messages import raises
 from torch import Tensor
 
 from fedssl.core.errors import ConfigError
@@ -147,7 +148,7 @@ def test_every_parameter_takes_a_gradient(size: int) -> None:
 
 
 def test_images_that_cannot_be_cut() -> None:
-    with pytest.raises(ConfigError, match="patches of 4 x 4 pixels, but 30 x 32 is not a multiple"):
+    with raises(ConfigError):
         build("vit_mini")(torch.empty(1, 3, 30, 32))
 
 

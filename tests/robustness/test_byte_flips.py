@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from error_messages import raises
 from PIL import Image
 
 import fedssl
@@ -387,9 +388,7 @@ def test_analyses_read_intact_files(name: str, federation: Federation, cli: Cli)
 
 def test_damaged_results_are_not_compared(federation: Federation) -> None:
     _flip(federation.root / "finished/results.json", 60, b"9")
-    with pytest.raises(
-        RunError, match=r"results.json is damaged; `fedssl run` with this directory measures"
-    ):
+    with raises(RunError):
         final_accuracies(fedssl.Run(federation.root / "finished", device="cpu"))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_messages import raises
 from PIL import Image
 
 from fedssl.core.errors import DataError, RunError
@@ -116,7 +117,7 @@ def test_workers_of_a_dead_process_hold_the_lock_until_they_stop_writing(
     assert builder.stdout.readline() == "held\n"
     builder.kill()
     builder.communicate()
-    with pytest.raises(RunError, match="in use by process"), locked(photos):
+    with raises(RunError), locked(photos):
         pass
     messages: list[str] = []
     with locked(photos, messages.append):
@@ -133,7 +134,7 @@ def test_a_worker_that_dies_is_an_error(
     folder = Folder(path="photos", size=8, layout="flat", cache="cache")
     with monkeypatch.context() as patch:
         patch.setattr(decode_worker, "__file__", str(photos / "dies.py"))
-        with pytest.raises(DataError, match="a process that decodes images ended early"):
+        with raises(DataError):
             folder.load(photos, print)
     assert torch.equal(folder.load(photos, print).train.pixels, _direct())
 

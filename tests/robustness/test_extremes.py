@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 import numpy as np
 import pytest
+from error_messages import raises
 
 import fedssl
 from fedssl.core.errors import ConfigError, FedsslError, OutOfMemory
@@ -180,9 +181,9 @@ def test_absurd_settings_are_one_line(absurd: str, federation: Any, cli: Any) ->
 
 def test_the_largest_model_is_refused_in_python_too() -> None:
     images = np.zeros((8, 8, 8, 3), np.uint8)
-    with pytest.raises(ConfigError, match="more than the 2,000,000,000 that are supported"):
+    with raises(ConfigError):
         fedssl.run("demo", dataset=images, set={"method.hidden": LARGEST})
-    with pytest.raises(ConfigError, match="the model is too large"):
+    with raises(ConfigError):
         fedssl.run("demo", dataset=images, set={"method": "autoencoder", "method.width": LARGEST})
 
 
@@ -229,7 +230,7 @@ def test_too_little_free_memory_is_detected_before_training(
     megabyte.
     """
     monkeypatch.setattr("fedssl.federation.free_host_memory", lambda: 1_000_000)
-    with pytest.raises(OutOfMemory, match=r"takes at least .* GB of memory, and 0.0 GB are free"):
+    with raises(OutOfMemory):
         federation.here("run", "simclr", "rounds=1")
 
 
@@ -242,7 +243,7 @@ def test_a_client_without_memory_on_a_cpu_is_dropped(
         )
 
     monkeypatch.setattr("fedssl.training.client.Client.train", train)
-    with pytest.raises(FedsslError, match="no round had a valid upload"):
+    with raises(FedsslError):
         federation.here("run", "simclr", "rounds=1")
     (record,) = federation.rounds("run")
     assert {client["dropped"] for client in record["clients"]} == {

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 import torch
+from error_messages import raises
 from factories import known_settings, needs_patches, random_pixels
 from PIL import Image
 from torch import Tensor
@@ -123,9 +124,7 @@ def test_bad_files_are_left_out_and_counted(
         assert line in err
     assert [c["images"] for c in run.rounds[0]["clients"]] == [99, 99, 99]
     (tmp_path / "data/ward/one-more.png").write_text("no image")
-    with pytest.raises(
-        DataError, match=r"4 of 301 files cannot be read as images, more than bad_share = 0.01"
-    ):
+    with raises(DataError):
         fedssl.run(
             experiment,
             tmp_path / "other",
@@ -159,7 +158,7 @@ def test_an_empty_client_is_reported_once_and_never_trains(
 
 
 def test_no_client_has_images(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no client has any images"):
+    with raises(DataError):
         _run(tmp_path / "run", random_pixels(8, size=10), **_lists(tmp_path / "lists.json", [0, 0]))
 
 
@@ -196,7 +195,7 @@ def test_few_images(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS.names())
 def test_no_client_has_enough_images(method: str, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nothing was learned"):
+    with raises(RunError):
         _run(tmp_path / "run", _labelled(2), method, rounds=1, clients=2)
     assert not list((tmp_path / "run").glob("backbone*"))
 

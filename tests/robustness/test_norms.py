@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from pydantic import Field
 
 import fedssl
@@ -151,10 +152,7 @@ def test_a_longer_schedule_does_not_count_as_an_explosion(run: Callable[..., fed
 
 def test_all_uploads_exploded(run: Callable[..., fedssl.Run], federation: Any) -> None:
     """Three failed rounds end the run; the model is that of the last merged round."""
-    with pytest.raises(
-        RunError,
-        match="3 rounds in a row failed; the reason in the last: the norm of its update is",
-    ):
+    with raises(RunError):
         run(
             "all",
             sets={"rounds": 9, "train.schedule": "constant"},

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError, DataError, FedsslError, RunError
@@ -70,10 +71,10 @@ def test_a_start_that_fails_at_its_first_checkpoint_does_not_block_another(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
-        with pytest.raises(RunError, match="No space left"):
+        with raises(RunError):
             federation.here("run", "simclr", "rounds=1", "seed=1")
     assert federation.here("run", "simclr", "rounds=1", "seed=2").experiment.seed == 2
-    with pytest.raises(ConfigError, match="seed: 2 in that run, 1 now"):
+    with raises(ConfigError):
         federation.here("run", "simclr", "rounds=1", "seed=1")
 
 
@@ -88,7 +89,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr("fedssl.federation.build_trainers", refuse)
-        with pytest.raises(ConfigError, match="refused"):
+        with raises(ConfigError):
             federation.here("run", "simclr", "rounds=8")
     assert federation.here("run", "simclr", "rounds=2").experiment.rounds == 2
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from error_messages import raises
 
 import fedssl
 from fedssl.algorithm import ALGORITHMS
@@ -181,10 +182,7 @@ def test_a_wrong_number_of_images_is_dropped(
 
 def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> None:
     """A learning rate of 1e9 makes weights infinite in one step and the loss NaN in the next."""
-    with pytest.raises(
-        RunError,
-        match="3 rounds in a row failed; the reason in the last: its loss became infinite or NaN",
-    ):
+    with raises(RunError):
         federation.here("run", "simclr", "train.lr=1e9", "train.epochs=3")
     for line in federation.rounds("run"):
         assert line["failed"]
@@ -208,9 +206,7 @@ def test_a_merged_model_without_finite_features_is_never_exported(
         "algorithm.whom": ("0", "1", "2"),
     }
     off = {"guard.norm_bound": 0, "guard.statistics_bound": 0}
-    with pytest.raises(
-        RunError, match='the merged model is rejected: features of model "global" are not finite'
-    ):
+    with raises(RunError):
         _run(federation, "run", listed("012") | bad | off)
     assert all(line["failed"] for line in federation.rounds("run"))
     assert federation.hashes("run") == {}
@@ -245,9 +241,7 @@ def test_statistics_that_are_uploaded_but_never_sent_have_a_bound_too(
 
 def test_a_plan_that_cannot_reach_the_minimum_is_rejected_at_the_start(federation: Any) -> None:
     """One of three clients a round. Topologies that merge at no server are exempt."""
-    with pytest.raises(
-        ConfigError, match=r"in each round 1 of 3 clients train.*guard.min_uploads = 1"
-    ):
+    with raises(ConfigError):
         federation.here("run", "simclr", "topology.participation=0.34")
     assert not (federation.root / "run").exists()
     federation.here("run", "simclr", "topology.participation=0.34", "guard.min_uploads=1")
@@ -267,7 +261,7 @@ def test_every_upload_invalid(
     }
     settings = listed("012") | bad | {"rounds": rounds}
     for turn in (1, 2):
-        with pytest.raises(RunError, match=r"3 rounds in a row failed|nothing was learned"):
+        with raises(RunError):
             _run(federation, "run", settings)
         assert len(federation.rounds("run")) == min(rounds, 3 * turn)
     assert all(line["failed"] for line in federation.rounds("run"))

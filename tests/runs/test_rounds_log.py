@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from error_messages import raises
 
 from fedssl.core.errors import RunError
 from fedssl.core.files.checked_lines import copy_path, repair
@@ -139,9 +140,7 @@ def test_a_line_that_is_damaged_in_the_log_and_in_its_copy(tmp_path: Path) -> No
     for each in (path, copy_path(path)):
         each.write_bytes(each.read_bytes().replace(b'"round": 2,', b'"round"; 2,'))
     before = path.read_bytes()
-    with pytest.raises(
-        RunError, match=r"line 2 of .*rounds.jsonl is damaged and has no intact copy"
-    ):
+    with raises(RunError):
         RoundsLog(path, 3)
     assert path.read_bytes() == before
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from error_messages import raises
 from factories import SMALL_EXPERIMENT, bright_dataset, bright_pixels, make_experiment
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -147,9 +148,9 @@ def test_backbone_and_evaluate(small: Experiment, labelled: Dataset, tmp_path: P
     assert run.evaluate("knn").mean == run.results["table"]["this run"]["knn"]["mean"]
     assert run.evaluate("linear").mean == run.results["table"]["this run"]["linear"]["mean"]
     assert run.evaluate("linear", labels=3, epochs=1) != {}
-    with pytest.raises(ConfigError, match=r'unknown probe "lineer", did you mean "linear"?'):
+    with raises(ConfigError):
         run.evaluate("lineer")
-    with pytest.raises(ConfigError, match=r'unknown key "probe.label", did you mean "labels"?'):
+    with raises(ConfigError):
         run.evaluate("linear", label=3)
 
 
@@ -294,7 +295,7 @@ def test_starts_from_an_earlier_backbone(
 def test_init_that_does_not_fit(small: Experiment, labelled: Dataset, tmp_path: Path) -> None:
     first = fedssl.run(small, tmp_path / "first", dataset=labelled, quiet=True)
     changes = {"method.init": first.dir / "backbone.safetensors", "method.backbone": "resnet18"}
-    with pytest.raises(ConfigError, match=r"does not fit this backbone: it lacks conv1.weight"):
+    with raises(ConfigError):
         fedssl.run(small, tmp_path / "second", dataset=labelled, quiet=True, set=changes)
 
 
@@ -325,7 +326,7 @@ def test_unlabelled_images_are_trained_on_but_not_measured(
     run = fedssl.run(small, tmp_path / "run", dataset=bright_pixels(30)[0], quiet=True)
     assert run.results["table"] == {}
     assert [line["knn"] for line in run.rounds] == [None, None]
-    with pytest.raises(ConfigError, match="neither test images nor labels here"):
+    with raises(ConfigError):
         run.evaluate("knn")
 
 
@@ -349,7 +350,7 @@ def test_test_images_without_training_images_are_refused(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     for dataset in (None, labelled):
-        with pytest.raises(ConfigError, match="test= goes with training images in dataset="):
+        with raises(ConfigError):
             fedssl.run(small, tmp_path / "run", dataset=dataset, test=bright_pixels(6), quiet=True)
     assert not (tmp_path / "run").exists()
 
@@ -379,12 +380,10 @@ def test_topologies(small: Experiment, labelled: Dataset, tmp_path: Path) -> Non
     ]
     score = alone.results["table"]["this run"]["knn"]
     assert score["mean"] == pytest.approx(np.mean(list(score["models"].values())))
-    with pytest.raises(
-        ConfigError, match="this run has several models, set model= to one of: 0, 1, 2"
-    ):
+    with raises(ConfigError):
         alone.backbone()
     assert alone.backbone("1")(torch.zeros(2, 3, 10, 10)).shape == (2, 512)
-    with pytest.raises(ConfigError, match="no model"):
+    with raises(ConfigError):
         alone.backbone("7")
     assert [(c["client"], c["images"]) for c in pooled.rounds[0]["clients"]] == [("all", 48)]
 
@@ -420,7 +419,7 @@ def test_a_disconnected_graph_is_refused_before_anything_is_written(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     changes = {"topology.name": "edges", "topology.edges": [[0, 1]]}
-    with pytest.raises(ConfigError, match=r"2 separate parts \(0, 1 \| 2"):
+    with raises(ConfigError):
         fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=changes)
     run = fedssl.run(
         small,
@@ -579,8 +578,8 @@ def test_without_matplotlib_only_the_picture_is_missing(
     assert run.results["table"]
     assert not (run.dir / "picture.png").exists()
     printed = capsys.readouterr().err
-    needs = "a picture needs matplotlib and scikit-learn"
-    assert printed == f'no picture: {needs}: in a clone of fedssl, pip install ".[viz]"\n'
+    missing = "matplotlib and scikit-learn are not installed"
+    assert printed == f'no picture: {missing}: in a clone of fedssl, run pip install ".[viz]"\n'
 
 
 def test_quiet_prints_nothing(
@@ -591,17 +590,17 @@ def test_quiet_prints_nothing(
 
 
 def test_a_folder_that_is_not_a_run_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not a run directory: it has no experiment.toml"):
+    with raises(ConfigError):
         fedssl.Run(tmp_path)
     (tmp_path / "experiment.toml").write_text(make_experiment().to_toml())
     run = fedssl.Run(tmp_path)
     assert (run.rounds, run.results) == ([], {})
-    with pytest.raises(ConfigError, match="has no checkpoint yet"):
+    with raises(ConfigError):
         run.backbone()
 
 
 def test_given_needs_a_dataset(small: Experiment, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pass dataset= to fedssl.run"):
+    with raises(ConfigError):
         fedssl.run(small, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
@@ -679,7 +678,7 @@ def test_test_images_of_another_kind_are_refused_before_training(
 ) -> None:
     x = torch.randint(256, (24, 3, 12, 12), dtype=torch.uint8)
     y = torch.arange(24) % 3
-    with pytest.raises(DataError, match="test images have 1 channels, but training images have 3"):
+    with raises(DataError):
         fedssl.run(
             small, tmp_path / "run", "cpu", dataset=from_python((x, y), (x[:, :1], y)), quiet=True
         )
@@ -755,7 +754,7 @@ def test_a_method_that_learns_from_labels_is_resumed_with_the_same_ones(
         {"method": {"name": "supervised", "backbone": "cnn", "classes": 3}}
     )
     fedssl.run(experiment, tmp_path / "supervised", "cpu", dataset=labelled, quiet=True)
-    with pytest.raises(ConfigError, match="or with other labels"):
+    with raises(ConfigError):
         fedssl.run(experiment, tmp_path / "supervised", "cpu", dataset=others, quiet=True)
     fedssl.run(small, tmp_path / "byol", "cpu", dataset=labelled, quiet=True)
     # BYOL does not learn from labels.
@@ -784,7 +783,7 @@ def test_the_comparison_with_random_weights_ignores_method_init(
     assert torch.equal(random, untrained)
     assert not torch.equal(random, started)
     nets.save_backbone({n: t + 1 for n, t in load_file(file).items()}, file, {})
-    with pytest.raises(ConfigError, match="or from other first weights"):
+    with raises(ConfigError):
         fedssl.run(again, tmp_path / "second", "cpu", dataset=labelled, quiet=True)
 
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from error_messages import raises
 from fake_results import GOOD, fake_result, make_outcome
 
 import fedssl
@@ -103,7 +104,7 @@ def test_fresh_sets_aside_only_results_of_other_code(mixed: Outcome, tmp_path: P
 
 def test_fresh_moves_nothing_that_is_in_use(mixed: Outcome) -> None:
     folder = mixed.requested_seeds[1].training.folder  # type: ignore[union-attr]
-    with locked(folder / results_on_disk.MEASURES), pytest.raises(RunError, match="in use"):
+    with locked(folder / results_on_disk.MEASURES), raises(RunError):
         set_aside_outdated(mixed.requested_seeds)
     assert folder.is_dir()
 

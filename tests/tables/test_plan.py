@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_messages import raises
 
 import fedssl
 from fedssl.core.errors import ConfigError
@@ -170,7 +171,7 @@ def test_a_classifier_that_is_not_trained_is_refused(tmp_path: Path) -> None:
         'trains none: choose another probe, such as "linear"'
     )
     assert refusal(replace(simclr, set=("method=supervised", "method.classes=10"))) is None
-    with pytest.raises(ConfigError, match='method "simclr" trains none'):
+    with raises(ConfigError):
         fedssl.sweep("demo", probes=["classifier"], dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from error_messages import raises
 from fake_results import GOOD, fake_result, make_outcome
 
 from fedssl.core.errors import RunError
@@ -55,5 +56,5 @@ def test_a_damaged_log_is_read_from_its_copy_or_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"0123", b"012\xff"))
     assert results_on_disk.training_codes(training) == {"0123abcd"}
     path.with_name("rounds.jsonl.copy").unlink()
-    with pytest.raises(RunError, match=r"line 1 of .* is damaged and has no intact copy"):
+    with raises(RunError):
         results_on_disk.training_codes(training)

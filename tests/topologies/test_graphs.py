@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
+from error_messages import raises
 from factories import make_trainer, random_pixels, train_rounds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,9 +113,7 @@ def test_random_graphs_differ_by_seed_and_have_their_share_of_edges() -> None:
     graphs = [tuple(RandomGraph().edges_between(named(20), seed)) for seed in range(20)]
     assert len(set(graphs)) == 20
     assert abs(sum(map(len, graphs)) - 20 * 133) < 5 * (20 * 190 * 0.7 * 0.3) ** 0.5
-    with pytest.raises(
-        ConfigError, match=r"1,000 random graphs of 20 peers with topology.p = 0.01 were drawn"
-    ):
+    with raises(ConfigError):
         RandomGraph(p=0.01).plan(named(20), 0, 0)
 
 
@@ -153,7 +152,7 @@ def test_listed_edges_that_cannot_be(
 
 
 def test_no_peer_can_be_called_mean() -> None:
-    with pytest.raises(ConfigError, match='a client has the name "mean"'):
+    with raises(ConfigError):
         Cycle().plan(["mean", "other"], 0, 0)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from factories import make_trainer, random_pixels
 from torch import Tensor
 
@@ -316,8 +317,8 @@ def test_impossible_modes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     assert resolve_mode("auto", cpu) == "eager"
     assert resolve_mode("auto", cuda) == "captured"
-    with pytest.raises(ConfigError, match="needs a CUDA device"):
+    with raises(ConfigError):
         resolve_mode("captured", cpu)
     monkeypatch.setattr("fedssl.core.kernels.shutil.which", lambda program: None)
-    with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler"):
+    with raises(ConfigError):
         resolve_mode("compiled", cpu)

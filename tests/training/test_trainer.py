@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from error_messages import raises
 from factories import make_client, make_trainer, random_pixels
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,13 +111,13 @@ def test_a_loss_that_is_not_finite(bad: float) -> None:
     def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return method.loss(out, constants) * constants["factor"]
 
-    with pytest.raises(ClientError, match="its loss is not finite any more"):
+    with raises(ClientError):
         make_trainer().fit(task(random_pixels(16)), objective, {"factor": torch.tensor(bad)})
 
 
 def test_a_last_step_that_breaks_the_weights_is_detected() -> None:
     """Its loss is that of the weights before the step, so that the weights must be checked too."""
-    with pytest.raises(ClientError, match="its weights are not finite any more"):
+    with raises(ClientError):
         make_trainer("simclr").fit(task(random_pixels(8), rate=math.inf), Watched(), {})
 
 
@@ -126,7 +127,7 @@ def test_one_bad_step_among_good_ones_is_detected() -> None:
     def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         return out.z.detach().sum() * 0 + out.p.sum() * 0 + next(losses)
 
-    with pytest.raises(ClientError, match="not finite"):
+    with raises(ClientError):
         make_trainer("simsiam").fit(task(random_pixels(24)), objective, {})
 
 
@@ -441,7 +442,7 @@ def test_resolved_for_a_device() -> None:
         "bf16",
     ]
     assert [resolve_mode("auto", d) for d in (cpu, cuda)] == ["eager", "captured"]
-    with pytest.raises(ConfigError, match="needs a CUDA device"):
+    with raises(ConfigError):
         resolve_mode("captured", cpu)
 
 

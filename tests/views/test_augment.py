@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 from slow_views import (
     PLAIN,
     drawn,
@@ -42,9 +43,9 @@ def test_kernel_is_about_a_tenth_of_the_side() -> None:
 
 
 def test_impossible_groups_and_inputs_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least one view"):
+    with raises(ConfigError):
         ViewGroup(0, 32, Augment())
-    with pytest.raises(ConfigError, match="blur kernel of 9 pixels"):
+    with raises(ConfigError):
         ViewGroup(2, 4, Augment(blur=0.5, blur_kernel=9))
     images = random_images(4, 3, 8, 8)
     p = drawn(PLAIN, 4, 8, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from error_messages import raises
 
 from fedssl.core.errors import RunError
 from fedssl.core.files import integrity
@@ -39,7 +40,7 @@ def test_any_changed_byte_of_the_record_is_repaired(folder: Path) -> None:
 def test_a_record_that_is_damaged_twice_is_refused(folder: Path) -> None:
     path = folder / integrity.NAME
     path.write_bytes(path.read_bytes().replace(b"results", b"resultz"))
-    with pytest.raises(RunError, match="damaged in both of its records; nothing was changed"):
+    with raises(RunError):
         integrity.read(folder)
     path.unlink()
     assert integrity.read(folder) is None

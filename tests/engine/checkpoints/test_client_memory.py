@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_messages import raises
 
 from fedssl.core.errors import RunError
 from fedssl.core.files.blob_file import BLOCK, BlobFile
@@ -202,7 +203,7 @@ def test_a_disk_error_is_reported(rows: BlobFile, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         memory.write(memory.expect("a", 0), tree(1))
-        with pytest.raises(RunError, match=r"a client's memory could not be written to .*No space"):
+        with raises(RunError):
             memory.write(memory.expect("b", 0), tree(2))
         memory.close()
     assert [number(memory.latest(c)) for c in "ab"] == [1, 2]
@@ -217,9 +218,7 @@ def test_a_damaged_row_is_reported(rows: BlobFile) -> None:
     data[-1] ^= 1
     rows.path.write_bytes(data)
     memory = Memory(rows, memory.snapshot())
-    with pytest.raises(
-        RunError, match=r"the stored memory of client a cannot be read: .*does not match its hash"
-    ):
+    with raises(RunError):
         memory.read(memory.expect("a", 1))
     memory.close()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from error_messages import raises
 
 from fedssl.core.errors import RunError
 from fedssl.core.files.atomic import write_atomic
@@ -375,9 +376,7 @@ def test_reading_a_run_changes_nothing(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(Path, "read_bytes", fail)
-    with pytest.raises(
-        RunError, match=r"cannot be read: .*Input/output error; nothing was changed"
-    ):
+    with raises(RunError):
         Store(root).resume(lambda line: None)
     monkeypatch.undo()
     assert files(root) == before
@@ -399,7 +398,7 @@ def test_without_an_intact_checkpoint_loading_fails_and_changes_nothing(
     for name in ("checkpoints/00001.safetensors", "checkpoints/00002.safetensors"):
         (root / name).write_bytes((root / name).read_bytes()[:-1])
     before, messages = files(root), []
-    with pytest.raises(RunError, match=r"no checkpoint in .* is intact; nothing was changed"):
+    with raises(RunError):
         Store(root).load(messages.append)
     assert len(messages) == 2
     assert files(root) == before
@@ -410,7 +409,7 @@ def test_a_damaged_memory_of_both_checkpoints(whole: Path, tmp_path: Path) -> No
     data = bytearray((root / "memory/rows").read_bytes())
     data[places(root, 1)["b"][0]] ^= 1
     (root / "memory/rows").write_bytes(data)
-    with pytest.raises(RunError, match="intact"):
+    with raises(RunError):
         Store(root).load(lambda line: None)
 
 
@@ -428,9 +427,7 @@ def test_a_directory_of_an_earlier_kind(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/00001.json").write_bytes(
         store_module.seal(body | {"memory": {"a": 0}})
     )
-    with pytest.raises(
-        RunError, match="written by an earlier version of fedssl and cannot be resumed"
-    ):
+    with raises(RunError):
         Store(tmp_path).resume(quiet)
 
 
@@ -456,7 +453,7 @@ def test_reading_a_run_that_saves_too_fast(tmp_path: Path, monkeypatch: pytest.M
     save(Store(tmp_path), snapshot(1))
     monkeypatch.setattr(Path, "exists", lambda path: False)
     monkeypatch.setattr(store_module, "unseal", lambda data: {})
-    with pytest.raises(RunError, match="faster than they can be read; try again"):
+    with raises(RunError):
         Store(tmp_path).load(quiet)
 
 
@@ -519,7 +516,7 @@ def test_a_full_disk_stops_safely(
         patch.setattr(Path, "replace", sometimes(Path.replace))
         patch.setattr(os, "pwrite", sometimes(os.pwrite))
         store.save(snapshot(2, a=1, b=1))
-        with pytest.raises(RunError, match=r"a checkpoint could not be written: .*No space"):
+        with raises(RunError):
             store.wait()
     assert same(Store(tmp_path).load(quiet), snapshot(1, a=0, b=0))
     save(store, snapshot(2, a=1, b=1))
@@ -530,7 +527,7 @@ def test_a_failure_in_the_background_is_raised_at_the_next_save(tmp_path: Path) 
     (tmp_path / "checkpoints").write_bytes(b"a file where a folder should be")
     store = Store(tmp_path)
     store.save(snapshot(1))
-    with pytest.raises(RunError, match="could not be written"):
+    with raises(RunError):
         store.save(snapshot(2))
 
 
