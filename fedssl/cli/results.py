@@ -28,6 +28,8 @@ def print_results(run: Run) -> None:
     if rows:
         print(_title(run))
         Console().print(_table(run, rows))
+        if "verdict" in run.results:  # not in directories of earlier versions
+            print(run.results["verdict"]["sentence"])
     elif run.results.get("models", 1):
         Console().print("No labelled test images, so no accuracy was measured.")
     for note in run.results.get("notes", ()):

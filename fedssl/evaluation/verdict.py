@@ -76,14 +76,12 @@ def rounded(interval: Interval) -> dict[str, float]:
     return {key: round(value, 2) for key, value in interval._asdict().items()}
 
 
-def judge(rows: Mapping[str, Mapping[str, Score]]) -> Verdict | None:
-    """Return the verdict on the scores of a run and its baselines; None without scores.
+def judge(rows: Mapping[str, Mapping[str, Score]]) -> Verdict:
+    """Return the verdict on the scores of a run and its baselines.
 
     The linear probe decides if it was measured: it is what most users do with a backbone.
     """
-    own = rows.get(THIS_RUN)
-    if not own:
-        return None
+    own = rows[THIS_RUN]
     probe = "linear" if "linear" in own else next(iter(own))
     correct = own[probe].correct
     gains = []

@@ -39,6 +39,7 @@ CHANGEABLE = (
     "rounds",
     "probe",
     "data.cache",
+    "data.test",
     "public.cache",
     "train.workers",
     "train.memory",

@@ -19,7 +19,9 @@ from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, export, models_of
+from fedssl.evaluation.outcomes import OUTCOMES, write_outcomes
 from fedssl.evaluation.score import Score
+from fedssl.evaluation.verdict import judge
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.collapse_warning import Collapse
 from fedssl.runs.comparisons import Comparisons, untrained_models
@@ -30,7 +32,7 @@ from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.up_to_date import hash_images, hash_labels, is_up_to_date
 
 MAX_LISTED_MODELS = 100  # of a score in classes.json
-MEASUREMENTS = {"results.json", "classes.json"}
+MEASUREMENTS = {"results.json", "classes.json", OUTCOMES}
 
 
 def finish(
@@ -211,7 +213,7 @@ def probes(experiment: Experiment) -> tuple[str, ...]:
 def _measure(
     evaluation: Evaluation, comparisons: Comparisons, models: Models, results: dict[str, Any]
 ) -> None:
-    """Fill in the table of results, and write classes.json and results.json."""
+    """Fill in the results, and write them together with classes and outcomes."""
     folder = comparisons.folder
     if _measurable(evaluation, models):
         scores = table(evaluation, comparisons, models)
@@ -219,6 +221,8 @@ def _measure(
             results["table"][name] = {probe: score.summary() for probe, score in row.items()}
         classes = json.dumps(by_class(scores, evaluation.data.test))
         write_atomic(folder / "classes.json", f"{classes}\n".encode())
+        write_outcomes(folder, scores)
+        results["verdict"] = judge(scores).values()
     write_atomic(folder / "results.json", f"{json.dumps(results, indent=2)}\n".encode())
 
 

@@ -28,12 +28,13 @@ from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.plain_values import flatten
 from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
+from fedssl.runs.directories import run_directory
 from fedssl.runs.finalize import finish
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import check_resumable, read_experiment, same_images
 from fedssl.runs.rounds_log import read_rounds
+from fedssl.training.trainer import resolve_precision
 
-RUNS = Path("runs")
 MAY_BE_SEEN = (
     "the run was trained on this data set, so images that it is measured on may have been used in "
     "training"
@@ -237,14 +238,14 @@ def run(
     changed = flatten(changes) | flatten(set or {})
     if dataset is not None:
         changed.setdefault("data.name", "given")
-    title, chosen = _choose(experiment, changed)
-    is_recipe = not changed and not isinstance(experiment, Experiment)
-    folder = default_dir(title, chosen, not is_recipe) if dir is None else Path(dir)
+    title, original, chosen = _choose(experiment, changed)
     torch_device = resolve_device(device)
+    folder = default_dir(title, chosen, original, torch_device) if dir is None else Path(dir)
     # Checked again under the lock, but here before images are read.
     check_resumable(chosen, folder, torch_device, ignore_message)
     root = Path(data_dir or "data")
     notify = ignore_message if quiet else print_to_stderr
+    notify(f"run directory: {folder}")
     data = read_data(chosen, root, dataset, notify)
     public = read_public(chosen, data, root, notify)
     with explained_errors(folder):
@@ -268,14 +269,23 @@ def _from_python(dataset: Any, test: Any) -> Dataset | None:
 
 def _choose(
     experiment: str | Path | Experiment, changes: Mapping[str, Any]
-) -> tuple[str, Experiment]:
-    """Return the title of a run and its checked experiment."""
+) -> tuple[str, Experiment, Experiment]:
+    """Return the title of a run, and its experiment before and after the changes."""
     if isinstance(experiment, Experiment):
         changed = experiment.with_changes(changes)
         changed.check()
-        return "run", changed
+        return _describe(experiment), experiment, changed
     title = Path(experiment).name.removesuffix(".toml")  # not its stem: recipes' names have dots
-    return title, load(experiment, changes)
+    chosen = load(experiment, changes)
+    return title, load(experiment) if changes else chosen, chosen
+
+
+def _describe(experiment: Experiment) -> str:
+    """Return a title for an experiment from Python: its algorithm, method and data set."""
+    values = experiment.to_dict()
+    names = [values[table]["name"] for table in ("algorithm", "method")]
+    data = values["data"]["name"]
+    return "-".join([*names, "images" if data == "given" else data])
 
 
 def _already_finished(folder: Path, rounds: int) -> str:
@@ -286,8 +296,12 @@ def _already_finished(folder: Path, rounds: int) -> str:
     )
 
 
-def default_dir(title: str, experiment: Experiment, changed: bool) -> Path:
-    """Return runs/NAME for an unchanged recipe; a changed one has its hash in the name."""
-    if changed:
-        return RUNS / f"{title}-{experiment.hash()[:8]}"
-    return RUNS / title
+def default_dir(
+    title: str, experiment: Experiment, original: Experiment, device: torch.device
+) -> Path:
+    """Return the directory of the same training, or a new one named after the changes."""
+    resolved = []
+    for each in (experiment, original):
+        precision = resolve_precision(each.train.precision, device)
+        resolved.append(each.with_changes({"train.precision": precision}))
+    return run_directory(title, *resolved)

@@ -65,12 +65,14 @@ def up(
     from fedssl.runs.run import Run, default_dir
 
     _check_flower()
+    from fedssl.core.devices.select import resolve_device
     from fedssl.flower.local_federation import run_local_federation
 
     changes = parse_assignments(set)
     experiment = load(name, changes)
     title = _title(name)
-    folder = dir or default_dir(f"flower-{title}", experiment, bool(changes))
+    original = load(name)
+    folder = dir or default_dir(f"flower-{title}", experiment, original, resolve_device(device))
     run_local_federation(
         experiment,
         folder,

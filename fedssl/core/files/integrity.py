@@ -24,7 +24,7 @@ from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.sealed import seal, unseal
 
 NAME = "integrity.jsonl"
-OUTPUTS = ("results.json", "classes.json", "picture.png")
+OUTPUTS = ("results.json", "classes.json", "outcomes.safetensors", "picture.png")
 
 
 class Record(NamedTuple):
