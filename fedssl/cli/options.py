@@ -33,6 +33,13 @@ Quiet = Annotated[bool, typer.Option(help="Print only the result, no progress.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
+def with_views(assignments: list[str], preset: str | None) -> list[str]:
+    """Return the assignments of --set, after that of --views if it is set."""
+    if preset is None:
+        return assignments
+    return [f"method.augment.preset={preset}", *assignments]
+
+
 def check_output_file(path: Path | None, suffix: str = "") -> None:
     """Raise ConfigError if a file cannot be written; called before any image is read."""
     if path is None:

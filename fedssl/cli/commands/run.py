@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedssl.cli.options import AsJson, DataDir, Device, Name, Quiet, RunDir, Sets
+from fedssl.cli.options import AsJson, DataDir, Device, Name, Quiet, RunDir, Sets, Views, with_views
 
 
 def run(
@@ -14,6 +14,7 @@ def run(
     dir: RunDir = None,
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
+    views: Views = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -22,7 +23,7 @@ def run(
     from fedssl.experiment.plain_values import parse_assignments
 
     check_source(name)
-    changes = parse_assignments(set)
+    changes = parse_assignments(with_views(set, views))
 
     from fedssl.cli.results import print_results
     from fedssl.runs.run import run as run_experiment

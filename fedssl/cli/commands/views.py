@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.options import DataDir, Name, Sets, check_output_file
+from fedssl.cli.options import DataDir, Name, Sets, Views, check_output_file, with_views
 from fedssl.core.errors import FedsslError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ IMAGES = 8  # rows of the sheet
 def views(
     name: Name,
     set: Sets = [],  # noqa: B006
+    views: Views = None,
     data_dir: DataDir = Path("data"),
     out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("views.png"),
 ) -> None:
@@ -26,7 +27,7 @@ def views(
     from fedssl.experiment.experiment import load
 
     check_output_file(out, ".png")
-    _draw_views(load(name, set), data_dir, out)
+    _draw_views(load(name, with_views(set, views)), data_dir, out)
     print(f"wrote {out}")
 
 
