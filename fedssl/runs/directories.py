@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedssl.core.errors import ConfigError
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import CHANGEABLE
 from fedssl.experiment.plain_values import differences, flatten
 from fedssl.runs.resume_checks import EXPERIMENT, started
+from fedssl.training.trainer import resolve_precision
 
 RUNS = Path("runs")
 MAX_NAMED = 3  # differences in the name of a directory
@@ -23,6 +26,17 @@ MAX_VALUE = 20  # characters of a value in the name
 MAX_NAME = 100  # characters
 # These may change when a run is resumed, but another number of rounds is another training.
 NOT_TRAINED = tuple(key for key in CHANGEABLE if key != "rounds")
+
+
+def default_dir(
+    title: str, experiment: Experiment, original: Experiment, device: torch.device
+) -> Path:
+    """Return the directory of the same training, or a new one named after the changes."""
+    resolved = []
+    for each in (experiment, original):
+        precision = resolve_precision(each.train.precision, device)
+        resolved.append(each.with_changes({"train.precision": precision}))
+    return run_directory(title, *resolved)
 
 
 def run_directory(title: str, wanted: Experiment, original: Experiment | None = None) -> Path:

@@ -28,12 +28,11 @@ from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.plain_values import flatten
 from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
-from fedssl.runs.directories import run_directory
+from fedssl.runs.directories import default_dir
 from fedssl.runs.finalize import finish
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import check_resumable, read_experiment, same_images
 from fedssl.runs.rounds_log import read_rounds
-from fedssl.training.trainer import resolve_precision
 
 MAY_BE_SEEN = (
     "the run was trained on this data set, so images that it is measured on may have been used in "
@@ -294,14 +293,3 @@ def _already_finished(folder: Path, rounds: int) -> str:
         f"measured. To train more rounds, add --set rounds={2 * rounds} --dir {folder}; "
         "to start again, choose another --dir"
     )
-
-
-def default_dir(
-    title: str, experiment: Experiment, original: Experiment, device: torch.device
-) -> Path:
-    """Return the directory of the same training, or a new one named after the changes."""
-    resolved = []
-    for each in (experiment, original):
-        precision = resolve_precision(each.train.precision, device)
-        resolved.append(each.with_changes({"train.precision": precision}))
-    return run_directory(title, *resolved)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedssl.cli.options import DataDir, Name, Quiet, RunDir, Sets
 from fedssl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedssl.experiment.experiment import Experiment
 
 flower = typer.Typer(
     no_args_is_help=True, help="Run on Flower, with clients on their own machines."
@@ -61,26 +64,16 @@ def up(
     """Run an experiment on a local SuperLink and SuperNodes, with TLS and new keys."""
     from fedssl.cli.results import print_results
     from fedssl.experiment.experiment import load
-    from fedssl.experiment.plain_values import parse_assignments
-    from fedssl.runs.run import Run, default_dir
+    from fedssl.runs.run import Run
 
     _check_flower()
-    from fedssl.core.devices.select import resolve_device
     from fedssl.flower.local_federation import run_local_federation
 
-    changes = parse_assignments(set)
-    experiment = load(name, changes)
+    experiment = load(name, set)
     title = _title(name)
-    original = load(name)
-    folder = dir or default_dir(f"flower-{title}", experiment, original, resolve_device(device))
+    folder = dir or _default_dir(title, experiment, load(name), device)
     run_local_federation(
-        experiment,
-        folder,
-        data_dir,
-        title=title,
-        device=device,
-        quiet=quiet,
-        nodes=clients,
+        experiment, folder, data_dir, title=title, device=device, quiet=quiet, nodes=clients
     )
     print_results(Run(folder, data_dir, device))
 
@@ -102,11 +95,18 @@ def only(
     start_pinned(app, command)
 
 
+def _default_dir(title: str, experiment: Experiment, original: Experiment, device: str) -> Path:
+    from fedssl.core.devices.select import resolve_device
+    from fedssl.runs.directories import default_dir
+
+    return default_dir(f"flower-{title}", experiment, original, resolve_device(device))
+
+
 def _title(name: str) -> str:
     """Return the name of a recipe, or of a file without its folder and suffix."""
     return Path(name).name.removesuffix(".toml")
 
 
 def _check_flower() -> None:
-    if find_spec("flwr") is None:
+    if find_spec("flwr") is None or find_spec("psutil") is None:
         raise ConfigError('Flower is not installed: in a clone of fedssl, pip install ".[flower]"')
