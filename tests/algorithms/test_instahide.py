@@ -68,8 +68,8 @@ def test_a_flipped_pixel_is_as_far_from_the_mean_as_before() -> None:
     assert not torch.equal(stayed[:, 0], stayed[:, 1])
 
 
-def made(client: Client, k: int, most: int = 99, flips: bool = False) -> Tensor:
-    return torch.cat(list(mixtures(client, k, most, flips)))
+def made(client: Client, k: int, limit: int = 99, flips: bool = False) -> Tensor:
+    return torch.cat(list(mixtures(client, k, limit, flips)))
 
 
 @pytest.mark.parametrize("normalised", [False, True])

@@ -38,7 +38,7 @@ SMALLER = {
 
 def _blocks() -> list[str]:
     """Return the code blocks of the part about three hospitals, in their order."""
-    text = GUIDE.read_text("utf-8").split("## Three hospitals, three machines")[1]
+    text = GUIDE.read_text("utf-8").split("## Example: three hospitals, three machines")[1]
     part = text.split("\n## ")[0]
     return re.findall(r"^```\w+\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
 

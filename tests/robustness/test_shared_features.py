@@ -209,7 +209,7 @@ WARNED = {
     "ccl, not mixed": (
         "mocov2",
         ["algorithm.name=ccl", "algorithm.mix=1"],
-        "which are not even mixed",
+        "that are not even mixed",
     ),
 }
 SILENT = {

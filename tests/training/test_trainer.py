@@ -101,7 +101,7 @@ def test_a_batch_holds_the_images_of_its_rows() -> None:
 def test_too_few_images(name: str, n: int) -> None:
     trainer = make_trainer(name)
     before = trainer.method.state.clone()
-    with pytest.raises(ClientError, match=f"too few images: {n}, at least 2"):
+    with pytest.raises(ClientError, match=f"training needs at least 2, but it has {n}"):
         trainer.fit(task(random_pixels(n)), Watched(), {})
     assert torch.equal(trainer.method.state.floats, before.floats)
 
