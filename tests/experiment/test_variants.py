@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -278,7 +277,7 @@ def test_a_run_has_the_whole_name_of_its_recipe(
         quiet=True,
         set=BRIEF | {"rounds": 1, "data.holdout": 4900},
     )
-    assert re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}", run.dir.name)
+    assert run.dir.name.startswith(f"{name}-")
 
 
 @pytest.mark.slow
