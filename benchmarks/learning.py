@@ -78,8 +78,8 @@ def experiment(case: Case, seed: int) -> Experiment:
         "topology": {"name": case.topology},
     }
     small = mini(values)
-    beside = ["random"] if case.topology == "star" else []
-    small["probe"] |= {"every": 0, "linear": case.suited, "beside": beside}
+    baselines = ["random"] if case.topology == "star" else []
+    small["probe"] |= {"every": 0, "linear": case.suited, "baselines": baselines}
     return Experiment.from_dict(small | {"seed": seed}).with_changes(
         SUITED[case.method] if case.suited else {}
     )

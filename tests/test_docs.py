@@ -66,7 +66,7 @@ TINY = {
     "probe.epochs": 1,
     "probe.every": 0,
     "probe.picture": False,
-    "probe.beside": [],
+    "probe.baselines": [],
 }
 TINY_DEMO = TINY | {"data.holdout": 4000}
 

@@ -22,6 +22,15 @@ def ignore_message(line: str) -> None:
     """Discard a line."""
 
 
+def approximate_time(seconds: float) -> str:
+    """Return an estimated time: "50 s", "12 min" or "3.5 h"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"
+
+
 def stderr_is_terminal() -> bool:
     """True if standard error is a terminal.
 

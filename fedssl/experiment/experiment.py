@@ -39,7 +39,7 @@ from fedssl.training.settings import TrainSettings
 ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
 # 8 GB in float32; a ResNet-50 with the papers' heads has 50 million.
 MAX_PARAMETERS = 2_000_000_000
-COMPARISONS = ("random", "isolated", "centralized")
+BASELINES = ("random", "isolated", "centralized")
 
 
 def _chosen(table: str) -> BeforeValidator:
@@ -86,10 +86,10 @@ class Experiment(Settings):
         return self
 
     @model_validator(mode="after")
-    def _known_comparisons(self) -> Self:
-        for name in self.probe.beside:
-            if name not in COMPARISONS:
-                raise ValueError(f'unknown comparison "{name}"{suggest(name, COMPARISONS)}')
+    def _known_baselines(self) -> Self:
+        for name in self.probe.baselines or ():
+            if name not in BASELINES:
+                raise ValueError(f'unknown baseline "{name}"{suggest(name, BASELINES)}')
         return self
 
     def __init__(self, **values: Any) -> None:
@@ -170,6 +170,7 @@ class Experiment(Settings):
             for key in keys:
                 if getattr(settings, key) == type(settings).model_fields[key].default:
                     plain.get(table, {}).pop(key, None)
+        _restore_earlier_probe(plain["probe"])
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def with_changes(self, changes: Mapping[str, Any]) -> Experiment:
@@ -228,12 +229,12 @@ class Experiment(Settings):
                 f'algorithm "{self._algorithm_name}" needs a server; '
                 f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none: choose "star"'
             )
-        for name in self.probe.beside:
+        for name in self.probe.baselines or ():
             # Here "random" is an untrained backbone, not the graph of that name.
             if name != "random" and not TOPOLOGIES[name].has_server:
                 raise ConfigError(
-                    f'probe.beside compares with "{name}", which has no server, but algorithm '
-                    f'"{self._algorithm_name}" needs one: set probe.beside = []'
+                    f'baseline "{name}" has no server, but algorithm "{self._algorithm_name}" '
+                    "needs one: remove it from probe.baselines"
                 )
 
     def _without_memory(self) -> Method:
@@ -255,6 +256,12 @@ class Experiment(Settings):
         data = tables["data"]
         public = tables["public"]
         return all(data.get(key) == public.get(key) for key in ("name", "path", "part"))
+
+
+def _restore_earlier_probe(probe: dict[str, Any]) -> None:
+    """Write settings of probes as earlier versions did, so that hashes stay the same."""
+    probe.setdefault("k", 200)
+    probe["beside"] = probe.pop("baselines", [])
 
 
 def check_uploads(participants: int, clients: int, needed: int) -> None:

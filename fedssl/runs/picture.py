@@ -17,7 +17,7 @@ from fedssl.data import Images
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models
 from fedssl.plots.run_picture import MAPPED, draw_run
-from fedssl.runs.comparisons import untrained_models
+from fedssl.runs.baselines import untrained_models
 from fedssl.runs.rounds_log import read_rounds
 
 

@@ -27,7 +27,6 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import models_of
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
-from fedssl.probes import PROBES
 from fedssl.runs.collapse_warning import Collapse
 from fedssl.runs.feature_check import FeatureCheck
 from fedssl.runs.progress import Progress, round_progress
@@ -215,7 +214,7 @@ class Session:
         mean = None
         common = None
         if knn is not None:
-            settings = {key: getattr(experiment.probe, key) for key in PROBES["knn"].uses}
+            settings = self.evaluation.knn_settings
             mean = knn.mean
             common = knn.common
         return record(

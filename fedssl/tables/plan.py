@@ -33,7 +33,7 @@ from fedssl.training.trainer import resolve_precision
 
 # Final measurements of a run other than kNN are switched off: the probes of the cells replace them.
 # Other keys of [probe] are kept, because the rounds log or every probe depends on them.
-NO_FINAL_PROBES: dict[str, Any] = {"linear": False, "beside": [], "picture": False}
+NO_FINAL_PROBES: dict[str, Any] = {"linear": False, "baselines": [], "picture": False}
 # Settings that only change the measurement, with their defaults.
 PROBE_DEFAULTS: dict[str, Any] = {
     key: ProbeSettings.model_fields[key].default

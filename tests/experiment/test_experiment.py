@@ -95,7 +95,7 @@ tables = {
         optional={
             "temperature": positive,
             "k": size,
-            "beside": st.lists(st.sampled_from(["random", "isolated"])),
+            "baselines": st.lists(st.sampled_from(["random", "isolated"])),
         },
     ),
 }
@@ -266,7 +266,7 @@ def test_unknown_names_are_refused_with_the_nearest(table: str, name: str, neare
         ("train.optimizer", "sdg"),
         ("train.deterministic", "perhaps"),
         ("probe.every", -1),
-        ("probe.beside", 3),
+        ("probe.baselines", 3),
         ("data", 3),
         ("method.name", 3),
         ("method.name", ["byol"]),
@@ -302,8 +302,8 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"method.init": "gone.safetensors"}, "method.init: there is no file gone.safetensors"),
         ({"data.mean": [0.5]}, "data: mean and std must be given together"),
         (
-            {"probe.beside": ["randm"]},
-            'experiment: unknown comparison "randm", did you mean "random"[?]',
+            {"probe.baselines": ["randm"]},
+            'experiment: unknown baseline "randm", did you mean "random"[?]',
         ),
         (
             {"method.view_size": 4, "method.augment.blur": 1.0, "method.augment.blur_kernel": 9},
@@ -370,9 +370,9 @@ def test_an_algorithm_that_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> No
         lonely.check()
     default_experiment().check()
     # Here "random" is an untrained backbone, not the graph of that name.
-    default_experiment(probe__beside=["random", "centralized"]).check()
+    default_experiment(probe__baselines=["random", "centralized"]).check()
     with raises(ConfigError):
-        default_experiment(probe__beside=["isolated"]).check()
+        default_experiment(probe__baselines=["isolated"]).check()
 
 
 def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

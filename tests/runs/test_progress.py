@@ -104,7 +104,7 @@ def test_a_run_is_not_trained_again_to_be_compared_with_itself(
         return fit(self, *args)
 
     monkeypatch.setattr(Trainer, "fit", counted)
-    run = go({"topology.name": name, "probe.beside": ["random", name]}, quiet=True)
+    run = go({"topology.name": name, "probe.baselines": ["random", name]}, quiet=True)
     assert len(trained) == 2 * (2 if name == "isolated" else 1)  # rounds, clients
     table = run.results["table"]
     assert list(table) == ["this run", "random", name]

@@ -29,7 +29,7 @@ from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
-from fedssl.runs.comparisons import untrained_models
+from fedssl.runs.baselines import untrained_models
 from fedssl.runs.finalize import finish
 
 
@@ -302,7 +302,7 @@ def test_init_that_does_not_fit(small: Experiment, labelled: Dataset, tmp_path: 
 def test_a_finished_run_is_not_run_again(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set = {"probe.beside": ["random", "isolated"]}
+    set = {"probe.baselines": ["random", "isolated"]}
     first = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=set)
     before = (first.dir / "rounds.jsonl").read_text()
     results = first.results
@@ -476,7 +476,7 @@ def test_participation(small: Experiment, tmp_path: Path) -> None:
         "clients": 4,
         "topology.participation": 0.5,
         "rounds": 4,
-        "probe.beside": ["centralized", "isolated"],
+        "probe.baselines": ["centralized", "isolated"],
     }
     data = from_python(bright_pixels(40), bright_pixels(12))
     run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=changes)
@@ -637,7 +637,7 @@ def test_predictions_by_class_are_stored(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal to evaluate(), for each row and probe; a row of too many models is empty."""
-    alone = {"probe.beside": ["isolated"]}
+    alone = {"probe.baselines": ["isolated"]}
     run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=alone)
     found = json.loads((run.dir / "classes.json").read_text())
     assert found["table"].keys() == run.results["table"].keys() == {"this run", "isolated"}
@@ -725,7 +725,7 @@ def test_the_duration_of_a_round_excludes_measuring(
         return measure(*args)
 
     monkeypatch.setattr(Evaluation, "measure", slowly)
-    small = small.with_changes({"rounds": 1, "probe.beside": []})
+    small = small.with_changes({"rounds": 1, "probe.baselines": []})
     assert (
         fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).rounds[0]["seconds"] < 1.5
     )
