@@ -92,7 +92,7 @@ def explain(
 
 def _wrong_keys(cls: type[BaseModel], failure: ValidationError, where: str) -> list[WrongKey]:
     """Return the unknown and missing keys in a failed validation, also those of inner tables."""
-    wrong = []
+    wrong: list[WrongKey] = []
     for problem in failure.errors():
         cause = problem.get("ctx", {}).get("error")
         if isinstance(cause, WrongKeysError):

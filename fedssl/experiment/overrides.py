@@ -61,7 +61,7 @@ def known_choices(values: Mapping[str, Any]) -> dict[str, bool]:
 
     The names in `values` are those of known classes.
     """
-    keys = {}
+    keys: dict[str, bool] = {}
     for table in CHOICES:
         chosen = values.get(table, {})
         if isinstance(chosen, Settings):
