@@ -44,7 +44,7 @@ def write_experiment(
     _check_outside(folder, file)
     summary = inspect_folder(folder, print_to_stderr, layout)
     pictures = find_spec("matplotlib") is not None and find_spec("sklearn") is not None
-    gpu = torch.cuda.is_available() if machine is None else machine == "gpu"
+    gpu = machine == "gpu" or (machine is None and torch.cuda.is_available())
     choices = Choices(views, gpu, pictures)
     text = draft(path_to_write(folder), summary, choices)
     Experiment.from_toml(text, str(file)).check()
@@ -101,7 +101,7 @@ def describe(folder: Path, summary: FolderSummary, choices: Choices) -> list[str
     details["test"] = _test(summary)
     details["size"] = _size(summary, choices.gpu)
     preset, reason = choose_preset(folder, summary, choices)
-    others = " or ".join(name for name in PRESETS if name != preset)
+    others = " or ".join(sorted(PRESETS.keys() - {preset}))
     details["views"] = f"{preset}: {reason}; --views {others} for others"
     details["machine"] = "CPU: a small network; --machine gpu for resnet18"
     if choices.gpu:
@@ -118,7 +118,7 @@ def describe(folder: Path, summary: FolderSummary, choices: Choices) -> list[str
 
 
 def _files(count: int) -> str:
-    return f"{count:,} file{'' if count == 1 else 's'}"
+    return f"{count:,} file" + "s" * (count != 1)
 
 
 def _clients(summary: FolderSummary) -> str:
@@ -132,8 +132,10 @@ def _clients(summary: FolderSummary) -> str:
 
 def _listed(names: list[str]) -> str:
     """Return the number of names and the first of them."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"{len(names)}: {', '.join(map(printable, names[:LISTED]))}{more}"
+    text = f"{len(names)}: {', '.join(map(printable, names[:LISTED]))}"
+    if len(names) > LISTED:
+        text += f" and {len(names) - LISTED} more"
+    return text
 
 
 def _test(summary: FolderSummary) -> str:
@@ -147,8 +149,9 @@ def _test(summary: FolderSummary) -> str:
 
 def _size(summary: FolderSummary, gpu: bool) -> str:
     size = choose_size(summary.side, gpu)
-    colour = "grey" if summary.grey else "colour"
-    text = f"{size} pixels a side, {colour}; half of the images have at least {summary.side}"
+    text = f"{size} pixels a side; half of the images have at least {summary.side}"
+    if summary.grey:
+        text += ", all are grey"
     if summary.smallest_side < size:
         text += f", the smallest has {summary.smallest_side} and is enlarged"
     return f"{text} (data.size)"

@@ -72,17 +72,18 @@ def print_overview() -> None:
     """Print the number of recipes of each paper, the variants, and how to list or print more."""
     console = wide_console()
     known = recipes()
-    counts = Counter(recipe.family for recipe in known.values())
-    papers = []
-    single = []
+    counts: Counter[str] = Counter()
+    for recipe in known.values():
+        counts[recipe.family] += 1
+    sources = []
     for family, cited in families().items():
         if cited:
             paper, _, cite = cited.partition(": ")
-            papers.append((paper, str(counts[family]), cite))
+            sources.append((paper, str(counts[family]), cite))
         else:
-            single.append((family, "1", ". ".join(notes(known[family].layers))))
+            sources.append((family, "1", ". ".join(notes(known[family].layers))))
     sections = {
-        f"{len(known)} recipes: named training settings, ready to run": [*single, *papers],
+        f"{len(known)} recipes: named training settings, ready to run": sources,
         "Variants of every recipe": VARIANT_LINES,
         "Commands": COMMAND_LINES,
     }

@@ -106,7 +106,7 @@ def _wrong_keys(cls: type[BaseModel], failure: ValidationError, where: str) -> l
         table = _model_at(cls, path[:-1])
         siblings = known_keys(table, _dotted(where, path[:-1]), levels=1)
         key = _dotted(where, path)
-        is_table = siblings[key] if missing else isinstance(problem["input"], Mapping)
+        is_table = siblings.get(key, isinstance(problem["input"], Mapping))
         wrong.append(WrongKey(key, missing, is_table, siblings))
     return wrong
 
@@ -124,8 +124,7 @@ def known_keys(cls: type[BaseModel], where: str = "", levels: int = 2) -> dict[s
 
 
 def _dotted(where: str, path: Sequence[int | str]) -> str:
-    parts = map(str, path)
-    return ".".join([where, *parts] if where else parts)
+    return ".".join(filter(None, [where, *map(str, path)]))
 
 
 def _abbreviate(value: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def closest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that is closest to this one; None if none is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    return close[0] if close else None
+    return next(iter(close), None)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

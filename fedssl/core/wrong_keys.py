@@ -66,7 +66,7 @@ def _candidates(unknown: WrongKey, elsewhere: Mapping[str, bool]) -> list[str]:
 
 
 def _named(name: str, known: Mapping[str, bool]) -> list[str]:
-    return [key for key in known if _leaf(key) == name]
+    return list(filter(lambda key: _leaf(key) == name, known))
 
 
 def _leaf(key: str) -> str:
@@ -81,16 +81,24 @@ def _describe_unknown(
     if candidates:
         names = []
         for key in candidates:
-            name = _written(key, known[key]).removeprefix("key ").removeprefix("table ")
-            moved = "." not in key and "." in unknown.key
-            names.append(f"{name} above the first table" if moved else name)
+            name = _quoted(key, known[key])
+            if "." in unknown.key and "." not in key:
+                name += " above the first table"
+            names.append(name)
         return f"{text}, did you mean {' or '.join(names)}?"
     listed = []
     for key, is_table in unknown.siblings.items():
         if is_table or not unknown.is_table:
             listed.append(_leaf(key))
-    return f"{text}; known: {', '.join(listed)}" if listed else text
+    if listed:
+        text += f"; known: {', '.join(listed)}"
+    return text
 
 
 def _written(key: str, is_table: bool) -> str:
-    return f"table [{key}]" if is_table else f'key "{key}"'
+    noun = "table" if is_table else "key"
+    return f"{noun} {_quoted(key, is_table)}"
+
+
+def _quoted(key: str, is_table: bool) -> str:
+    return f"[{key}]" if is_table else f'"{key}"'

@@ -48,7 +48,9 @@ class FolderSummary(NamedTuple):
     @property
     def owned(self) -> list[int]:
         """The number of images of each client; all of them if folders are not clients."""
-        return list(self.groups.values()) if self.by_client else [self.images]
+        if self.by_client:
+            return list(self.groups.values())
+        return [self.images]
 
 
 def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> FolderSummary:
@@ -64,14 +66,9 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
     reason = "--layout was set"
     if layout is None:
         layout, reason = detect_layout(all_names, test_classes)
-    names = [name for name in all_names if name.count(os.sep) >= LEVELS[layout]]
-    if all_names and not names:
-        raise DataError(
-            f"{train} has no images for the layout {layout}, whose images are "
-            f"{LEVELS[layout]} folders deep or more: choose another --layout"
-        )
+    names = _in_layout(all_names, layout, train)
     headers = _read_headers(train, names)
-    images = [header for header in headers.values() if header is not None]
+    images = list(filter(None, headers.values()))
     if not images:
         raise DataError(f"no file in {train} could be read as an image")
     sides = [min(image.width, image.height) for image in images]
@@ -94,6 +91,18 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
     if max(summary.owned) < 2:
         raise DataError(f"a client needs 2 images to train, but those in {train} have 1: add more")
     return summary
+
+
+def _in_layout(names: Sequence[str], layout: str, folder: Path) -> list[str]:
+    """Return the files that are in the folders of a layout; raise DataError if none is."""
+    levels = LEVELS[layout]
+    included = [name for name in names if name.count(os.sep) >= levels]
+    if names and not included:
+        raise DataError(
+            f"{folder} has no images for the layout {layout}, whose images are {levels} folders "
+            "deep or more: choose another --layout"
+        )
+    return included
 
 
 def _split(folder: Path, layout: str | None) -> tuple[Path, Path | None]:
@@ -134,7 +143,7 @@ def detect_layout(names: Sequence[str], test_classes: Sequence[str]) -> tuple[st
     for name in names:
         first, *rest = name.split(os.sep)
         if rest:
-            by_first[first].update(rest[:1] if len(rest) > 1 else [])
+            by_first[first].update(rest[:-1][:1])
         else:
             outside += 1
     if not by_first:
@@ -191,10 +200,10 @@ def _read_headers(folder: Path, names: Sequence[str]) -> dict[str, _Header | Non
 
 def _largest_bad_share(headers: Mapping[str, _Header | None], layout: str) -> float:
     """Return the largest share of unreadable files among those of one client, or of all."""
-    files: Counter[str] = Counter()
-    bad_files: Counter[str] = Counter()
+    unreadable: dict[str, list[bool]] = defaultdict(list)
     for name, header in headers.items():
-        owner = name.split(os.sep)[0] if layout.startswith("clients") else ""
-        files[owner] += 1
-        bad_files[owner] += header is None
-    return max(bad_files[owner] / files[owner] for owner in files)
+        owner = ""
+        if layout.startswith("clients"):
+            owner = name.split(os.sep)[0]
+        unreadable[owner].append(header is None)
+    return max(map(statistics.mean, unreadable.values()))

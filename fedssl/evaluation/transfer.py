@@ -84,11 +84,10 @@ def _report_conversion(found: Shape, image: Shape, notify: Notify) -> None:
     """Print a line if images are converted to another shape."""
     if found == image:
         return
-    shapes = []
-    for channels, height, width in (found, image):
-        colour = "grey" if channels == 1 else "colour"
-        shapes.append(f"{height} x {width} pixels in {colour}")
-    notify(f"images of {shapes[0]} are converted to {shapes[1]}, which the run's backbone takes")
+    notify(
+        f"images of {found} (channels, height, width) are converted to {image}, the shape of the "
+        "run's images unless data.size sets another"
+    )
 
 
 def _fit(images: Images, image: Shape) -> Images:

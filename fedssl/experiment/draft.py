@@ -22,6 +22,7 @@ PRESET_WORDS = {
 }
 CPU_SIZES = (28, 32, 48, 64)
 GPU_SIZES = (*CPU_SIZES, 96, 128, 160, 224)
+GPU_ROUNDS = 100
 CPU_STEPS = 4_000  # of all clients together: some minutes of the small network
 MIN_ROUNDS = 10
 MAX_ROUNDS = 40
@@ -89,7 +90,7 @@ def trained_clients(summary: FolderSummary) -> int:
     """Return the number of clients with the two images that training needs."""
     if not summary.by_client:
         return choose_clients(summary)
-    return sum(count > 1 for count in summary.owned)
+    return len(summary.owned) - summary.owned.count(1)
 
 
 def draft(folder: Path, summary: FolderSummary, choices: Choices) -> str:
@@ -112,12 +113,15 @@ def draft(folder: Path, summary: FolderSummary, choices: Choices) -> str:
 
 def _head(folder: Path, summary: FolderSummary, gpu: bool) -> str:
     clients = choose_clients(summary)
-    plural = "" if clients == 1 else "s"
-    machine = "a GPU" if gpu else "a CPU"
-    rounds = 100 if gpu else choose_rounds(summary.images, _batch(summary))
+    owners = f"{clients} client" + "s" * (clients > 1)
+    machine = "a CPU"
+    rounds = choose_rounds(summary.images, _batch(summary))
+    if gpu:
+        machine = "a GPU"
+        rounds = GPU_ROUNDS
     lines = [
         f"# {summary.images:,} images in {printable(str(folder))}",
-        f"# {clients} client{plural}; the network and the rounds are for {machine}.",
+        f"# {owners}; the network and the rounds are for {machine}.",
         "# fedssl partition FILE and fedssl views FILE show what is trained on.",
         "seed = 0",
         f"rounds = {rounds}  # every client trains and all models are averaged, this many times",
@@ -151,7 +155,7 @@ def _layout_lines(summary: FolderSummary) -> list[str]:
     if summary.layout == "flat":
         lines.append("# To train with real clients, put the images of each into its own folder.")
     else:
-        lines.append(f"# For another: fedssl new {OTHER_LAYOUTS[summary.layout]}.")
+        lines.append(f"# Write this file again with {OTHER_LAYOUTS[summary.layout]}.")
     return [*lines, f'layout = "{summary.layout}"']
 
 

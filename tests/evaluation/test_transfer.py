@@ -96,8 +96,8 @@ def test_a_fixed_size_is_converted_and_reported() -> None:
     found = other_images("fashion-mini", (3, 16, 16), Path(), lines.append)
     assert found.train.image == (3, 16, 16)
     assert lines == [
-        "images of 28 x 28 pixels in grey are converted to 16 x 16 pixels in colour, which the "
-        "run's backbone takes"
+        "images of (1, 28, 28) (channels, height, width) are converted to (3, 16, 16), the shape "
+        "of the run's images unless data.size sets another"
     ]
     larger = other_images({"name": "fashion-mini", "size": 32}, (1, 16, 16), Path(), quiet)
     assert larger.train.image == (1, 32, 32)
