@@ -200,10 +200,10 @@ def _read_headers(folder: Path, names: Sequence[str]) -> dict[str, _Header | Non
 
 def _largest_bad_share(headers: Mapping[str, _Header | None], layout: str) -> float:
     """Return the largest share of unreadable files among those of one client, or of all."""
-    unreadable: dict[str, list[bool]] = defaultdict(list)
+    unreadable: dict[str, list[float]] = defaultdict(list)
     for name, header in headers.items():
         owner = ""
         if layout.startswith("clients"):
             owner = name.split(os.sep)[0]
-        unreadable[owner].append(header is None)
+        unreadable[owner].append(float(header is None))
     return max(map(statistics.mean, unreadable.values()))
