@@ -25,6 +25,10 @@ _NAMES = {
 }
 
 
+# So that a table with gains fits into 80 columns.
+_SHORT_NAMES = {"isolated": "clients alone", "random": "random", "centralized": "pooled"}
+
+
 def print_results(run: Run) -> None:
     """Print the accuracies of a finished run, the verdict, its notes and its files."""
     rows = run.results.get("table", {})
@@ -101,7 +105,7 @@ def _table(run: Run, rows: Mapping[str, Mapping[str, Any]], verdict: Mapping[str
         table.add_section()
     for name, gains in verdict.get("gains", {}).items():
         cells = [_gain_text(gains[probe]) for probe in probes]
-        table.add_row(f"gain over {_NAMES.get(name, name)}", *cells)
+        table.add_row(f"gain over {_SHORT_NAMES[name]}", *cells)
     return table
 
 
@@ -115,9 +119,8 @@ def _add_separate_models(table: Table, scores: Mapping[str, Any]) -> None:
 
 def _heading(run: Run, probe: str) -> str:
     if probe == "linear":
-        return f"linear probe, {_labels_text(run.experiment.probe.labels)}"
-    settings = run.results.get("knn_settings")
-    return f"kNN, k = {settings['k']}, all labels" if settings else "kNN, all labels"
+        return f"linear, {_labels_text(run.experiment.probe.labels)}"
+    return "kNN, all labels"
 
 
 def _labels_text(labels: float) -> str:
@@ -139,7 +142,7 @@ def _score_text(score: Mapping[str, Any], interval: Mapping[str, float] | None) 
     if "std" in score:
         text += f" ± {score['std']:.1f}"
     if interval is not None:
-        text += f" ({interval['low']:.1f} … {interval['high']:.1f})"
+        text += f" ({interval['low']:.1f}…{interval['high']:.1f})"
     return text
 
 
@@ -147,7 +150,7 @@ def _gain_text(gain: Mapping[str, Any]) -> str:
     text = signed(gain["estimate"])
     if "std" in gain:
         text += f" ± {gain['std']:.1f}"
-    return f"{text} ({signed(gain['low'])} … {signed(gain['high'])})"
+    return f"{text} ({signed(gain['low'])}…{signed(gain['high'])})"
 
 
 def _has_seeds(verdict: Mapping[str, Any]) -> bool:

@@ -108,7 +108,7 @@ def left_out(experiment: Experiment, data: Dataset) -> Tensor:
     if not train.labelled:
         raise ConfigError(
             "data.leave_out needs labels, to draw the same number of images of each class, but the "
-            "training images have none: leave it out, or use labelled images"
+            "training images have none: remove data.leave_out, or use labelled images"
         )
     rows = torch.arange(len(train))
     rows = rows[~torch.isin(rows, public_rows(experiment, data))]

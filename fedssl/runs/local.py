@@ -63,7 +63,7 @@ def train_locally(run: LocalRun) -> None:
     """Train the rounds of an experiment that are left; nothing if it is finished."""
     settings = run.experiment.train
     mode = resolve_mode(settings.mode, run.device)
-    problem = kernels.missing(run.device)
+    problem = kernels.unavailable_reason(run.device)
     if mode == "captured" and problem:
         run.notify(f"{problem}, so training is not compiled and takes about twice as long")
     if mode != "eager":
