@@ -15,7 +15,28 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 def print_to_stderr(line: str) -> None:
     """Print a line on standard error at once."""
-    print(line, file=sys.stderr, flush=True)
+    # One write, so that no other thread writes between a line and its end.
+    print(f"{line}\n", end="", file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in hours, minutes and seconds: "1:02:03", "2:03" or "3 s"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def rough_duration(seconds: float) -> str:
+    """Return an estimated time in one unit: "50 s", "4 min" or "2.5 hours"."""
+    if seconds < 90:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} hours"
 
 
 def ignore_message(line: str) -> None:
