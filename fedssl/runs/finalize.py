@@ -78,7 +78,7 @@ def _finish(
     if measured and not damaged:
         comparisons.repair()
         return False
-    evaluation = Evaluation(experiment, data, device)
+    evaluation = Evaluation(experiment, data, device, notify=notify)
     _write_outputs(
         evaluation, snapshot, comparisons, hashes=hashes, damaged=damaged, measured=measured
     )
