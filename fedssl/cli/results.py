@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from fedssl.core.rich_console import Console
 from fedssl.runs.run import Run
 from fedssl.topologies.topology import MEAN
 

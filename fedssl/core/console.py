@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fedssl.core.ascii_output import encodable
+
 Notify = Callable[[str], None]  # receives one line of output
 Advance = Callable[[int], None]  # receives the amount of work done since the last call
 ShowStep = Callable[[int, str], None]  # receives the number of finished steps and the next step
@@ -19,7 +21,21 @@ _SECONDS_BETWEEN_STEPS = 5.0
 def print_to_stderr(line: str) -> None:
     """Print a line on standard error at once."""
     # One write, so that no other thread writes between a line and its end.
-    print(f"{line}\n", end="", file=sys.stderr, flush=True)
+    text = encodable(f"{line}\n", sys.stderr.encoding or "utf-8")
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def ignore_message(line: str) -> None:
+    """Discard a line."""
+
+
+def approximate_time(seconds: float) -> str:
+    """Return an estimated time: "50 s", "12 min" or "3.5 h"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def duration(seconds: float) -> str:
@@ -31,19 +47,6 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}:{rest:02}"
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
-def rough_duration(seconds: float) -> str:
-    """Return an estimated time in one unit: "50 s", "4 min" or "2.5 hours"."""
-    if seconds < 90:
-        return f"{max(5, 5 * round(seconds / 5))} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} hours"
-
-
-def ignore_message(line: str) -> None:
-    """Discard a line."""
 
 
 def stderr_is_terminal() -> bool:
@@ -75,7 +78,8 @@ def meter(
         yield _print_lines(description, total, notify)
         return
     from rich import progress  # slow to import, and only used on a terminal
-    from rich.console import Console
+
+    from fedssl.core.rich_console import Console
 
     columns = (
         progress.TextColumn("{task.description}"),
@@ -120,7 +124,8 @@ def steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
             yield present.show
         return
     from rich import progress
-    from rich.console import Console
+
+    from fedssl.core.rich_console import Console
 
     columns = (
         progress.TextColumn("{task.description}", markup=False),

@@ -48,7 +48,7 @@ def draw(
         for line in read_rounds(folder / "rounds.jsonl")
     ]
     path = folder / "picture.png"
-    with steps(f"drawing {path}", 2, evaluation.notify) as show:
+    with steps("drawing picture.png", 2, evaluation.notify) as show:
         show(0, "features before and after training")
         before = _features(evaluation, untrained, mapped)
         after = _features(evaluation, models, mapped)

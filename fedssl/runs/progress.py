@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from fedssl.core.console import duration, print_to_stderr, rough_duration
+from fedssl.core.console import approximate_time, duration, print_to_stderr
 from fedssl.engine.uploads.records import Reply
 
 # Seconds of training before the estimate is printed: the first steps are slower than later ones.
@@ -89,7 +89,7 @@ class Pace:
         if not left:
             return None
         rounds = self.rounds - self._done
-        return f"estimated time about {rough_duration(self.elapsed + left)} for {rounds} rounds"
+        return f"estimated time about {approximate_time(self.elapsed + left)} for {rounds} rounds"
 
     def summary(self) -> str:
         """Return the time elapsed and the time left."""
@@ -231,7 +231,8 @@ def round_progress(
         yield Lines(title, pace)
         return
     from rich import progress
-    from rich.console import Console
+
+    from fedssl.core.rich_console import Console
 
     columns = (
         progress.TextColumn("{task.description}", markup=False),

@@ -91,7 +91,7 @@ def test_long_rounds_are_estimated_from_their_first_clients(set_clock: Clock) ->
     set_clock(30)
     assert pace.finish_client() is None
     set_clock(60)
-    assert pace.finish_client() == "estimated time about 1.7 hours for 2 rounds"
+    assert pace.finish_client() == "estimated time about 1.7 h for 2 rounds"
 
 
 def test_short_training_has_no_estimate(set_clock: Clock) -> None:
@@ -113,7 +113,7 @@ def test_every_line_has_the_time_elapsed_and_left(
     assert capsys.readouterr().err.splitlines() == [
         "demo: round 1/4  1/1 clients  loss 1.0000  50 images/s  1 s elapsed, 3 s left",
         "demo: round 2/4  1/1 clients  loss 1.0000  50 images/s  8 s elapsed, 8 s left",
-        "demo: estimated time about 15 s for 4 rounds",
+        "demo: estimated time about 16 s for 4 rounds",
         "demo: round 4/4  1/1 clients  loss 1.0000  50 images/s  1:20 elapsed",
     ]
 
