@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import signal
 import sys
@@ -25,6 +24,7 @@ from fedssl.cli.commands.run import run
 from fedssl.cli.commands.runs import runs
 from fedssl.cli.commands.tables import reproduce, sweep
 from fedssl.cli.commands.views import views
+from fedssl.core.ascii_output import replace_unencodable_output
 from fedssl.core.errors import DataError, FedsslError, is_out_of_memory, out_of_memory
 from fedssl.core.version import __version__
 
@@ -80,7 +80,7 @@ def main() -> None:
     """Run the program: errors meant for a user are one line and an exit code, not a traceback."""
     for number in SIGNALS:
         signal.signal(number, _interrupt)
-    _escape_unencodable_output()
+    replace_unencodable_output()
     try:
         app()
     except FedsslError as problem:
@@ -114,12 +114,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if time.monotonic() - _last_signal > REPEAT_INTERVAL:
         _last_signal = time.monotonic()
         raise KeyboardInterrupt
-
-
-def _escape_unencodable_output() -> None:
-    """Escape characters that standard output cannot encode; standard error does so by default."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _fail(problem: FedsslError) -> NoReturn:

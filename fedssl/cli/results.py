@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from fedssl.core.rich_console import Console
 from fedssl.evaluation.verdict import Verdict, signed
 from fedssl.runs.run import Run
 from fedssl.runs.seeds import judge_runs

@@ -65,7 +65,7 @@ def _finish(
     experiment = read_experiment(folder, notify)
     snapshot = Store(folder).load(ignore_message, check_rows=False)
     assert snapshot is not None
-    evaluation = Evaluation(experiment, data, device)
+    evaluation = Evaluation(experiment, data, device, notify=notify)
     choice = _choose_baselines(evaluation, folder, alone)
     baselines = Baselines(
         experiment, folder, data, public=public, device=device, names=choice.names, quiet=quiet

@@ -17,6 +17,7 @@ from fedssl.core.devices.precision import numerics
 from fedssl.core.errors import ConfigError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked_directory
+from fedssl.core.state.layout import PARAMETERS
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.checkpoints.store import Snapshot, Store
@@ -131,17 +132,20 @@ class LocalSession:
             clients=federation.clients,
             checkpoint_every=federation.experiment.train.checkpoint_every,
             notify=run.notify,
+            workers=len(federation.trainers),
         )
 
     def train(self, resumed: Snapshot | None, record: Callable[[], None]) -> None:
         """Train the rounds that are left; call `record` once nothing can be refused any more."""
         last = resumed
         if last is None:
+            self._print_workload(done=0)
             sites = self._federation.first_sites(self._meter())
             record()
             last = self._session.begin(sites)
             self._print_client_warning()
         else:
+            self._print_workload(last.rounds)
             record()
         memory = Memory(
             self._store.rows,
@@ -164,6 +168,25 @@ class LocalSession:
         if self._run.quiet:
             return unmetered
         return lambda title, total: meter(title, total, self._run.notify)
+
+    def _print_workload(self, done: int) -> None:
+        """Print what is trained, on which device and for how many rounds; `done` are finished."""
+        federation = self._federation
+        experiment = federation.experiment
+        layout = federation.trainer.method.state.layout
+        weights = layout.pick(("backbone",), PARAMETERS).floats
+        clients = f"{len(federation.clients):,} clients"
+        per_round = self._session.clients_per_round
+        if per_round < len(federation.clients):
+            clients += f" ({per_round:,} in each round)"
+        images = sum(federation.image_counts().values())
+        rounds = f"{experiment.rounds:,} rounds"
+        if done:
+            rounds = f"{experiment.rounds - done:,} of {rounds}"
+        self._run.notify(
+            f"{self._run.title}: training {experiment.method.backbone} ({weights:,} weights) on "
+            f"{self._run.device}, {clients}, {images:,} images, {rounds}"
+        )
 
     def _print_client_warning(self) -> None:
         """Print the method's advice for a client with the median number of images."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedssl.core.console import print_to_stderr
+from fedssl.core.console import print_to_stderr, steps
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
 from fedssl.data import Images
@@ -43,22 +43,25 @@ def draw(
     mapped = test.select(torch.arange(min(MAPPED, len(test))))
     image = evaluation.data.train.image
     untrained = untrained_models(evaluation.experiment, image, evaluation.device)
-    before = _features(evaluation, untrained, mapped)
-    after = _features(evaluation, models, mapped)
     rounds = [
         {"round": line["round"], "knn": line["knn"]}
         for line in read_rounds(folder / "rounds.jsonl")
     ]
     path = folder / "picture.png"
-    draw_run(
-        path,
-        rounds,
-        table,
-        before=before,
-        after=after,
-        labels=mapped.labels.numpy(),
-        classes=mapped.classes,
-    )
+    with steps("drawing picture.png", 2, evaluation.notify) as show:
+        show(0, "features before and after training")
+        before = _features(evaluation, untrained, mapped)
+        after = _features(evaluation, models, mapped)
+        show(1, "maps of the features")
+        draw_run(
+            path,
+            rounds,
+            table,
+            before=before,
+            after=after,
+            labels=mapped.labels.numpy(),
+            classes=mapped.classes,
+        )
 
 
 def _features(

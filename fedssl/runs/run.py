@@ -141,7 +141,7 @@ class Run:
         if on is not None and not self._trained_on(on):
             return self._transfer(changed, probe, on, models)
         data = self.data()
-        evaluation = Evaluation(changed, data, self.device)
+        evaluation = Evaluation(changed, data, self.device, notify=print_to_stderr)
         if probe in WITH_CLIENTS:
             return WITH_CLIENTS[probe](evaluation, models, *self.partition_data(data))
         if PROBES[probe].learns == "few" and changed.data.leave_out:
@@ -163,7 +163,7 @@ class Run:
         data = other_images(on, self._image(), self._data_dir, print_to_stderr)
         # Images left out of pre-training are not among these.
         all_images = changed.with_changes({"data.leave_out": 0.0})
-        evaluation = Evaluation(all_images, data, self.device, seen=False)
+        evaluation = Evaluation(all_images, data, self.device, seen=False, notify=print_to_stderr)
         score = evaluation.measure(models, (probe,), models.apart)[probe]
         if self._same_source(on) is not None:
             score.add_note(MAY_BE_SEEN)
