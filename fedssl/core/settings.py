@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.suggestions import suggest
+from fedssl.core.wrong_keys import WrongKey, WrongKeysError
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")
@@ -55,26 +56,30 @@ def _check_magnitude(value: Any) -> None:
 def validate(cls: type[S], values: Mapping[str, Any], where: str = "") -> S:
     """Return settings built from plain values.
 
-    Raise ConfigError for the first problem, in one sentence that names the key. `where` is the
-    dotted name of the table, e.g. `algorithm`.
+    Raise ConfigError for all unknown and missing keys, or else for the first wrong value. `where`
+    is the dotted name of the table, e.g. `algorithm`.
     """
     try:
         return cls.model_validate(dict(values))
     except ValidationError as failure:
-        raise ConfigError(explain(cls, failure, where)) from None
+        raise explain(cls, failure, where) from None
 
 
-def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> str:
-    """Return a sentence that names the key and states the first problem of a failed validation."""
+def explain(
+    cls: type[BaseModel],
+    failure: ValidationError,
+    where: str = "",
+    elsewhere: Mapping[str, bool] | None = None,
+) -> ConfigError:
+    """Return the error for a user: all unknown and missing keys, or else the first wrong value.
+
+    `elsewhere` holds the known keys of other tables, which are suggested too (see `known_keys`).
+    """
+    wrong = _wrong_keys(cls, failure, where)
+    if wrong:
+        return WrongKeysError(wrong, elsewhere)
     problem = _first_problem(failure)
-    path = list(map(str, problem["loc"]))
-    key = ".".join([where, *path] if where else path)
-    if problem["type"] == "extra_forbidden":
-        known = _model_at(cls, path[:-1]).model_fields
-        hint = suggest(path[-1], known)
-        if not hint and known:
-            hint = f"; known: {', '.join(known)}"
-        return f'unknown key "{key}"{hint}'
+    key = _dotted(where, problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     message = message.replace("valid tuple", "list")  # the term of TOML
     message = message[:1].lower() + message[1:]
@@ -82,7 +87,44 @@ def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> 
     is_table = isinstance(problem["input"], Mapping | BaseModel)
     if not is_table and problem["type"] != "missing":
         message += f" (got {_abbreviate(problem['input'])})"
-    return f"{key or 'experiment'}: {message}"
+    return ConfigError(f"{key or 'experiment'}: {message}")
+
+
+def _wrong_keys(cls: type[BaseModel], failure: ValidationError, where: str) -> list[WrongKey]:
+    """Return the unknown and missing keys in a failed validation, also those of inner tables."""
+    wrong: list[WrongKey] = []
+    for problem in failure.errors():
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, WrongKeysError):
+            wrong.extend(cause.wrong)
+            continue
+        path = problem["loc"]
+        missing = problem["type"] == "missing"
+        unknown = problem["type"] == "extra_forbidden"
+        if not (missing or unknown) or not isinstance(path[-1], str):  # an item of a list
+            continue
+        table = _model_at(cls, path[:-1])
+        siblings = known_keys(table, _dotted(where, path[:-1]), levels=1)
+        key = _dotted(where, path)
+        is_table = siblings.get(key, isinstance(problem["input"], Mapping))
+        wrong.append(WrongKey(key, missing, is_table, siblings))
+    return wrong
+
+
+def known_keys(cls: type[BaseModel], where: str = "", levels: int = 2) -> dict[str, bool]:
+    """Return the dotted names of settings, with True for those that are tables."""
+    keys = {}
+    for name in cls.model_fields:
+        key = _dotted(where, [name])
+        inner = _model_at(cls, [name])
+        keys[key] = inner is not cls
+        if keys[key] and levels > 1:
+            keys |= known_keys(inner, key, levels - 1)
+    return keys
+
+
+def _dotted(where: str, path: Sequence[int | str]) -> str:
+    return ".".join(filter(None, [where, *map(str, path)]))
 
 
 def _abbreviate(value: Any) -> str:
@@ -105,10 +147,10 @@ def _first_problem(failure: ValidationError) -> Any:
     return errors[0]
 
 
-def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel]:
+def _model_at(cls: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
     """Return the model that a path of field names leads to, as far as it does."""
     for name in path:
-        field = cls.model_fields.get(name)
+        field = cls.model_fields.get(str(name))
         if field is None:
             break
         annotation = field.annotation

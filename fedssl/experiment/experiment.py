@@ -15,12 +15,19 @@ from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError, is_out_of_memory
-from fedssl.core.settings import Settings, UnknownNameError, explain, validate
+from fedssl.core.settings import Settings, UnknownNameError, explain, known_keys, validate
 from fedssl.core.suggestions import suggest
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.experiment.lookup import load_values
-from fedssl.experiment.overrides import CHOICES, DEFAULT_NAMES, dump, merge_changes, settings_class
+from fedssl.experiment.overrides import (
+    CHOICES,
+    DEFAULT_NAMES,
+    dump,
+    known_choices,
+    merge_changes,
+    settings_class,
+)
 from fedssl.experiment.plain_values import parse_assignments, parse_toml, read_text
 from fedssl.method import METHODS, Method, MethodSettings
 from fedssl.probes import ProbeSettings
@@ -89,12 +96,13 @@ class Experiment(Settings):
         try:
             super().__init__(**values)
         except ValidationError as failure:
-            raise ConfigError(explain(type(self), failure)) from None
+            known = known_keys(type(self)) | known_choices(values)
+            raise explain(type(self), failure, elsewhere=known) from None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
         """Return the experiment with these plain values; raise ConfigError if they are invalid."""
-        return validate(cls, values)
+        return cls(**values)
 
     @classmethod
     def from_toml(cls, text: str, where: str = "experiment") -> Experiment:

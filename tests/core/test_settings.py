@@ -57,13 +57,13 @@ def test_suggest(word: str, expected: str) -> None:
     ("values", "where", "sentence"),
     [
         ({"rouns": 3}, "", 'unknown key "rouns", did you mean "rounds"?'),
-        ({"rouns": 3}, "train", 'unknown key "train.rouns", did you mean "rounds"?'),
+        ({"rouns": 3}, "train", 'unknown key "train.rouns", did you mean "train.rounds"?'),
         ({"zzz": 3}, "train", 'unknown key "train.zzz"; known: inner, rounds, first'),
-        ({"inner": {"widht": 3}}, "", 'unknown key "inner.widht", did you mean "width"?'),
+        ({"inner": {"widht": 3}}, "", 'unknown key "inner.widht", did you mean "inner.width"?'),
         (
             {"inner": {"widht": 3}},
             "method",
-            'unknown key "method.inner.widht", did you mean "width"?',
+            'unknown key "method.inner.widht", did you mean "method.inner.width"?',
         ),
         ({"inner": {"zzz": 3}}, "", 'unknown key "inner.zzz"; known: width, strength'),
         ({"inner": {"width": 0}}, "a", "a.inner.width: input should be greater than 0 (got 0)"),

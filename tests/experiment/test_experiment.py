@@ -174,14 +174,14 @@ def test_variants_are_loaded_by_name_and_changed_as_recipes_are(tmp_path: Path) 
     [
         ("rouns", "rounds"),
         ("train.learning_rate", ""),
-        ("train.bach", "batch"),
-        ("probe.lables", "labels"),
-        ("data.hold_out", "holdout"),
+        ("train.bach", "train.batch"),
+        ("probe.lables", "probe.labels"),
+        ("data.hold_out", "data.holdout"),
         ("partition.alpah", ""),
-        ("method.momentm", "momentum"),
-        ("method.augment.crp", "crop"),
-        ("algorithm.agregate", "aggregate"),
-        ("topology.participations", "participation"),
+        ("method.momentm", "method.momentum"),
+        ("method.augment.crp", "method.augment.crop"),
+        ("algorithm.agregate", "algorithm.aggregate"),
+        ("topology.participations", "topology.participation"),
     ],
 )
 def test_unknown_keys_are_refused_at_every_level(key: str, nearest: str) -> None:
@@ -189,6 +189,47 @@ def test_unknown_keys_are_refused_at_every_level(key: str, nearest: str) -> None
         default_experiment().with_changes({key: 1})
     assert str(refusal.value).startswith(f'unknown key "{key}"')
     assert (f'did you mean "{nearest}"?' in str(refusal.value)) == bool(nearest)
+
+
+@pytest.mark.parametrize(
+    ("key", "suggested"),
+    [
+        ("lr", '"train.lr" or "probe.lr"'),
+        ("method.lr", '"train.lr" or "probe.lr"'),
+        ("epochs", '"train.epochs" or "probe.epochs"'),
+        ("train.rounds", '"rounds" above the first table'),
+        ("train.stem", '"method.stem"'),
+        ("flip", '"method.augment.flip"'),
+        ("optimiser", '"train.optimizer"'),
+        ("dat.name", "[data]"),
+        ("augment.flip", "[method.augment]"),
+        ("method.augmnt.flip", "[method.augment]"),
+    ],
+)
+def test_keys_of_other_tables_are_suggested_with_their_full_names(key: str, suggested: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        default_experiment().with_changes({key: 1})
+    assert str(refusal.value).endswith(f", did you mean {suggested}?")
+
+
+def test_a_misspelt_table_is_not_reported_as_missing_too() -> None:
+    with raises(ConfigError):
+        Experiment.from_dict({"dat": {"name": "fashion-mini"}, "method": "byol", "clients": 2})
+
+
+def test_all_unknown_and_missing_keys_are_reported_at_once() -> None:
+    """A wrong value, here of rounds, is reported only once all keys are right."""
+    with raises(ConfigError):
+        Experiment.from_dict(
+            {
+                "rounds": "ten",
+                "roundss": 3,
+                "partition": {"name": "dirichlet"},
+                "method": {"name": "byol", "lr": 0.1, "augment": {"flp": 1}},
+                "train": {"bach": 8},
+                "xyzzy": {"deep": 1},
+            }
+        )
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,10 @@ def analyse(
     from fedssl.cli.analysis_summary import print_summary
     from fedssl.experiment.plain_values import parse_assignment
 
-    settings = dict(map(parse_assignment, set))
+    settings = {}
+    for assignment in set:
+        key, value = parse_assignment(assignment)
+        settings[key.removeprefix(f"{kind}.")] = value
     done = run_analysis(kind, dirs or [], out, device=device, data_dir=data_dir, set=settings)
     if as_json:
         print(json.dumps(done.results))
