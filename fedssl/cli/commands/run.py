@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedssl.cli.options import AsJson, DataDir, Device, Name, Quiet, RunDir, Sets, Views, with_views
+from fedssl.cli.options import (
+    AsJson,
+    DataDir,
+    Device,
+    Imports,
+    Name,
+    Quiet,
+    RunDir,
+    Sets,
+    Views,
+    with_views,
+)
+from fedssl.core.user_modules import import_modules
 
 
 def run(
@@ -15,6 +27,7 @@ def run(
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
     views: Views = None,
+    imports: Imports = [],  # noqa: B006
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -24,6 +37,7 @@ def run(
 
     check_source(name)
     changes = parse_assignments(with_views(set, views))
+    import_modules(imports)
 
     from fedssl.cli.results import print_results
     from fedssl.runs.run import run as run_experiment
