@@ -28,11 +28,11 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.federation import Federation
 from fedssl.runs.progress import Progress
 from fedssl.runs.resume_checks import (
-    EXPERIMENT,
     FLOWER,
     IMAGES,
     check_resumable,
     check_same_images,
+    record_experiment,
     started,
 )
 from fedssl.runs.session import STOPPING as STOPPING
@@ -90,7 +90,7 @@ def _train_in_folder(run: LocalRun) -> None:
 
     def record() -> None:
         """Write the experiment and the hash of its images, once nothing can be refused any more."""
-        integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
+        record_experiment(folder, experiment)
         integrity.write_copied(folder, IMAGES, images)
         integrity.remove_copied(folder, FLOWER)  # of a start on Flower that failed
 
