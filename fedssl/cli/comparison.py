@@ -117,15 +117,15 @@ def _gain_text(first: Group, group: Group, probe: str) -> str:
 
 
 def _explanation(groups: Sequence[Group], probe: str) -> str:
-    """Return the sentence below the table."""
-    text = "Accuracy in %, mean ± standard deviation over seeds."
+    """Return the lines below the table."""
+    text = "accuracy in %, mean ± standard deviation over seeds"
     if len(groups) == 1:
         return text
     count = count_test_images(groups[0], probe)
     images = "test images" if count is None else f"{count:,} test images"
     return (
-        f"{text} Gain over the first row by {PROBE_NAMES[probe]} on the same {images}; an interval "
-        "that includes 0 shows no difference, and intervals do not include the spread over seeds."
+        f"{text}\ngain over the first row by {PROBE_NAMES[probe]} on the same {images}; the interval "
+        "covers the choice of test images, not of seeds"
     )
 
 
@@ -179,6 +179,5 @@ def _setting(group: Group, probes: Sequence[str], key: str | None) -> Setting:
         interval = group_interval(group, probe)
         ends = (None, None) if interval is None else (interval.low, interval.high)
         finals[PROBES[probe]] = Accuracy(group.mean(probe), group.accuracies(probe), *ends)
-    label = f"{group.label} ({len(group.runs)} seeds)" if len(group.runs) > 1 else group.label
     value = None if key is None else group.values[key]
-    return Setting(label, finals, knn_curve(group), value)
+    return Setting(group.label, finals, knn_curve(group), value)

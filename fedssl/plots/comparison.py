@@ -61,7 +61,7 @@ def draw_comparison(settings: Sequence[Setting], swept: str | None, bars: str) -
     Final accuracies are drawn against the value of the setting named `swept`, or in a row for each
     setting. `bars` states what the error bars are.
     """
-    height = max(4.2, 1.4 + 0.5 * len(settings))
+    height = max(4.4, 1.8 + 0.5 * len(settings))
     figure, axes = new_figure(1, 2, width=5.0, height=height)
     left, right = axes[0]
     _draw_curves(left, settings)
@@ -70,7 +70,7 @@ def draw_comparison(settings: Sequence[Setting], swept: str | None, bars: str) -
     else:
         _draw_finals(right, settings, bars)
     right.set_title("final accuracy", fontsize=10)
-    legend_below(figure, [left])
+    legend_below(figure, [left, right])
     return figure
 
 
@@ -78,6 +78,7 @@ def draw_sweep_alone(settings: Sequence[Setting], swept: str, bars: str) -> Any:
     """Return a figure of final accuracies against the value of the setting named `swept`."""
     figure, axes = new_figure(1, 1, width=6.5, height=4.2)
     draw_sweep(axes[0, 0], settings, swept, bars)
+    legend_below(figure, [axes[0, 0]])
     return figure
 
 
@@ -85,14 +86,16 @@ def draw_sweep(axes: Any, settings: Sequence[Setting], swept: str, bars: str) ->
     """Draw a line for each probe: accuracy against the value of the setting named `swept`."""
     ordered = sorted(settings, key=lambda setting: setting.value or 0.0)
     values = [float(setting.value or 0.0) for setting in ordered]
-    for number, probe in enumerate(_probes(settings)):
+    # The last colours of the palette: a panel of curves next to it has the first ones.
+    for number, probe in enumerate(reversed(_probes(settings)), 1):
+        style = line_style(len(COLOURS) - number)
         finals = [setting.finals[probe] for setting in ordered]
         means = [final.mean for final in finals]
-        axes.plot(values, means, label=probe, **line_style(number))
+        axes.plot(values, means, label=probe, **style)
         for value, final in zip(values, finals, strict=True):
-            _draw_seeds_and_bar(axes, value, final, COLOURS[number])
+            _draw_seeds_and_bar(axes, value, final, style["color"])
     _set_value_axis(axes, values, swept)
-    set_accuracy_axis(axes, _extent(settings), "accuracy on test images (%)")
+    set_accuracy_axis(axes, _extent(settings), "accuracy (%)")
     _explain(axes, settings, bars)
 
 
@@ -137,10 +140,10 @@ def _draw_curves(axes: Any, settings: Sequence[Setting]) -> None:
             banded = True
     set_round_axes(axes, "")
     if extent:
-        set_accuracy_axis(axes, extent, "kNN accuracy on test images (%)")
+        set_accuracy_axis(axes, extent, "kNN accuracy (%)")
     title = "accuracy by round"
     if banded:
-        title += "; line: mean, band: all seeds"
+        title += " (line: mean, band: all seeds)"
     axes.set_title(title, fontsize=10)
 
 
@@ -169,7 +172,7 @@ def _draw_finals(axes: Any, settings: Sequence[Setting], bars: str) -> None:
     labels = [textwrap.fill(setting.label, LABEL_CHARACTERS) for setting in settings]
     axes.set_yticks(range(len(settings)), labels, fontsize=SMALL)
     axes.set_ylim(len(settings) - 0.5, -0.5)
-    set_accuracy_axis(axes, _extent(settings), "accuracy on test images (%)", "x")
+    set_accuracy_axis(axes, _extent(settings), "accuracy (%)", "x")
     _add_probe_marks(axes, probes)
     _explain(axes, settings, bars)
 
@@ -196,7 +199,6 @@ def _explain(axes: Any, settings: Sequence[Setting], bars: str) -> None:
         axes.plot([], [], label="single seeds", **SEED_STYLE)
     if any(final.error is not None for final in finals):
         axes.errorbar([], [], yerr=[], color=GREY, capsize=3, linewidth=1.2, label=bars)
-    axes.legend(frameon=False, fontsize=SMALL, loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
 
 def _probes(settings: Sequence[Setting]) -> list[str]:

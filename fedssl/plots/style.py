@@ -63,10 +63,12 @@ def new_figure(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def legend_below(figure: Any, axes: Iterable[Any], title: str | None = None) -> None:
+def legend_below(
+    figure: Any, axes: Iterable[Any], title: str | None = None, *, markerscale: float = 1.0
+) -> None:
     """Add a legend of all lines in some axes, each name once, below the figure.
 
-    Inside a panel the legend could cover the lines.
+    Inside a panel the legend could cover the lines. `markerscale` enlarges small points.
     """
     handles: dict[str, Any] = {}
     for panel in axes:
@@ -75,7 +77,8 @@ def legend_below(figure: Any, axes: Iterable[Any], title: str | None = None) -> 
     if not handles:
         return
     longest = max(map(len, handles)) + LEGEND_HANDLE_CHARACTERS
-    fitting = int(figure.get_figwidth() * LEGEND_CHARACTERS_PER_INCH / longest)
+    width = figure.bbox.width / figure.dpi  # also of a subfigure
+    fitting = int(width * LEGEND_CHARACTERS_PER_INCH / longest)
     figure.legend(
         handles.values(),
         handles.keys(),
@@ -84,6 +87,7 @@ def legend_below(figure: Any, axes: Iterable[Any], title: str | None = None) -> 
         loc="outside lower center",
         frameon=False,
         fontsize=SMALL,
+        markerscale=markerscale,
     )
 
 
@@ -105,10 +109,16 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def point_style(number: int) -> dict[str, Any]:
-    """Return colour and marker of a class of points; those of the first 49 numbers differ."""
+    """Return colours and marker of a class of points; those of the first 49 numbers differ.
+
+    Points of every second repetition of the palette are hollow.
+    """
+    colour = COLOURS[number % len(COLOURS)]
     repetition = number // len(COLOURS)
     return {
-        "color": COLOURS[number % len(COLOURS)],
+        "facecolors": "none" if repetition % 2 else colour,
+        "edgecolors": colour,
+        "linewidths": 0.8,
         "marker": MARKERS[(number + repetition) % len(MARKERS)],
     }
 
@@ -141,6 +151,8 @@ def set_accuracy_axis(axes: Any, values: Iterable[float], label: str, which: str
     if bottom > 0:
         label += f"; axis from {bottom:g}"
     axes.set(**{f"{which}label": label, f"{which}lim": (bottom, top)})
+    axis = getattr(axes, f"{which}axis")
+    axis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
     axes.grid(alpha=0.3, axis=which)
 
 
