@@ -11,13 +11,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedssl.cli.run_list import duration
 from fedssl.cli.wide_console import wide_console
-from fedssl.core.console import print_to_stderr
+from fedssl.core.console import duration, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.evaluation.intervals import Interval
-from fedssl.evaluation.verdict import PROBE_NAMES, rounded, signed
+from fedssl.evaluation.score import rounded
+from fedssl.evaluation.verdict import PROBE_NAMES, signed
 from fedssl.plots.comparison import Accuracy, Setting, draw_comparison
 from fedssl.plots.style import encode_png, need_matplotlib
 from fedssl.runs.compare import (
@@ -157,7 +157,9 @@ def _as_values(groups: Sequence[Group], probes: Sequence[str]) -> dict[str, Any]
 
 
 def _plain(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else rounded(interval)
+    if interval is None:
+        return None
+    return {key: rounded(value) for key, value in interval._asdict().items()}
 
 
 def _draw(groups: Sequence[Group], probes: Sequence[str], out: Path) -> bool:

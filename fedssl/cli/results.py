@@ -79,11 +79,8 @@ def _print_table(
         print(f"{_title(run)}: accuracy in %")
         Console().print(_table(run, rows, {}))
         return
-    spread = "seeds" if _has_seeds(verdict) else "models"
-    print(
-        f"{_title(run)}: accuracy in % ± std over {spread} (95% interval, "
-        f"{verdict['test_images']:,} test images)"
-    )
+    images = f"(95% interval, {verdict['test_images']:,} test images)"
+    print(f"{_title(run)}: accuracy in %{_spread_text(rows, verdict)} {images}")
     Console().print(_table(run, rows, verdict))
     print(f"verdict: {verdict['sentence']}")
 
@@ -153,8 +150,13 @@ def _gain_text(gain: Mapping[str, Any]) -> str:
     return f"{text} ({signed(gain['low'])}…{signed(gain['high'])})"
 
 
-def _has_seeds(verdict: Mapping[str, Any]) -> bool:
-    return any("seeds" in figure for figure in verdict["accuracies"]["this run"].values())
+def _spread_text(rows: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -> str:
+    """Return what the spread in the table is over; "" if it has none."""
+    if any("seeds" in figure for figure in verdict["accuracies"]["this run"].values()):
+        return " ± std over seeds"
+    if any("std" in score for row in rows.values() for score in row.values()):
+        return " ± std over clients"
+    return ""
 
 
 def _means(verdict: Verdict) -> dict[str, dict[str, dict[str, float]]]:

@@ -24,7 +24,7 @@ from fedssl.runs.summary import RunSummary
 
 THIS_RUN = "this run"
 # Settings of [probe] that do not change the accuracy of a finished run.
-NOT_MEASURED = {"every", "picture", "beside"}
+NOT_MEASURED = {"every", "picture", "baselines"}
 
 
 class CurvePoint(NamedTuple):
