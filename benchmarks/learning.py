@@ -106,8 +106,8 @@ def summary(found: Found, case: Case, probe: str = "knn") -> dict[str, Any]:
     for topology in ("isolated", "centralized"):
         others = found.get(case._replace(algorithm="fedavg", topology=topology))
         row |= {topology: [one[probe]["this run"] for one in others]} if others else {}
-    leads = [a - b for a, b in zip(row["federated"], row["random"], strict=True)]
-    return row | {"over_random": {"mean": statistics.fmean(leads), "each": leads}}
+    supports_ema = [a - b for a, b in zip(row["federated"], row["random"], strict=True)]
+    return row | {"over_random": {"mean": statistics.fmean(supports_ema), "each": supports_ema}}
 
 
 def main() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from fedssl.core.rich_console import Console
 from fedssl.evaluation.verdict import Verdict, signed
 from fedssl.runs.run import Run
-from fedssl.runs.seeds import judge_runs
+from fedssl.runs.run_seeds import judge_runs
 from fedssl.topologies.topology import MEAN
 
 # Models other than the clients' or peers' own that get a row; results.json has all of them.
@@ -23,6 +23,10 @@ _NAMES = {
     MEAN: "mean of the peers' models",
     "global": "global model",
 }
+
+
+# So that a table with gains fits into 80 columns.
+_SHORT_NAMES = {"isolated": "clients alone", "random": "random", "centralized": "pooled"}
 
 
 def print_results(run: Run) -> None:
@@ -75,11 +79,8 @@ def _print_table(
         print(f"{_title(run)}: accuracy in %")
         Console().print(_table(run, rows, {}))
         return
-    spread = "seeds" if _has_seeds(verdict) else "models"
-    print(
-        f"{_title(run)}: accuracy in % ± std over {spread} (95% interval, "
-        f"{verdict['test_images']:,} test images)"
-    )
+    images = f"(95% interval, {verdict['test_images']:,} test images)"
+    print(f"{_title(run)}: accuracy in %{_spread_text(rows, verdict)} {images}")
     Console().print(_table(run, rows, verdict))
     print(f"verdict: {verdict['sentence']}")
 
@@ -101,7 +102,7 @@ def _table(run: Run, rows: Mapping[str, Mapping[str, Any]], verdict: Mapping[str
         table.add_section()
     for name, gains in verdict.get("gains", {}).items():
         cells = [_gain_text(gains[probe]) for probe in probes]
-        table.add_row(f"gain over {_NAMES.get(name, name)}", *cells)
+        table.add_row(f"gain over {_SHORT_NAMES[name]}", *cells)
     return table
 
 
@@ -115,9 +116,8 @@ def _add_separate_models(table: Table, scores: Mapping[str, Any]) -> None:
 
 def _heading(run: Run, probe: str) -> str:
     if probe == "linear":
-        return f"linear probe, {_labels_text(run.experiment.probe.labels)}"
-    settings = run.results.get("knn_settings")
-    return f"kNN, k = {settings['k']}, all labels" if settings else "kNN, all labels"
+        return f"linear, {_labels_text(run.experiment.probe.labels)}"
+    return "kNN, all labels"
 
 
 def _labels_text(labels: float) -> str:
@@ -139,7 +139,7 @@ def _score_text(score: Mapping[str, Any], interval: Mapping[str, float] | None) 
     if "std" in score:
         text += f" ± {score['std']:.1f}"
     if interval is not None:
-        text += f" ({interval['low']:.1f} … {interval['high']:.1f})"
+        text += f" ({interval['low']:.1f}…{interval['high']:.1f})"
     return text
 
 
@@ -147,11 +147,16 @@ def _gain_text(gain: Mapping[str, Any]) -> str:
     text = signed(gain["estimate"])
     if "std" in gain:
         text += f" ± {gain['std']:.1f}"
-    return f"{text} ({signed(gain['low'])} … {signed(gain['high'])})"
+    return f"{text} ({signed(gain['low'])}…{signed(gain['high'])})"
 
 
-def _has_seeds(verdict: Mapping[str, Any]) -> bool:
-    return any("seeds" in figure for figure in verdict["accuracies"]["this run"].values())
+def _spread_text(rows: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -> str:
+    """Return what the spread in the table is over; "" if it has none."""
+    if any("seeds" in figure for figure in verdict["accuracies"]["this run"].values()):
+        return " ± std over seeds"
+    if any("std" in score for row in rows.values() for score in row.values()):
+        return " ± std over clients"
+    return ""
 
 
 def _means(verdict: Verdict) -> dict[str, dict[str, dict[str, float]]]:

@@ -166,12 +166,21 @@ class UnknownNameError(ConfigError):
     def __init__(self, noun: str, group: str, name: str, known: list[str]) -> None:
         hint = suggest(name, known) or (
             f"; known: {', '.join(known)}, "
-            "and yours once their module is imported or installed as a plugin"
+            "and yours once their module is imported (--import FILE) or installed as a plugin"
         )
         super().__init__(f'unknown {noun} "{name}"{hint}')
         self.noun = noun
         self.group = group
         self.name = name
+
+
+def _is_own(cls: type[Any]) -> bool:
+    """True for a class of this package."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _full_name(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 class Registry(Generic[T]):
@@ -188,11 +197,22 @@ class Registry(Generic[T]):
         self._classes: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Return a decorator that registers a class under a name."""
+        """Return a decorator that registers a class under a name.
+
+        A class that is defined again, as by a cell of a notebook, replaces its earlier definition.
+        Raise ConfigError if another class has the name.
+        """
 
         def add(cls: type[T]) -> type[T]:
-            if self._classes.setdefault(name, cls) is not cls:
-                raise ValueError(f'{self.noun} "{name}" is registered twice')
+            if not _is_own(cls):
+                self._import_modules()  # so that a user's class cannot take a name of the package
+            other = self._classes.get(name, cls)
+            if _full_name(other) != _full_name(cls):
+                raise ConfigError(
+                    f'{self.noun} "{name}" is registered twice, by {_full_name(other)} and by '
+                    f"{_full_name(cls)}: choose another name"
+                )
+            self._classes[name] = cls
             return cls
 
         return add

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedssl.evaluation.intervals import Interval, accuracy_interval, difference_interval
 from fedssl.evaluation.outcomes import Outcomes
+from fedssl.evaluation.score import rounded
 
 THIS_RUN = "this run"
 # Rows that a run is compared with, in the order of interest, as the verdict calls them.
@@ -39,10 +40,10 @@ class Figure(NamedTuple):
         """Return the figure as plain values."""
         plain: dict[str, Any] = {}
         for key, value in self.interval._asdict().items():
-            plain[key] = round(value, 2)
+            plain[key] = rounded(value)
         if self.std is not None:
-            plain["std"] = round(self.std, 2)
-            plain["seeds"] = [round(seed, 2) for seed in self.seeds]
+            plain["std"] = rounded(self.std)
+            plain["seeds"] = list(map(rounded, self.seeds))
         return plain
 
 

@@ -17,6 +17,7 @@ from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError, is_out_of_memory
 from fedssl.core.settings import Settings, UnknownNameError, explain, known_keys, validate
 from fedssl.core.suggestions import suggest
+from fedssl.core.user_modules import missing_options
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.experiment.lookup import load_values
@@ -115,11 +116,7 @@ class Experiment(Settings):
         try:
             return cls.from_toml(read_text(path), str(path))
         except UnknownNameError as problem:
-            raise ConfigError(
-                f"{path}: {problem} (if it is your own: in Python, import the module that "
-                "registers it before you open the run; for the command line, install it as a "
-                f'plugin, with the entry point "{problem.name}" in the group "{problem.group}")'
-            ) from None
+            raise ConfigError(f"{path}: {_where_defined(problem, path.parent)}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values with every default filled in.
@@ -262,6 +259,20 @@ def _restore_earlier_probe(probe: dict[str, Any]) -> None:
     """Write settings of probes as earlier versions did, so that hashes stay the same."""
     probe.setdefault("k", 200)
     probe["beside"] = probe.pop("baselines", [])
+
+
+def _where_defined(problem: UnknownNameError, folder: Path) -> str:
+    """Return the error for an unknown name in a run directory, with the module to import."""
+    options = missing_options(folder)
+    if options:
+        return (
+            f'unknown {problem.noun} "{problem.name}"; the run was started with a module of its '
+            f"user: add {options}, or in Python import that module before you open the run"
+        )
+    return (
+        f"{problem} (if it is your own: add --import FILE with the module that registers it, or in "
+        "Python import that module before you open the run)"
+    )
 
 
 def check_uploads(participants: int, clients: int, needed: int) -> None:

@@ -72,6 +72,11 @@ class Probe(NamedTuple):
     whole: bool = False  # fine-tunes the whole model
     together: bool = False  # all clients train one model
 
+    @property
+    def uses_features(self) -> bool:
+        """True if it measures the fixed features of a backbone."""
+        return not self.whole and self.learns != "nothing"
+
 
 PROBES: Mapping[str, Probe] = {
     "knn": Probe(("k", "temperature")),

@@ -15,6 +15,7 @@ from fedssl.core.files import integrity
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.lock import locked
 from fedssl.core.provenance import UNKNOWN, code, environment
+from fedssl.core.user_modules import imported_hashes
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.evaluation.evaluate import Evaluation
@@ -65,7 +66,7 @@ def _finish(
     experiment = read_experiment(folder, notify)
     snapshot = Store(folder).load(ignore_message, check_rows=False)
     assert snapshot is not None
-    evaluation = Evaluation(experiment, data, device)
+    evaluation = Evaluation(experiment, data, device, notify=notify)
     choice = _choose_baselines(evaluation, folder, alone)
     baselines = Baselines(
         experiment, folder, data, public=public, device=device, names=choice.names, quiet=quiet
@@ -152,7 +153,7 @@ def _describe(
 ) -> dict[str, Any]:
     """Return the contents of results.json, with an empty table."""
     history = _read_history(folder)
-    return {
+    results = {
         "experiment": evaluation.experiment.hash(),
         "rounds": rounds,
         **hashes,
@@ -161,6 +162,10 @@ def _describe(
         "notes": _notes(evaluation, models, history.notes),
         "table": {},
     }
+    imports = imported_hashes()
+    if imports:
+        results["imports"] = imports
+    return results
 
 
 def _notes(evaluation: Evaluation, models: Models, of_rounds: list[str]) -> list[str]:

@@ -21,6 +21,7 @@ import tomli_w
 import torch
 
 from fedssl.core.errors import ConfigError, FedsslError
+from fedssl.core.user_modules import import_options, imported_modules
 from fedssl.evaluation.evaluate import RESET_SETTINGS, check_suits
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values
@@ -239,7 +240,7 @@ def _machine_options(device: str, data_dir: Path) -> list[str]:
     options = ["--device", device]
     if data_dir != Path("data"):
         options += ["--data-dir", str(data_dir)]
-    return options
+    return [*options, *import_options(imported_modules())]
 
 
 def _set_options(changes: Iterable[tuple[str, Any]]) -> list[str]:

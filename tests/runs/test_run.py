@@ -355,6 +355,31 @@ def test_test_images_without_training_images_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dict_defines_the_clients(small: Experiment, tmp_path: Path) -> None:
+    """The run equals one with the same images in one array and their owners."""
+    images, labels = bright_pixels(24)
+    test = bright_pixels(12, seed=1)
+    by_client = {"north": (images[:10], labels[:10]), "south": (images[10:], labels[10:])}
+    run = fedssl.run(small, tmp_path / "dict", dataset=by_client, test=test, quiet=True)
+    owners = {"north": torch.arange(10), "south": torch.arange(10, 24)}
+    data = from_python((images, labels), test, owners)
+    changes = {"partition": "natural", "clients": 2}
+    same = fedssl.run(small, tmp_path / "same", dataset=data, quiet=True, set=changes)
+    assert [c["client"] for c in run.rounds[0]["clients"]] == ["north", "south"]
+    assert (run.experiment, _tensors(run)) == (same.experiment, _tensors(same))
+    again = fedssl.Run(run.dir, dataset=by_client)
+    assert again.partition_data(again.data())[1].keys() == by_client.keys()
+
+
+def test_a_dict_can_be_dealt_to_other_clients(small: Experiment, tmp_path: Path) -> None:
+    images = bright_pixels(24)[0]
+    by_client = {"north": images[:10], "south": images[10:]}
+    run = fedssl.run(
+        small, tmp_path / "run", dataset=by_client, quiet=True, partition="iid", rounds=1
+    )
+    assert [c["client"] for c in run.rounds[0]["clients"]] == ["0", "1", "2"]
+
+
 def test_natural_clients_need_no_number(tmp_path: Path) -> None:
     owners = {"north": torch.arange(10), "south": torch.arange(10, 24)}
     values = {**SMALL_EXPERIMENT, "partition": "natural", "rounds": 1}

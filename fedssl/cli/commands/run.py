@@ -8,8 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from fedssl.cli.options import AsJson, DataDir, Device, Name, Quiet, RunDir, Sets, Views, with_views
+from fedssl.cli.options import (
+    AsJson,
+    DataDir,
+    Device,
+    Imports,
+    Name,
+    Quiet,
+    RunDir,
+    Sets,
+    Views,
+    with_views,
+)
 from fedssl.core.errors import ConfigError
+from fedssl.core.user_modules import import_modules
 
 Baselines = Annotated[
     str | None,
@@ -35,6 +47,7 @@ def run(
     baselines: Baselines = None,
     no_baselines: NoBaselines = False,
     seeds: Seeds = 1,
+    imports: Imports = [],  # noqa: B006
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -44,9 +57,10 @@ def run(
 
     check_source(name)
     changes = parse_assignments(with_views(set, views)) | _baselines(baselines, no_baselines)
+    import_modules(imports)
 
     from fedssl.cli.results import print_results, print_seeds, seeds_as_values
-    from fedssl.runs.seeds import run_seeds
+    from fedssl.runs.run_seeds import run_seeds
 
     finished = run_seeds(name, seeds, dir, device, data_dir=data_dir, quiet=quiet, changes=changes)
     first = finished[0]
