@@ -30,7 +30,6 @@ from fedssl.core.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Pre-train vision backbones on unlabelled images that never leave their owners.",
 )

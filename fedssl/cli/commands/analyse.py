@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli.completion import complete_run
 from fedssl.cli.options import AsJson, DataDir, Device, Sets
 
 Kind = Annotated[
@@ -22,7 +23,8 @@ Kind = Annotated[
 def analyse(
     kind: Kind,
     dirs: Annotated[
-        list[Path] | None, typer.Argument(metavar="DIR …", help="Run directories.")
+        list[Path] | None,
+        typer.Argument(metavar="DIR …", help="Run directories.", autocompletion=complete_run),
     ] = None,
     set: Sets = [],  # noqa: B006
     out: Annotated[
