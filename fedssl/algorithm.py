@@ -186,6 +186,15 @@ class Algorithm(Settings, ABC):
         """
         return method.loss(out, constants)
 
+    def chance_loss(self, method: Method, batch: int) -> float | None:
+        """Return the local loss of random guessing for a batch of this many images.
+
+        None if the method has no such level, or if the objective has terms of the algorithm.
+        """
+        if type(self).objective is not Algorithm.objective:
+            return None
+        return method.chance_loss(batch)
+
 
 ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm", "fedssl.algorithms", modules=["fedssl.algorithms"]

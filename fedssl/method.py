@@ -231,6 +231,13 @@ class Method(ResidentModule, ABC):
     def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the loss of an output, 0-d."""
 
+    def chance_loss(self, batch: int) -> float | None:
+        """Return the loss of random guessing for a batch of this many images.
+
+        A run warns if its loss stays near it. None if there is no such level.
+        """
+        return None
+
     def after_step(self, out: Output) -> None:
         """Update a queue, or weights of unit length, after the optimizer and the target.
 
