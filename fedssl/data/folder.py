@@ -23,6 +23,7 @@ from fedssl.data.download import find_path, searched_places
 from fedssl.data.folder_listing import list_image_files, printable, subfolders
 from fedssl.data.image_pool import Rows
 from fedssl.data.images import SOURCES, Dataset, Images, Source
+from fedssl.data.small_images import small_images_warning
 
 _LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}
 _CACHE_WORDS = ("auto", "off")
@@ -107,6 +108,9 @@ class Folder(Source):
                 readable.append(name)
         if not readable:
             raise DataError(f"{folder} holds no image that can be read in layout {layout}")
+        warning = small_images_warning(folder, readable, self.size)
+        if warning is not None:
+            notify(warning)
         below = folder.relative_to(top)
         lines = [f"{reason}: {printable(str(below / name))}" for reason, name in skipped]
         return _Part(pixels, readable, layout, clients=clients, skipped=lines)
