@@ -14,6 +14,7 @@ import typer
 
 from fedssl.cli.commands.analyse import analyse
 from fedssl.cli.commands.combinations import combinations
+from fedssl.cli.commands.compare import compare
 from fedssl.cli.commands.doctor import doctor
 from fedssl.cli.commands.evaluate import evaluate
 from fedssl.cli.commands.finetune import finetune
@@ -63,6 +64,7 @@ def options(
 app.command()(new)
 app.command()(run)
 app.command()(runs)
+app.command()(compare)
 app.command()(recipes)
 app.command()(evaluate)
 app.command()(reproduce)

@@ -26,6 +26,14 @@ RunDir = Annotated[
     Path | None,
     typer.Option(help="Run directory; resumed if it exists.", autocompletion=complete_run),
 ]
+Imports = Annotated[
+    list[str],
+    typer.Option(
+        "--import",
+        metavar="FILE_OR_MODULE",
+        help="Import a module that registers your own classes, such as methods; repeatable.",
+    ),
+]
 DataDir = Annotated[Path, typer.Option(help="Directory of data sets; also used for downloads.")]
 Device = Annotated[
     str,

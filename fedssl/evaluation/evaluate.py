@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,6 +31,7 @@ from fedssl.probes import (
     Labelled,
     ProbeSettings,
     balanced,
+    default_neighbours,
     embed,
     fine_tune,
     fine_tuning,
@@ -131,6 +133,13 @@ class Evaluation:
                 f"{self._channels}: both must have the same number"
             )
 
+    @property
+    def knn_settings(self) -> dict[str, Any]:
+        """The settings that kNN uses on these images: k and the temperature of the votes."""
+        probe = self.experiment.probe
+        k = probe.k or default_neighbours(len(self.images.train))
+        return {"k": k, "temperature": probe.temperature}
+
     def backbone(self, state: State) -> nets.Backbone:
         """Return the backbone of a model on the device, in eval mode."""
         with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
@@ -197,8 +206,7 @@ class Evaluation:
         return predictions
 
     def _knn(self, model: ModelFeatures) -> Tensor:
-        probe = self.experiment.probe
-        return knn_predict(model.train, model.test, k=probe.k, temperature=probe.temperature)
+        return knn_predict(model.train, model.test, **self.knn_settings)
 
     def _linear(self, model: ModelFeatures) -> Tensor:
         probe = self.experiment.probe

@@ -63,7 +63,7 @@ def split_name(name: str) -> tuple[str, str | None]:
         return name, None
     if variant in VARIANTS and recipe in known:
         return recipe, variant
-    hint = suggest(name, all_names()) or "; fedssl recipes lists them"
+    hint = suggest(name, all_names()) or "; fedssl recipes --all lists the recipes"
     raise ConfigError(f'there is no recipe or file "{name}"{hint}')
 
 

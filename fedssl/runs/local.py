@@ -28,11 +28,11 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.federation import Federation
 from fedssl.runs.progress import Progress
 from fedssl.runs.resume_checks import (
-    EXPERIMENT,
     FLOWER,
     IMAGES,
     check_resumable,
     check_same_images,
+    record_experiment,
     started,
 )
 from fedssl.runs.session import STOPPING as STOPPING
@@ -64,7 +64,7 @@ def train_locally(run: LocalRun) -> None:
     """Train the rounds of an experiment that are left; nothing if it is finished."""
     settings = run.experiment.train
     mode = resolve_mode(settings.mode, run.device)
-    problem = kernels.missing(run.device)
+    problem = kernels.unavailable_reason(run.device)
     if mode == "captured" and problem:
         run.notify(f"{problem}, so training is not compiled and takes about twice as long")
     if mode != "eager":
@@ -90,7 +90,7 @@ def _train_in_folder(run: LocalRun) -> None:
 
     def record() -> None:
         """Write the experiment and the hash of its images, once nothing can be refused any more."""
-        integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
+        record_experiment(folder, experiment)
         integrity.write_copied(folder, IMAGES, images)
         integrity.remove_copied(folder, FLOWER)  # of a start on Flower that failed
 

@@ -28,7 +28,6 @@ from fedssl.evaluation.models import models_of
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method
-from fedssl.probes import PROBES
 from fedssl.runs.feature_check import FeatureCheck
 from fedssl.runs.progress import Progress, round_progress
 from fedssl.runs.round_warnings import RoundWarnings
@@ -223,7 +222,7 @@ class Session:
         mean = None
         common = None
         if knn is not None:
-            settings = {key: getattr(experiment.probe, key) for key in PROBES["knn"].uses}
+            settings = self.evaluation.knn_settings
             mean = knn.mean
             common = knn.common
         return record(

@@ -1,4 +1,4 @@
-"""`fedssl recipes`: list recipes, or print one."""
+"""`fedssl recipes`: print an overview, a list of recipes, or one recipe."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def recipes(
             autocompletion=complete_recipe,
         ),
     ] = None,
+    all: Annotated[bool, typer.Option("--all", help="List all recipes.")] = False,
     toml: Annotated[
         str | None,
         typer.Option(
@@ -30,15 +31,17 @@ def recipes(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes that come with fedssl, by paper, or print one as TOML."""
-    from fedssl.cli.recipes import is_one
+    """Print an overview of the recipes, list some or all of them, or print one as TOML."""
+    from fedssl.cli.recipes import is_one, print_overview
 
     if toml:
         _print_one(toml, as_json)
     elif pattern and is_one(pattern):
         _print_one(pattern, as_json)
-    else:
+    elif pattern or all or as_json:
         _list(pattern, as_json)
+    else:
+        print_overview()
 
 
 def _print_one(name: str, as_json: bool) -> None:
