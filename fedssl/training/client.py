@@ -32,15 +32,15 @@ def unmetered(title: str, total: int) -> AbstractContextManager[Callable[[int], 
 class Client:
     """One client in one round, with the trainer that is lent to it for the round."""
 
-    id: str
+    id: str  # its name
     pixels: Tensor | Pixels  # (n, C, H, W) uint8
     labels: Callable[[], Tensor] | None  # called only for a method that learns from labels
-    memory: Tree
-    trainer: Trainer
-    seed: int
-    round: int
-    rate: float = 0.0
-    progress: float = 0.0
+    memory: Tree  # that the client kept after its last round; empty in its first
+    trainer: Trainer  # with the resident method, which all clients of a worker share
+    seed: int  # of the run
+    round: int  # from 0
+    rate: float = 0.0  # the learning rate of the round
+    progress: float = 0.0  # the share of the run that is done
     rounds: int = 1  # of the whole run
     public: Tensor | None = None  # (n, C, H, W) uint8 public images, on the trainer's device
     stop: threading.Event = field(default_factory=threading.Event)
