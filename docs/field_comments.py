@@ -51,4 +51,7 @@ class FieldComments(griffe.Extension):
         for name, comment in field_comments(cls.source).items():
             field = cls.members[name]
             if field.docstring is None:
-                field.docstring = griffe.Docstring(f"{comment}.", parent=field)
+                text = comment
+                if comment.partition(" ")[0].isalpha():
+                    text = comment[:1].upper() + comment[1:]
+                field.docstring = griffe.Docstring(f"{text}.", parent=field)

@@ -50,9 +50,9 @@ tensor, a range for an integer within it, float or int for a number."""
 class Upload(NamedTuple):
     """One client's upload, with the weight that the topology assigns to it at this site."""
 
-    client: str  # its id
-    weight: float  # its number of images, 1, or the weight of an edge of the graph
-    tree: Tree  # the content, valid by `Algorithm.upload_schema`
+    client: str  # the client's name
+    weight: float  # the client's number of images, 1, or the weight of an edge of the graph
+    tree: Tree  # the content, which matches `Algorithm.upload_schema`
 
 
 class Averaging(Protocol):
