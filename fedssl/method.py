@@ -62,9 +62,12 @@ class MethodSettings(Settings):
 
 
 class Method(ResidentModule, ABC):
-    """Children by role: backbone, projector, [predictor, target, queue …]; the name is the part.
+    """A model with its loss; a subclass defines its parts, `forward` and `loss`.
 
-    Trainable parts come first and momentum copies after them, so that the parameters that an
+    Parts are child modules, named by role: backbone, projector, and optionally predictor, target,
+    queue and others. `settings` are the values under [method], an instance of the class attribute
+    `Settings`, `size` is the side of the images in pixels, and `features` the width of the
+    backbone's output. Trainable parts come first and momentum copies after them, so that the parameters that an
     optimizer moves are one slice of the flat row. `target` mirrors the parts named in `mirrored`,
     in the same order.
     """
@@ -254,3 +257,4 @@ class Method(ResidentModule, ABC):
 
 
 METHODS: Registry[Method] = Registry("method", "fedssl.methods", modules=["fedssl.methods"])
+"""The methods by name, for `[method]`: `@METHODS.register("mine")` adds one."""

@@ -4,6 +4,7 @@ complete.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -431,6 +432,16 @@ def test_the_page_on_own_images_can_be_executed_twice(sandbox: Path) -> None:
 def test_run_directory_is_documented(demo: Path) -> None:
     documented = {name.partition("/")[0] for name in first_cells(section("A run directory"))}
     assert {path.name for path in demo.iterdir()} <= documented
+
+
+def test_the_python_api_is_documented() -> None:
+    """Every public name is on the page, with every parameter of its functions."""
+    page = (ROOT / "docs/reference/api/running.md").read_text("utf-8")
+    shown = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.M)}
+    assert set(fedssl.__all__) - {"__version__"} <= shown
+    described = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^- (.+?): ", page, re.M))))
+    for function in (fedssl.run, fedssl.reproduce, fedssl.sweep):
+        assert set(inspect.signature(function).parameters) <= described
 
 
 def test_analyses_are_documented() -> None:

@@ -113,14 +113,17 @@ def _load_checked(load: LabelLoader, count: int, classes: tuple[str, ...]) -> Te
 class Dataset(NamedTuple):
     """The images that a source returns."""
 
-    train: Images
-    test: Images | None = None
+    train: Images  # to be assigned to clients
+    test: Images | None = None  # to measure with, if they have labels
     owners: Mapping[str, Tensor] | None = None  # client id -> indices into train
     skipped: tuple[str, ...] = ()  # "reason: name" of each file left out
 
 
 class Source(Settings, ABC):
-    """A data set that can be read from files."""
+    """A data set that can be read from files: a subclass defines `read`.
+
+    Its fields are keys under [data].
+    """
 
     mean: tuple[float, ...] | None = None  # per channel, of pixels / 255; None: not normalised
     std: tuple[float, ...] | None = None

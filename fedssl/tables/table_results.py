@@ -28,9 +28,10 @@ class Workspace:
 
 
 class Outcome:
-    """The results of a table.
+    """The results of a table, finished or not: one cell for each row and column.
 
-    `rows` has plain values; `to_dict` is the content of the JSON file.
+    `rows` has plain values; `to_dict` is the content of the JSON file. Figures are read from the
+    files of the trainings, so results of earlier commands are included.
     """
 
     def __init__(
