@@ -124,6 +124,11 @@ class Outcome:
         """The Markdown file of the table."""
         return self.json_file.with_suffix(".md")
 
+    @property
+    def plot_file(self) -> Path:
+        """The plot of a sweep over one numeric setting."""
+        return self.json_file.with_suffix(".png")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the whole table as plain values."""
         table = self.table
