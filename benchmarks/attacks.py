@@ -149,7 +149,7 @@ def measure(attack: Attack, seed: int, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "seed": seed,
         "probe.every": rounds,
-        "probe.beside": [],
+        "probe.baselines": [],
         "probe.picture": False,
     }
     settings |= {"probe.linear": False, **attack.settings}

@@ -74,7 +74,7 @@ MINI: dict[str, Any] = {
     "probe.every": 0,
     "probe.linear": False,
     "probe.picture": False,
-    "probe.beside": [],
+    "probe.baselines": [],
 }
 
 

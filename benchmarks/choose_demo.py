@@ -45,8 +45,8 @@ def main() -> None:
                 measure(seed, Path(folder), {**HELD_OUT, **changes}) for seed in range(args.seeds)
             ]
         report[name] = {"changes": changes, "seeds": seeds, "differences": differences(seeds)}
-        leads = {key: found["mean"] for key, found in report[name]["differences"].items()}
-        print(f"{name:24}", seeds[0]["accuracy"]["this run"], leads, flush=True)
+        supports_ema = {key: found["mean"] for key, found in report[name]["differences"].items()}
+        print(f"{name:24}", seeds[0]["accuracy"]["this run"], supports_ema, flush=True)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(report, indent=2) + "\n")
 

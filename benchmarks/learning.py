@@ -78,8 +78,8 @@ def experiment(case: Case, seed: int) -> Experiment:
         "topology": {"name": case.topology},
     }
     small = mini(values)
-    beside = ["random"] if case.topology == "star" else []
-    small["probe"] |= {"every": 0, "linear": case.suited, "beside": beside}
+    baselines = ["random"] if case.topology == "star" else []
+    small["probe"] |= {"every": 0, "linear": case.suited, "baselines": baselines}
     return Experiment.from_dict(small | {"seed": seed}).with_changes(
         SUITED[case.method] if case.suited else {}
     )
@@ -106,8 +106,8 @@ def summary(found: Found, case: Case, probe: str = "knn") -> dict[str, Any]:
     for topology in ("isolated", "centralized"):
         others = found.get(case._replace(algorithm="fedavg", topology=topology))
         row |= {topology: [one[probe]["this run"] for one in others]} if others else {}
-    leads = [a - b for a, b in zip(row["federated"], row["random"], strict=True)]
-    return row | {"over_random": {"mean": statistics.fmean(leads), "each": leads}}
+    supports_ema = [a - b for a, b in zip(row["federated"], row["random"], strict=True)]
+    return row | {"over_random": {"mean": statistics.fmean(supports_ema), "each": supports_ema}}
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ GROUPS: dict[str, dict[str, Case]] = {
         "moco-centralized": Case("ccl-moco-centralized-fmnist-short", BRIEFLY),
     },
 }
-FIXED = {"probe.every": 5, "probe.beside": [], "train.checkpoint_every": 10**6}
+FIXED = {"probe.every": 5, "probe.baselines": [], "train.checkpoint_every": 10**6}
 KEPT = ("experiment.toml", "rounds.jsonl", "results.json")
 
 

@@ -45,7 +45,7 @@ from fedssl.engine.federate import federate
 from fedssl.engine.round_rules import RoundRules
 from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
-from fedssl.engine.uploads.norm_bound import Typical
+from fedssl.engine.uploads.norm_bound import TypicalUpdate
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.method import METHODS, Constants
 from fedssl.topologies.topology import SERVER, Star
@@ -91,7 +91,7 @@ class Federation:
         site = algorithm.init(Client("home", image, None, {}, trainer, 0, 0))
         self.travels = model(site, "model").layout
         schema = algorithm.upload_schema(trainer.method)
-        typical = Typical(1.0, 1, 1.0)  # as in every round after the first
+        typical = TypicalUpdate(1.0, 1, 1.0)  # as in every round after the first
         self.rounds = federate(
             algorithm,
             Star(),

@@ -22,7 +22,7 @@ SHORT = {
     "data.holdout": 4000,
     "probe.every": 2,
     "probe.linear": False,
-    "probe.beside": [],
+    "probe.baselines": [],
     "probe.picture": False,
 }
 PARTITIONS = {"iid": {"partition": "iid"}, "classes": {}}

@@ -110,7 +110,7 @@ SHORT = {
     "data.holdout": 4000,
     "probe.every": 1,
     "probe.linear": False,
-    "probe.beside": [],
+    "probe.baselines": [],
     "probe.picture": False,
 }
 

@@ -48,29 +48,29 @@ class Federation:
     def build(
         cls,
         experiment: Experiment,
-        seen: Dataset,
-        owners: Mapping[str, Tensor],
+        dataset: Dataset,
+        client_indices: Mapping[str, Tensor],
         *,
         public: Tensor | None,
         device: torch.device,
         parallel: int | None = None,
     ) -> Federation:
-        """Build the trainers and place the images, as dealt to `owners`, on their devices.
+        """Build the trainers and place the images, by client, on their devices.
 
         Clients without images are left out: the site of a client that never trains would be
         measured as if it had. At most `parallel` clients train at the same time.
         """
-        owners = {client: index for client, index in owners.items() if len(index)}
+        client_indices = {client: index for client, index in client_indices.items() if len(index)}
         if parallel is None:
-            plan = experiment.topology.plan(list(owners), 0, experiment.seed)
+            plan = experiment.topology.plan(list(client_indices), 0, experiment.seed)
             parallel = len(plan.site_of)
-        most_images = max(len(index) for index in owners.values())
-        trainers = build_trainers(experiment, seen.train.image, device, parallel, most_images)
+        most_images = max(len(index) for index in client_indices.values())
+        trainers = build_trainers(experiment, dataset.train.image, device, parallel, most_images)
         devices = dict.fromkeys(trainer.device for trainer in trainers)
         public_on: dict[torch.device, Tensor] = {}
         if public is not None:
             public_on = {trained_on: public.to(trained_on) for trained_on in devices}
-        return cls(experiment, shards(seen, owners, devices), trainers, public_on)
+        return cls(experiment, shards(dataset, client_indices, devices), trainers, public_on)
 
     @property
     def clients(self) -> list[str]:
@@ -101,7 +101,7 @@ class Federation:
         public = self.public.get(self.device)
         return first_sites(self.experiment, self.trainer, self.clients, public, meter)
 
-    def work(self, stop: threading.Event) -> RunContext:
+    def context(self, stop: threading.Event) -> RunContext:
         """Return what all clients have in common; `stop` ends training within a step."""
         experiment = self.experiment
         return RunContext(
@@ -119,16 +119,16 @@ class Federation:
         on_client: Callable[[Reply], None] = ignore_reply,
     ) -> LocalRuntime:
         """Return a runtime that trains all clients in this process."""
-        return LocalRuntime(self.work(stop), self.shards, self.trainers, memory, on_client)
+        return LocalRuntime(self.context(stop), self.shards, self.trainers, memory, on_client)
 
 
 def shards(
-    data: Dataset, owners: Mapping[str, Tensor], devices: Iterable[torch.device]
+    data: Dataset, client_indices: Mapping[str, Tensor], devices: Iterable[torch.device]
 ) -> dict[str, Shard]:
     """Return each client's images as rows of one pool per device. Labels are not loaded."""
     pools = {device: place(data.train.held, device) for device in dict.fromkeys(devices)}
     by_client = {}
-    for client, index in owners.items():
+    for client, index in client_indices.items():
         pixels = {device: pool.select(index) for device, pool in pools.items()}
         by_client[client] = Shard(pixels, data.train.select(index).label_loader)
     return by_client

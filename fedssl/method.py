@@ -190,7 +190,7 @@ class Method(ResidentModule, ABC):
         """
         self._set_groups(groups)
         if self.training and tracked:
-            self.passed += groups
+            self.uncounted_batches += groups
         statistics = contextlib.nullcontext() if tracked else self._untracked()
         with self._autocast(images), self._compute_weights(), statistics:
             h = self.backbone(images)

@@ -8,7 +8,8 @@ import importlib
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,13 @@ import hypothesis
 import pytest
 import torch
 from error_messages import write_golden
+
+from fedssl.algorithm import ALGORITHMS
+from fedssl.core import user_modules
+from fedssl.data import PARTITIONS, SOURCES
+from fedssl.method import METHODS
+from fedssl.nets import BACKBONES
+from fedssl.topologies.topology import TOPOLOGIES
 
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
@@ -73,6 +81,23 @@ def _import_torchvision() -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Store decoded images with the tests' other files, not in the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Change to an empty folder; after the test, forget the modules that were imported from it and
+    what they registered.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_modules, "_imported", {})
+    for registry in (ALGORITHMS, BACKBONES, METHODS, PARTITIONS, SOURCES, TOPOLOGIES):
+        registry.names()  # imports the classes of the package, which are kept
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

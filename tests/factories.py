@@ -79,7 +79,7 @@ SMALL_EXPERIMENT: dict[str, Any] = {
     "data": {"name": "given"},
     "method": {"name": "byol", "backbone": "cnn", "hidden": 8, "dim": 4},
     "train": {"batch": 8, "checkpoint_every": 0},
-    "probe": {"every": 0, "epochs": 5, "k": 5, "linear": False},
+    "probe": {"every": 0, "epochs": 5, "k": 5, "linear": False, "baselines": []},
 }
 
 

@@ -32,6 +32,7 @@ from fedssl.cli.main import app
 from fedssl.cli.recipes import chosen, is_one
 from fedssl.core import errors
 from fedssl.core.settings import validate
+from fedssl.core.user_modules import import_modules
 from fedssl.data import PARTITIONS, SOURCES
 from fedssl.detection.settings import DetectionSettings
 from fedssl.engine.federate import Round
@@ -66,7 +67,7 @@ TINY = {
     "probe.epochs": 1,
     "probe.every": 0,
     "probe.picture": False,
-    "probe.beside": [],
+    "probe.baselines": [],
 }
 TINY_DEMO = TINY | {"data.holdout": 4000}
 
@@ -110,6 +111,12 @@ def execute(block: Block, names: dict[str, Any]) -> None:
     exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), names)
 
 
+def saved_file(page: Path) -> str | None:
+    """Return the name of the file that a page's first Python block is to be saved as, or None."""
+    found = re.search(r"Save this file as `(\w+\.py)`", page.read_text("utf-8"))
+    return None if found is None else found[1]
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a tiny run of the demo."""
@@ -118,7 +125,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sandbox(own_modules: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to an empty directory where every run is tiny, without network and without new
     names.
     """
@@ -132,16 +139,13 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def refuse(*args: object) -> NoReturn:
         raise AssertionError("a connection was opened")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fedssl, "run", run)
     monkeypatch.setattr(
         import_module("fedssl.tables.reproduce"), "_missing_measures", lambda outcome: {}
     )  # no cell is trained,
     monkeypatch.setattr(Outcome, "failed", [])  # and none of them counts as failed
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    for registry in REGISTRIES.values():
-        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
-    return tmp_path
+    return own_modules
 
 
 @pytest.mark.parametrize(
@@ -150,8 +154,15 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_python_runs(
     page: Path, sandbox: Path, demo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Execute all blocks of a page in one namespace, like a notebook."""
+    """Execute all blocks of a page in one namespace, like a notebook.
+
+    A block that is to be saved as a file is imported instead.
+    """
     blocks = [b for b in PYTHON if b.page == page and b not in WITH_TORCHVISION]
+    file = saved_file(page)
+    if file is not None:
+        (sandbox / file).write_text(blocks.pop(0).text)
+        import_modules([file])
     if any('"runs/demo' in b.text for b in blocks):
         shutil.copytree(demo, sandbox / "runs" / "demo")
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -222,14 +233,14 @@ def commands() -> Iterator[tuple[Block, list[str]]]:
     list(commands()),
     ids=lambda value: shlex.join(value) if isinstance(value, list) else str(value),
 )
-def test_command_exists(block: Block, words: list[str], tmp_path: Path) -> None:
+def test_command_exists(block: Block, words: list[str], own_modules: Path) -> None:
     program, *rest = words
     checks: dict[str, Callable[[list[str], Block, Path], None]] = {
         "fedssl": check_fedssl,
         "make": check_make,
         "pip": check_pip,
     }
-    checks[program](rest, block, tmp_path)
+    checks[program](rest, block, own_modules)
 
 
 def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
@@ -243,6 +254,9 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
         command = command.commands[words[0]]
     with command.make_context(words[0], words[1:]) as context:
         given = context.params
+    for file in given.get("imports") or []:  # the page's first Python block
+        (folder / file).write_text(next(b.text for b in PYTHON if b.page == block.page))
+        import_modules([file])
     changes = given.get("set") or []
     if words[0] == "detection":
         validate(

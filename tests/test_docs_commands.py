@@ -77,7 +77,7 @@ PAGES_WITH_COMMANDS = [page for page in PAGES if any(isinstance(s, list) for s i
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a tiny run of the demo, measured in its only round, and its clients' own runs."""
-    changes = TINY_DEMO | {"probe.every": 1, "probe.beside": ["isolated"]}
+    changes = TINY_DEMO | {"probe.every": 1, "probe.baselines": ["isolated"]}
     folder = tmp_path_factory.mktemp("commands") / "demo"
     return fedssl.run("demo", folder, "cpu", quiet=True, set=changes).dir
 

@@ -25,7 +25,7 @@ def test_one_round_in_plain_torch_gives_the_engines_weights(tmp_path: Path) -> N
     """
     changes = {"rounds": 1, "partition.share": 0.16, "train.batch": 64}
     changes |= {"train.optimizer": "sgd", "train.lr": 0.03, "train.weight_decay": 0.0}
-    changes |= {"probe.every": 0, "probe.beside": [], "probe.picture": False, "probe.epochs": 1}
+    changes |= {"probe.every": 0, "probe.baselines": [], "probe.picture": False, "probe.epochs": 1}
     experiment = load("demo", changes)
     by_hand = runpy.run_path(str(EXAMPLES / "one_round.py"))["one_round"](experiment)
     fedssl.run(experiment, tmp_path / "run", device="cpu", quiet=True)

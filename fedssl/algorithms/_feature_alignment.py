@@ -22,8 +22,8 @@ KEY = "z_g"
 def projections(client: Client, state: State) -> Constants:
     """Return z_g (line 6) for the client's images, clean and in eval mode, as `constants` tensors.
 
-    Rows are added up to a power of two and never looked up: clients of similar size then share a
-    recorded step.
+    Rows of zeros are added up to a power of two, so that clients of similar size share a captured
+    step; they are never indexed.
     """
     z = client.embed(state, "z")
     spare = (1 << (len(z) - 1).bit_length()) - len(z)

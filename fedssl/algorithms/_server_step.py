@@ -21,8 +21,8 @@ def models_of(site: Tree) -> dict[str, State]:
 
 
 def parameters(state: State) -> Tensor:
-    """Return a model's parameters (n,): a live slice of its row, where they come first."""
-    (row,) = state.stretches(PARAMETERS)
+    """Return a model's parameters (n,): one live slice, since a layout has them first."""
+    (row,) = state.float_slices(PARAMETERS)
     return row
 
 

@@ -34,7 +34,10 @@ class FedAvg(NetworkChoice):
         return self.upload(client), self.memory(client)
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
-        """w ← Σ_k n_k/n · w_k, where n_k is the number of images of client k and n = Σ_k n_k."""
+        """w ← Σ_k n_k/n · w_k, where n_k is the number of images of client k and n = Σ_k n_k.
+
+        Other algorithms call `_averaging.average`, which is the same.
+        """
         means = {key: mean() for key in site}
 
         def add(upload: Upload) -> None:

@@ -128,7 +128,7 @@ class Communication(Analysis):
     """Find the round and the cost at which each run reached some accuracies."""
 
     accuracies: tuple[Percent, ...] = ()  # targets; none: round numbers among those measured
-    of: Literal["knn", "knn_common"] = "knn"  # mean of the run's models, or of their common part
+    of: Literal["knn", "knn_common"] = "knn"  # mean over the run's models, or the shared models
 
     def measure(self, runs: Sequence[Run], notify: Notify) -> Results:
         """Return the cost of every run by round, and when it reached each target."""
@@ -164,10 +164,9 @@ class Communication(Analysis):
     def _advice(self, run: Run) -> str:
         """Return what to do about a run whose log lacks the accuracy."""
         if any(line.get("knn") is not None for line in run.rounds):
-            # Each model was measured, but they share no part that could be.
-            return "its models have no common part; --set of=knn uses the mean of their accuracies"
+            return "it has no shared model; --set of=knn uses the mean over its models"
         if run.results and run.results.get("labels") is None:
-            return "it had no labelled test images; fedssl analyse divergence needs none"
+            return "it had no labelled test images; fedssl analyse divergence works without labels"
         return "run it with --set probe.every=1, and with labelled test images"
 
     def draw(self, results: Results) -> Any:

@@ -41,7 +41,7 @@ def knn_settings(run: Run) -> list[dict[str, Any]]:
     of earlier versions they are missing; then the experiment's settings apply.
     """
     probe = run.experiment.to_dict()["probe"]
-    default = {key: probe[key] for key in PROBES["knn"].uses}
+    default = {key: probe.get(key) for key in PROBES["knn"].uses}
     distinct: list[dict[str, Any]] = []
     for line in run.rounds:
         if line.get("knn") is None:

@@ -64,7 +64,7 @@ def local_models(
     trainer = federation.build_trainers(experiment, data.train.image, device, 1)[0]
     clients = _Clients(
         snapshot,
-        _work(experiment, snapshot.rounds, rate, public_images),
+        _context(experiment, snapshot.rounds, rate, public_images),
         trainer,
         federation.shards(seen, owners, [device]),
         device,
@@ -110,7 +110,7 @@ class _Clients(NamedTuple):
     """The clients of a checkpoint, trained one at a time on one device."""
 
     snapshot: Snapshot
-    work: RunContext
+    context: RunContext
     trainer: Trainer
     shards: Mapping[str, Shard]
     device: torch.device
@@ -121,11 +121,11 @@ class _Clients(NamedTuple):
             client=client,
             round=self.snapshot.rounds,
             shard=self.shards[client],
-            message=self.work.algorithm.broadcast(self.snapshot.sites[site], client),
+            message=self.context.algorithm.broadcast(self.snapshot.sites[site], client),
             load_memory=partial(_memory, self.snapshot, client),
             store_memory=_discard,
         )
-        return run_client(self.work, part, self.trainer, self.device)
+        return run_client(self.context, part, self.trainer, self.device)
 
 
 def _public_images(
@@ -137,13 +137,13 @@ def _public_images(
     return {device: public.to(device)}
 
 
-def _work(
+def _context(
     experiment: Experiment,
     rounds: int,
     rate: float | None,
     public_images: Mapping[torch.device, Tensor],
 ) -> RunContext:
-    """Return the work of the round after `rounds`, or of the last round again."""
+    """Return the context of the round after `rounds`, or of the last round again."""
     last = min(rounds, experiment.rounds - 1)
     if rate is None:
         rate = experiment.train.rate(last, experiment.rounds)

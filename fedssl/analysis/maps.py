@@ -21,8 +21,8 @@ from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_rows
 from fedssl.analysis.features import FeatureAnalysis, check_equal_widths, data_reader
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
-from fedssl.plots.run_picture import MIN_MAPPED, scatter, tsne
-from fedssl.plots.style import COLOURS, MARKERS, model_title, new_figure
+from fedssl.plots.feature_map import MIN_MAPPED, scatter, tsne
+from fedssl.plots.style import model_title, new_figure, point_style
 from fedssl.runs.run import Run
 
 COMPONENTS = 20  # of all models' features, before they are put on one map
@@ -140,8 +140,7 @@ class Map(FeatureAnalysis):
                 s=7,
                 alpha=0.7,
                 label=model_title(name),
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKERS[number % len(MARKERS)],
+                **point_style(number),
             )
         axes[0, 0].set(title=f"test images, {MAP_NAMES[self.how]}", xticks=[], yticks=[])
         axes[0, 0].set_frame_on(False)
@@ -178,5 +177,5 @@ def _draw_apart(results: Results) -> tuple[Any, Any]:
         panel.set_axis_off()
     for panel, (name, positions) in zip(axes.flat, maps.items(), strict=False):
         title = model_title(name)
-        scatter(panel, np.array(positions), labels, classes=classes, title=title, markers=MARKERS)
+        scatter(panel, np.array(positions), labels, classes=classes, title=title)
     return figure, axes

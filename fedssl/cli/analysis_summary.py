@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedssl.analysis import Summary
+from fedssl.core.rich_console import Console
 
 MAX_ROWS = 40
 

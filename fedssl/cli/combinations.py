@@ -120,8 +120,8 @@ def train(
     )
     sites = built.first_sites()
     constant = RoundPosition(experiment.train.lr, 0.0, experiment.rounds)
-    work = replace(built.work(threading.Event()), position=lambda round: constant)
-    runtime = LocalRuntime(work, built.shards, built.trainers, memory or Memory())
+    context = replace(built.context(threading.Event()), position=lambda round: constant)
+    runtime = LocalRuntime(context, built.shards, built.trainers, memory or Memory())
     try:
         for round in federate(
             experiment.algorithm,

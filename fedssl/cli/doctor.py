@@ -72,7 +72,7 @@ def _problems() -> list[str]:
             else:
                 problems.append(f"torchvision: {failure}")
     if torch.cuda.is_available():
-        missing = kernels.missing(torch.device("cuda"))
+        missing = kernels.unavailable_reason(torch.device("cuda"))
         if missing:
             problems.append(
                 f"{missing}: training on CUDA runs at about half its speed without compiled kernels"

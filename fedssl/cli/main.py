@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import signal
 import sys
@@ -14,6 +13,7 @@ import typer
 
 from fedssl.cli.commands.analyse import analyse
 from fedssl.cli.commands.combinations import combinations
+from fedssl.cli.commands.compare import compare
 from fedssl.cli.commands.doctor import doctor
 from fedssl.cli.commands.evaluate import evaluate
 from fedssl.cli.commands.finetune import finetune
@@ -25,6 +25,7 @@ from fedssl.cli.commands.run import run
 from fedssl.cli.commands.runs import runs
 from fedssl.cli.commands.tables import reproduce, sweep
 from fedssl.cli.commands.views import views
+from fedssl.core.ascii_output import replace_unencodable_output
 from fedssl.core.errors import DataError, FedsslError, is_out_of_memory, out_of_memory
 from fedssl.core.version import __version__
 
@@ -63,6 +64,7 @@ def options(
 app.command()(new)
 app.command()(run)
 app.command()(runs)
+app.command()(compare)
 app.command()(recipes)
 app.command()(evaluate)
 app.command()(reproduce)
@@ -80,7 +82,7 @@ def main() -> None:
     """Run the program: errors meant for a user are one line and an exit code, not a traceback."""
     for number in SIGNALS:
         signal.signal(number, _interrupt)
-    _escape_unencodable_output()
+    replace_unencodable_output()
     try:
         app()
     except FedsslError as problem:
@@ -114,12 +116,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if time.monotonic() - _last_signal > REPEAT_INTERVAL:
         _last_signal = time.monotonic()
         raise KeyboardInterrupt
-
-
-def _escape_unencodable_output() -> None:
-    """Escape characters that standard output cannot encode; standard error does so by default."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _fail(problem: FedsslError) -> NoReturn:

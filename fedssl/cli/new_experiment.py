@@ -1,7 +1,10 @@
-"""Write an experiment for a folder of images and print what was found."""
+"""Write an experiment for a folder of images and print what was detected."""
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,57 +13,145 @@ import torch
 from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.suggestions import suggest
+from fedssl.data.download import find_path
+from fedssl.data.folder_listing import printable
 from fedssl.data.inspect_folder import LAYOUTS, FolderSummary, inspect_folder
-from fedssl.experiment.draft import Choices, choose_size, draft
+from fedssl.experiment.draft import (
+    OTHER_LAYOUTS,
+    Choices,
+    choose_clients,
+    choose_holdout,
+    choose_preset,
+    choose_size,
+    draft,
+    trained_clients,
+)
 from fedssl.experiment.experiment import Experiment
 from fedssl.views.presets import PRESETS
 
 LISTED = 5  # clients or classes that are printed by name
+MACHINES = ("cpu", "gpu")
+DATA_DIR = Path("data")  # the default of --data-dir
 
 
-def write_experiment(folder: Path, file: Path, *, views: str | None, layout: str | None) -> None:
+def write_experiment(
+    folder: Path, file: Path, *, views: str | None, layout: str | None, machine: str | None
+) -> None:
     """Inspect a folder, write an experiment for it, and print a summary and the next commands."""
     _check_choice("view preset", views, PRESETS)
     _check_choice("layout", layout, LAYOUTS)
+    _check_choice("machine", machine, MACHINES)
+    _check_outside(folder, file)
     summary = inspect_folder(folder, print_to_stderr, layout)
     pictures = find_spec("matplotlib") is not None and find_spec("sklearn") is not None
-    choices = Choices(views, torch.cuda.is_available(), pictures)
-    text = draft(folder, summary, choices)
+    gpu = machine == "gpu" or (machine is None and torch.cuda.is_available())
+    choices = Choices(views, gpu, pictures)
+    text = draft(path_to_write(folder), summary, choices)
     Experiment.from_toml(text, str(file)).check()
     file.write_text(text, "utf-8")
-    for line in describe(summary):
+    for line in describe(folder, summary, choices):
         print(line)
-    print(f"wrote {file}; next:")
-    print(f"  fedssl partition {file}   # who has which images")
-    print(f"  fedssl views {file}       # what clients train on")
-    print(f"  fedssl run {file}")
+    name = shlex.quote(str(file))
+    print(f"wrote {name}, which explains every setting; next:")
+    print(f"  fedssl partition {name}   # prints which client has which images")
+    print(f"  fedssl views {name}       # draws views.png, the images as clients see them")
+    print(f"  fedssl run {name}         # trains and measures")
 
 
-def _check_choice(noun: str, value: str | None, known: object) -> None:
-    names = list(known)  # type: ignore[call-overload]
+def _check_choice(noun: str, value: str | None, known: Iterable[str]) -> None:
+    names = list(known)
     if value is not None and value not in names:
         hint = suggest(value, names) or f"; known: {', '.join(names)}"
         raise ConfigError(f'unknown {noun} "{value}"{hint}')
 
 
-def describe(summary: FolderSummary) -> list[str]:
-    """Return what was found in a folder, in a few lines."""
-    lines = [f"{summary.images:,} images, half of them at least {summary.side} pixels a side"]
-    if summary.grey:
-        lines[0] += ", all grey"
-    if summary.groups:
-        kind = "clients" if summary.by_client else "classes"
-        names = list(summary.groups)
-        shown = ", ".join(f"{name} ({summary.groups[name]:,})" for name in names[:LISTED])
-        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-        lines.append(f"{len(names)} {kind}: {shown}{more}")
-    if summary.classes and summary.by_client:
-        shown = ", ".join(summary.classes[:LISTED])
-        more = f" and {len(summary.classes) - LISTED} more" if len(summary.classes) > LISTED else ""
-        lines.append(f"{len(summary.classes)} classes: {shown}{more}")
-    lines.append(f'layout "{summary.layout}": {summary.reason}')
-    if summary.test is not None:
-        lines.append(f"test images in {summary.test}")
-    if summary.smallest_side < choose_size(summary.side, gpu=False):
-        lines.append(f"the smallest image has {summary.smallest_side} pixels: it is enlarged")
+def _check_outside(folder: Path, file: Path) -> None:
+    """Raise ConfigError if runs, or the experiment, would be written among the images."""
+    images = folder.resolve()
+    if Path.cwd().is_relative_to(images):
+        raise ConfigError(
+            f"the working directory is in the folder of images {folder}, so runs would be written "
+            "among the images: change to a directory outside of it and run this again"
+        )
+    if file.resolve().is_relative_to(images):
+        raise ConfigError(f"{file} would be among the images in {folder}: choose another file")
+
+
+def path_to_write(folder: Path) -> Path:
+    """Return the path of a folder for an experiment: relative if it is in the working directory.
+
+    It is absolute as well if the relative path would be found in the data directory.
+    """
+    absolute = Path(os.path.abspath(folder))  # not resolved: links stay as they are
+    relative = Path(os.path.relpath(absolute))
+    inside = absolute.is_relative_to(Path.cwd())
+    if inside and find_path(str(relative), DATA_DIR).samefile(absolute):
+        return relative
+    return absolute
+
+
+def describe(folder: Path, summary: FolderSummary, choices: Choices) -> list[str]:
+    """Return what was detected in a folder, why, and how to change it, one line for each."""
+    details = {
+        "layout": f"{summary.layout}: {summary.reason}; {OTHER_LAYOUTS[summary.layout]}",
+        "clients": _clients(summary),
+    }
+    if summary.classes:
+        details["classes"] = _listed(summary.classes)
+    details["test"] = _test(summary)
+    details["size"] = _size(summary, choices.gpu)
+    preset, reason = choose_preset(folder, summary, choices)
+    others = " or ".join(sorted(PRESETS.keys() - {preset}))
+    details["views"] = f"{preset}: {reason}; --views {others} for others"
+    details["machine"] = "CPU: a small network; --machine gpu for resnet18"
+    if choices.gpu:
+        details["machine"] = "GPU: resnet18; --machine cpu for a small network"
+    lines = [f"{_files(summary.images)} in {printable(str(folder))}"]
+    if summary.outside:
+        lines.append(f"  left out  {_files(summary.outside)} outside of the layout's folders")
+    if summary.unreadable:
+        bad = f"{summary.unreadable:,} of {_files(summary.sampled)} that were opened"
+        lines.append(f"  left out  files that are no images: {bad}")
+    for name, text in details.items():
+        lines.append(f"  {name:8}  {text}")
     return lines
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file" + "s" * (count != 1)
+
+
+def _clients(summary: FolderSummary) -> str:
+    if not summary.by_client:
+        return f"{choose_clients(summary)}, simulated: the images are split over them"
+    listed = _listed([f"{name} ({count:,})" for name, count in summary.groups.items()])
+    if trained_clients(summary) > 1:
+        return listed
+    return f"{listed}; only one can train, --layout flat simulates several"
+
+
+def _listed(names: list[str]) -> str:
+    """Return the number of names and the first of them."""
+    text = f"{len(names)}: {', '.join(map(printable, names[:LISTED]))}"
+    if len(names) > LISTED:
+        text += f" and {len(names) - LISTED} more"
+    return text
+
+
+def _test(summary: FolderSummary) -> str:
+    holdout = choose_holdout(summary)
+    if summary.test is not None:
+        return f"images in {printable(str(summary.test))}"
+    if holdout:
+        return f"{holdout:,} images that are kept out of training (data.holdout)"
+    return "no labelled images, so no accuracy is measured; data.test adds some at any time"
+
+
+def _size(summary: FolderSummary, gpu: bool) -> str:
+    size = choose_size(summary.side, gpu)
+    text = f"{size} pixels a side; half of the images have at least {summary.side}"
+    if summary.grey:
+        text += ", all are grey"
+    if summary.smallest_side < size:
+        text += f", the smallest has {summary.smallest_side} and is enlarged"
+    return f"{text} (data.size)"

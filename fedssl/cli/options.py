@@ -17,6 +17,14 @@ Sets = Annotated[
     list[str],
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable."),
 ]
+Imports = Annotated[
+    list[str],
+    typer.Option(
+        "--import",
+        metavar="FILE_OR_MODULE",
+        help="Import a module that registers your own classes, such as methods; repeatable.",
+    ),
+]
 RunDir = Annotated[Path | None, typer.Option(help="Run directory; resumed if it exists.")]
 DataDir = Annotated[Path, typer.Option(help="Directory of data sets; also used for downloads.")]
 Device = Annotated[

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import write_atomic
+from fedssl.core.rich_console import Console
 from fedssl.data import Dataset, earth_movers_distance, histogram
 from fedssl.experiment.client_data import partition_data, read_data
 from fedssl.experiment.experiment import Experiment

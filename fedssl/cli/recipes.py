@@ -1,17 +1,33 @@
-"""Select recipes and print them as a list."""
+"""Select recipes and print them: an overview, or a list."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from fedssl.cli.wide_console import wide_console
 from fedssl.core.errors import ConfigError
 from fedssl.experiment.recipes import VARIANTS, Recipe, families, matching, recipes
+from fedssl.experiment.recipes.layers import notes
+
+VARIANT_LINES = (
+    ("NAME-short", "one local epoch a round"),
+    ("NAME-mini", "a small network on images that come with fedssl: minutes on a CPU"),
+)
+COMMAND_LINES = (
+    ("fedssl recipes FedEMA", "lists the recipes of a paper"),
+    ('fedssl recipes "FedEMA, Table 3"', "lists those of a table"),
+    ("fedssl recipes mocov2", "lists those with this text in their name"),
+    ("fedssl recipes --all", "lists all of them"),
+    ("fedssl recipes demo", "prints a recipe as TOML, with all settings"),
+    ("fedssl run demo", "trains it"),
+)
 
 
 def is_one(name: str) -> bool:
@@ -40,7 +56,7 @@ def chosen(pattern: str | None) -> dict[str, Recipe]:
             if text in name or _is_published_in(recipe, text):
                 selected[name] = recipe
     if not selected:
-        raise ConfigError(f'no recipe matches "{pattern}"; fedssl recipes lists all of them')
+        raise ConfigError(f'no recipe matches "{pattern}"; fedssl recipes --all lists all of them')
     return selected
 
 
@@ -50,6 +66,43 @@ def _is_published_in(recipe: Recipe, text: str) -> bool:
         if text == place.lower() or text in place.lower().split(", "):
             return True
     return False
+
+
+def print_overview() -> None:
+    """Print the number of recipes of each paper, the variants, and how to list or print more."""
+    console = wide_console()
+    known = recipes()
+    counts: Counter[str] = Counter()
+    for recipe in known.values():
+        counts[recipe.family] += 1
+    sources = []
+    for family, cited in families().items():
+        if cited:
+            paper, _, cite = cited.partition(": ")
+            sources.append((paper, str(counts[family]), cite))
+        else:
+            sources.append((family, "1", ". ".join(notes(known[family].layers))))
+    sections = {
+        f"{len(known)} recipes: named training settings, ready to run": sources,
+        "Variants of every recipe": VARIANT_LINES,
+        "Commands": COMMAND_LINES,
+    }
+    for title, rows in sections.items():
+        console.print(title, highlight=False)
+        console.print(_columns(rows))
+        console.print()
+
+
+def _columns(rows: Iterable[Sequence[str]]) -> Padding:
+    """Return rows in aligned columns, without lines around them; numbers are aligned right."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    return Padding.indent(table, 2)
 
 
 def print_recipes(selected: Mapping[str, Recipe]) -> None:

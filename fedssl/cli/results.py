@@ -1,13 +1,16 @@
-"""Print the final table of a run."""
+"""Print the final table of a run, or of several seeds of one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from fedssl.core.rich_console import Console
+from fedssl.evaluation.verdict import Verdict, signed
 from fedssl.runs.run import Run
+from fedssl.runs.seeds import judge_runs
 from fedssl.topologies.topology import MEAN
 
 # Models other than the clients' or peers' own that get a row; results.json has all of them.
@@ -22,16 +25,17 @@ _NAMES = {
 }
 
 
+# So that a table with gains fits into 80 columns.
+_SHORT_NAMES = {"isolated": "clients alone", "random": "random", "centralized": "pooled"}
+
+
 def print_results(run: Run) -> None:
-    """Print the accuracies of a finished run, its notes and its files."""
+    """Print the accuracies of a finished run, the verdict, its notes and its files."""
     rows = run.results.get("table", {})
     if rows:
-        print(_title(run))
-        Console().print(_table(run, rows))
-        if "verdict" in run.results:  # not in directories of earlier versions
-            print(run.results["verdict"]["sentence"])
-    elif run.results.get("models", 1):
-        Console().print("No labelled test images, so no accuracy was measured.")
+        _print_table(run, rows, run.results.get("verdict", {}))
+    else:
+        _print_unmeasured(run)
     for note in run.results.get("notes", ()):
         print(note)
     # Not with rich, which breaks long paths and reads brackets as colours.
@@ -42,26 +46,78 @@ def print_results(run: Run) -> None:
         print(f"picture        {run.dir / 'picture.png'}")
 
 
-def _table(run: Run, rows: dict[str, dict[str, Any]]) -> Table:
-    labels = _labels_text(run.experiment.probe.labels)
-    headings = {"knn": "kNN, all labels", "linear": f"linear probe, {labels}"}
+def print_seeds(runs: Sequence[Run]) -> None:
+    """Print the accuracies of several seeds of one experiment, and the verdict over them."""
+    verdict = judge_runs(runs)
+    if verdict is None:
+        _print_unmeasured(runs[0])
+    else:
+        _print_table(runs[0], _means(verdict), verdict.values())
+    for run in runs:
+        print(f"seed {run.experiment.seed}: {run.dir}")
+
+
+def seeds_as_values(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the results of several seeds, and the verdict over them, as plain values."""
+    verdict = judge_runs(runs)
+    return {
+        "runs": [{"dir": str(run.dir)} | run.results for run in runs],
+        "verdict": None if verdict is None else verdict.values(),
+    }
+
+
+def _print_unmeasured(run: Run) -> None:
+    if run.results.get("models", 1):
+        print("No labelled test images, so no accuracy was measured.")
+
+
+def _print_table(
+    run: Run, rows: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]
+) -> None:
+    """Print accuracies and gains, and the verdict, which earlier versions did not write."""
+    if "accuracies" not in verdict:
+        print(f"{_title(run)}: accuracy in %")
+        Console().print(_table(run, rows, {}))
+        return
+    images = f"(95% interval, {verdict['test_images']:,} test images)"
+    print(f"{_title(run)}: accuracy in %{_spread_text(rows, verdict)} {images}")
+    Console().print(_table(run, rows, verdict))
+    print(f"verdict: {verdict['sentence']}")
+
+
+def _table(run: Run, rows: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -> Table:
+    """Return the accuracies of each row and, after a line, the gains over the baselines."""
     table = Table()
     table.add_column("backbone")
-    for probe in rows["this run"]:
-        table.add_column(headings[probe], justify="right")
+    probes = list(rows["this run"])
+    for probe in probes:
+        table.add_column(_heading(run, probe), justify="right")
+    intervals = verdict.get("accuracies", {})
     for name, scores in rows.items():
-        table.add_row(_NAMES.get(name, name), *map(_score_text, scores.values()))
+        cells = [_score_text(scores[probe], intervals.get(name, {}).get(probe)) for probe in probes]
+        table.add_row(_NAMES.get(name, name), *cells)
         if name == "this run":
             _add_separate_models(table, scores)
+    if verdict.get("gains"):
+        table.add_section()
+    for name, gains in verdict.get("gains", {}).items():
+        cells = [_gain_text(gains[probe]) for probe in probes]
+        table.add_row(f"gain over {_SHORT_NAMES[name]}", *cells)
     return table
 
 
-def _add_separate_models(table: Table, scores: dict[str, Any]) -> None:
+def _add_separate_models(table: Table, scores: Mapping[str, Any]) -> None:
     """Add a row for each model that is not in the average of the run."""
     first = next(iter(scores.values()))
     for model in first.get("apart", [])[:MAX_SEPARATE]:
         accuracies = [f"{score['models'][model]:.1f}" for score in scores.values()]
         table.add_row(_NAMES.get(model, model), *accuracies)
+
+
+def _heading(run: Run, probe: str) -> str:
+    if probe == "linear":
+        return f"linear, {_labels_text(run.experiment.probe.labels)}"
+    return "kNN, all labels"
 
 
 def _labels_text(labels: float) -> str:
@@ -75,11 +131,41 @@ def _labels_text(labels: float) -> str:
 
 def _title(run: Run) -> str:
     values = run.experiment.to_dict()
-    names = [values[table]["name"] for table in ("method", "algorithm", "topology")]
-    return f"{' × '.join(names)}: accuracy in %"
+    return " × ".join(values[table]["name"] for table in ("method", "algorithm", "topology"))
 
 
-def _score_text(score: dict[str, Any]) -> str:
+def _score_text(score: Mapping[str, Any], interval: Mapping[str, float] | None) -> str:
+    text = f"{score['mean']:.1f}"
     if "std" in score:
-        return f"{score['mean']:.1f} ± {score['std']:.1f}"
-    return f"{score['mean']:.1f}"
+        text += f" ± {score['std']:.1f}"
+    if interval is not None:
+        text += f" ({interval['low']:.1f}…{interval['high']:.1f})"
+    return text
+
+
+def _gain_text(gain: Mapping[str, Any]) -> str:
+    text = signed(gain["estimate"])
+    if "std" in gain:
+        text += f" ± {gain['std']:.1f}"
+    return f"{text} ({signed(gain['low'])}…{signed(gain['high'])})"
+
+
+def _spread_text(rows: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -> str:
+    """Return what the spread in the table is over; "" if it has none."""
+    if any("seeds" in figure for figure in verdict["accuracies"]["this run"].values()):
+        return " ± std over seeds"
+    if any("std" in score for row in rows.values() for score in row.values()):
+        return " ± std over clients"
+    return ""
+
+
+def _means(verdict: Verdict) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the mean and spread over seeds of each row, in the form of a run's table."""
+    rows: dict[str, dict[str, dict[str, float]]] = {}
+    for row, figures in verdict.accuracies.items():
+        rows[row] = {}
+        for probe, figure in figures.items():
+            rows[row][probe] = {"mean": figure.interval.estimate}
+            if figure.std is not None:
+                rows[row][probe]["std"] = figure.std
+    return rows

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedssl.cli.wide_console import wide_console
-from fedssl.core.console import print_to_stderr
+from fedssl.core.console import duration, print_to_stderr
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.runs.summary import RunSummary, find_runs, nearest_differences, summarise
 
@@ -66,17 +66,6 @@ def _table(summaries: Sequence[RunSummary]) -> Table:
 
 def _percent(accuracy: float | None) -> str:
     return "" if accuracy is None else f"{accuracy:.1f}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in hours, minutes and seconds: "1:02:03", "2:03" or "3 s"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02}"
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _as_values(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:

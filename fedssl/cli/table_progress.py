@@ -13,11 +13,12 @@ from datetime import timedelta
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedssl.cli.wide_console import wide_console
+from fedssl.core.rich_console import Console
 from fedssl.tables.cell_result import CellResult
 from fedssl.tables.comparability import INCOMPARABLE, provenance_warnings, published_heading
 from fedssl.tables.failures import failures

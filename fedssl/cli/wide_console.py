@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from fedssl.core.rich_console import Console
 
 UNLIMITED = 10_000  # columns: a table has one line per row
 

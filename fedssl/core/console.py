@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fedssl.core.ascii_output import encodable
+
 Notify = Callable[[str], None]  # receives one line of output
 Advance = Callable[[int], None]  # receives the amount of work done since the last call
+ShowStep = Callable[[int, str], None]  # receives the number of finished steps and the next step
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_STEPS = 5.0
 
 
 def print_to_stderr(line: str) -> None:
     """Print a line on standard error at once."""
-    print(line, file=sys.stderr, flush=True)
+    # One write, so that no other thread writes between a line and its end.
+    text = encodable(f"{line}\n", sys.stderr.encoding or "utf-8")
+    print(text, end="", file=sys.stderr, flush=True)
 
 
 def ignore_message(line: str) -> None:
     """Discard a line."""
+
+
+def approximate_time(seconds: float) -> str:
+    """Return an estimated time: "50 s", "12 min" or "3.5 h"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in hours, minutes and seconds: "1:02:03", "2:03" or "3 s"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def stderr_is_terminal() -> bool:
@@ -41,13 +68,18 @@ def meter(
 ) -> Iterator[Advance]:
     """Show the progress of some work; yield `advance(n)`, to be called as work is done.
 
-    `total` is None if the amount is unknown; `size` means that amounts are bytes.
+    `total` is None if the amount is unknown; `size` means that amounts are bytes. Nothing is shown
+    if messages are ignored.
     """
+    if notify is ignore_message:
+        yield lambda amount: None
+        return
     if not stderr_is_terminal():
         yield _print_lines(description, total, notify)
         return
     from rich import progress  # slow to import, and only used on a terminal
-    from rich.console import Console
+
+    from fedssl.core.rich_console import Console
 
     columns = (
         progress.TextColumn("{task.description}"),
@@ -75,3 +107,67 @@ def _print_lines(description: str, total: int | None, notify: Notify) -> Advance
             notify(f"{description}: {amount_done}")
 
     return advance
+
+
+@contextmanager
+def steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
+    """Show which of `total` steps is under way; yield `show(finished, step)`.
+
+    Without a terminal, the present step is printed every few seconds, so that short work prints
+    nothing. Nothing is shown if messages are ignored.
+    """
+    if notify is ignore_message:
+        yield lambda finished, step: None
+        return
+    if not stderr_is_terminal():
+        with _PresentStep(title, total, notify) as present:
+            yield present.show
+        return
+    from rich import progress
+
+    from fedssl.core.rich_console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+
+        def show(finished: int, step: str) -> None:
+            bar.update(task, completed=finished, description=f"{title}: {step}")
+
+        yield show
+
+
+class _PresentStep:
+    """Print the present step every few seconds, from a thread: one step may take minutes."""
+
+    def __init__(self, title: str, total: int, notify: Notify) -> None:
+        self._title = title
+        self._total = total
+        self._notify = notify
+        self._step = ""
+        self._start = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._print_lines, daemon=True)
+
+    def show(self, finished: int, step: str) -> None:
+        """Set the present step."""
+        self._step = f"{step} (step {finished + 1} of {self._total})"
+
+    def _print_lines(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN_STEPS):
+            if self._step:
+                elapsed = duration(time.monotonic() - self._start)
+                self._notify(f"{self._title}: {self._step}, {elapsed} elapsed")
+
+    def __enter__(self) -> _PresentStep:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()

@@ -1,7 +1,8 @@
 """Identify the code and the machine that produced a figure.
 
 The digest of the code changes with every statement that may change a figure. Comments, docstrings
-and layout do not change it, nor do modules that only present results. It does not cover plugins.
+and layout do not change it, nor do modules that only present results. Modules imported by --import
+have a digest too, which follows that of fedssl after a plus sign. Plugins are not covered.
 
 `equal_code.txt` lists digests of code that the golden tests have shown to compute the same bits.
 All of them are reported as the first, so that a change of names or layout does not make earlier
@@ -18,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedssl.core.user_modules import imported_modules
 from fedssl.core.version import __version__
 
 if TYPE_CHECKING:
@@ -39,9 +41,24 @@ PRESENTATION = {
 }
 
 
-@cache
 def code() -> str:
-    """Return eight hexadecimal digits that identify the running code."""
+    """Return hexadecimal digits that identify the running code: "0123abcd".
+
+    "0123abcd+4567cdef" if a user's modules were imported: the second number identifies these.
+    """
+    user_modules = imported_modules().values()
+    if not user_modules:
+        return _own_code()
+    texts = []
+    for module in user_modules:
+        texts.append("".join(map(statements, module.sources)))
+    digest = hashlib.sha256("\n".join(sorted(texts)).encode())
+    return f"{_own_code()}+{digest.hexdigest()[:8]}"
+
+
+@cache
+def _own_code() -> str:
+    """Return the digest of this package, that of the first of all equal ones."""
     digest = package_digest(PACKAGE)
     equal = EQUAL_CODE.read_text("utf-8").split()
     return equal[0] if digest in equal else digest
@@ -59,7 +76,7 @@ def package_digest(package: Path) -> str:
     return digest.hexdigest()[:8]
 
 
-def statements(source: str) -> str:
+def statements(source: str | bytes) -> str:
     """Return source code without comments, docstrings and layout.
 
     The result is the same for every version of Python.

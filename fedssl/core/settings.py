@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.suggestions import suggest
+from fedssl.core.wrong_keys import WrongKey, WrongKeysError
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")
@@ -55,26 +56,30 @@ def _check_magnitude(value: Any) -> None:
 def validate(cls: type[S], values: Mapping[str, Any], where: str = "") -> S:
     """Return settings built from plain values.
 
-    Raise ConfigError for the first problem, in one sentence that names the key. `where` is the
-    dotted name of the table, e.g. `algorithm`.
+    Raise ConfigError for all unknown and missing keys, or else for the first wrong value. `where`
+    is the dotted name of the table, e.g. `algorithm`.
     """
     try:
         return cls.model_validate(dict(values))
     except ValidationError as failure:
-        raise ConfigError(explain(cls, failure, where)) from None
+        raise explain(cls, failure, where) from None
 
 
-def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> str:
-    """Return a sentence that names the key and states the first problem of a failed validation."""
+def explain(
+    cls: type[BaseModel],
+    failure: ValidationError,
+    where: str = "",
+    elsewhere: Mapping[str, bool] | None = None,
+) -> ConfigError:
+    """Return the error for a user: all unknown and missing keys, or else the first wrong value.
+
+    `elsewhere` holds the known keys of other tables, which are suggested too (see `known_keys`).
+    """
+    wrong = _wrong_keys(cls, failure, where)
+    if wrong:
+        return WrongKeysError(wrong, elsewhere)
     problem = _first_problem(failure)
-    path = list(map(str, problem["loc"]))
-    key = ".".join([where, *path] if where else path)
-    if problem["type"] == "extra_forbidden":
-        known = _model_at(cls, path[:-1]).model_fields
-        hint = suggest(path[-1], known)
-        if not hint and known:
-            hint = f"; known: {', '.join(known)}"
-        return f'unknown key "{key}"{hint}'
+    key = _dotted(where, problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     message = message.replace("valid tuple", "list")  # the term of TOML
     message = message[:1].lower() + message[1:]
@@ -82,7 +87,44 @@ def explain(cls: type[BaseModel], failure: ValidationError, where: str = "") -> 
     is_table = isinstance(problem["input"], Mapping | BaseModel)
     if not is_table and problem["type"] != "missing":
         message += f" (got {_abbreviate(problem['input'])})"
-    return f"{key or 'experiment'}: {message}"
+    return ConfigError(f"{key or 'experiment'}: {message}")
+
+
+def _wrong_keys(cls: type[BaseModel], failure: ValidationError, where: str) -> list[WrongKey]:
+    """Return the unknown and missing keys in a failed validation, also those of inner tables."""
+    wrong: list[WrongKey] = []
+    for problem in failure.errors():
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, WrongKeysError):
+            wrong.extend(cause.wrong)
+            continue
+        path = problem["loc"]
+        missing = problem["type"] == "missing"
+        unknown = problem["type"] == "extra_forbidden"
+        if not (missing or unknown) or not isinstance(path[-1], str):  # an item of a list
+            continue
+        table = _model_at(cls, path[:-1])
+        siblings = known_keys(table, _dotted(where, path[:-1]), levels=1)
+        key = _dotted(where, path)
+        is_table = siblings.get(key, isinstance(problem["input"], Mapping))
+        wrong.append(WrongKey(key, missing, is_table, siblings))
+    return wrong
+
+
+def known_keys(cls: type[BaseModel], where: str = "", levels: int = 2) -> dict[str, bool]:
+    """Return the dotted names of settings, with True for those that are tables."""
+    keys = {}
+    for name in cls.model_fields:
+        key = _dotted(where, [name])
+        inner = _model_at(cls, [name])
+        keys[key] = inner is not cls
+        if keys[key] and levels > 1:
+            keys |= known_keys(inner, key, levels - 1)
+    return keys
+
+
+def _dotted(where: str, path: Sequence[int | str]) -> str:
+    return ".".join(filter(None, [where, *map(str, path)]))
 
 
 def _abbreviate(value: Any) -> str:
@@ -105,10 +147,10 @@ def _first_problem(failure: ValidationError) -> Any:
     return errors[0]
 
 
-def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel]:
+def _model_at(cls: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
     """Return the model that a path of field names leads to, as far as it does."""
     for name in path:
-        field = cls.model_fields.get(name)
+        field = cls.model_fields.get(str(name))
         if field is None:
             break
         annotation = field.annotation
@@ -124,12 +166,21 @@ class UnknownNameError(ConfigError):
     def __init__(self, noun: str, group: str, name: str, known: list[str]) -> None:
         hint = suggest(name, known) or (
             f"; known: {', '.join(known)}, "
-            "and yours once their module is imported or installed as a plugin"
+            "and yours once their module is imported (--import FILE) or installed as a plugin"
         )
         super().__init__(f'unknown {noun} "{name}"{hint}')
         self.noun = noun
         self.group = group
         self.name = name
+
+
+def _is_own(cls: type[Any]) -> bool:
+    """True for a class of this package."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _full_name(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 class Registry(Generic[T]):
@@ -146,11 +197,22 @@ class Registry(Generic[T]):
         self._classes: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Return a decorator that registers a class under a name."""
+        """Return a decorator that registers a class under a name.
+
+        A class that is defined again, as by a cell of a notebook, replaces its earlier definition.
+        Raise ConfigError if another class has the name.
+        """
 
         def add(cls: type[T]) -> type[T]:
-            if self._classes.setdefault(name, cls) is not cls:
-                raise ValueError(f'{self.noun} "{name}" is registered twice')
+            if not _is_own(cls):
+                self._import_modules()  # so that a user's class cannot take a name of the package
+            other = self._classes.get(name, cls)
+            if _full_name(other) != _full_name(cls):
+                raise ConfigError(
+                    f'{self.noun} "{name}" is registered twice, by {_full_name(other)} and by '
+                    f"{_full_name(cls)}: choose another name"
+                )
+            self._classes[name] = cls
             return cls
 
         return add

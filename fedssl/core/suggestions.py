@@ -6,7 +6,13 @@ import difflib
 from collections.abc import Iterable
 
 
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is closest to this one; None if none is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return next(iter(close), None)
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return `, did you mean "x"?` if a known word is close to this one, else an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    return f', did you mean "{close[0]}"?' if close else ""
+    close = closest(word, known)
+    return "" if close is None else f', did you mean "{close}"?'

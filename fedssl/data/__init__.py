@@ -12,7 +12,7 @@ from fedssl.data.label_histogram import earth_movers_distance, histogram
 from fedssl.data.npz import Npz
 from fedssl.data.partition import PARTITIONS, Iid, Listed, Natural, Partition, Quantity
 from fedssl.data.public import PUBLIC, HeldOut, Public
-from fedssl.data.python_images import PythonImages, from_python
+from fedssl.data.python_images import PythonImages, from_python, is_by_client
 from fedssl.data.stl10 import Stl10
 from fedssl.data.tiny_imagenet import TinyImageNet
 
@@ -48,4 +48,5 @@ __all__ = [
     "earth_movers_distance",
     "from_python",
     "histogram",
+    "is_by_client",
 ]

@@ -67,6 +67,12 @@ def decode(source: Path | bytes, size: int, channels: int = 3) -> Array:
             return fit(image, size, channels)
 
 
+def read_header(path: Path) -> tuple[int, int, str]:
+    """Return width, height and Pillow's mode of an image file, or raise Unreadable."""
+    with _open_stream(path) as stream, _open_image(stream) as image:
+        return *image.size, image.mode
+
+
 def decode_whole(path: Path, size: tuple[int, int], channels: int = 3) -> Array:
     """Return all of an image file as uint8 (channels, height, width), given its (width, height).
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import statistics
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
-
 from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
+from fedssl.data.decode import Unreadable, read_header
 from fedssl.data.folder_listing import list_image_files, subfolders
 
 SAMPLED = 200  # files whose headers are read
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
 TEST_NAMES = ("test", "val")
-LAYOUTS = ("clients", "classes", "clients-classes", "flat")
+LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}  # folders above a file
+LAYOUTS = tuple(LEVELS)
 
 
 class FolderSummary(NamedTuple):
@@ -30,16 +31,26 @@ class FolderSummary(NamedTuple):
     test: Path | None
     groups: dict[str, int]  # images by client or by class; empty for a flat folder
     classes: list[str]
-    images: int
+    images: int  # files that the layout includes
+    outside: int  # files above the folders of the layout, which are left out
     side: int  # median of the shorter sides of the sample, in pixels
     smallest_side: int
     grey: bool  # True if all images of the sample are
-    deep: bool  # True if an image of the sample has more than 8 bits per channel
+    sampled: int  # files whose headers were read
+    unreadable: int  # of them, files that are not images
+    bad_share: float  # the largest share of unreadable files in the sample of one client
 
     @property
     def by_client(self) -> bool:
         """True if the folders are clients."""
         return self.layout.startswith("clients")
+
+    @property
+    def owned(self) -> list[int]:
+        """The number of images of each client; all of them if folders are not clients."""
+        if self.by_client:
+            return list(self.groups.values())
+        return [self.images]
 
 
 def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> FolderSummary:
@@ -49,17 +60,19 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    train, test = _split(folder)
-    names, _ = list_image_files(train, folder, 0, separate_subfolders=False, notify=notify)
-    sample = _read_headers(train, names)
-    if not sample:
-        raise DataError(f"no file in {train} could be read as an image")
-    test_classes = [] if test is None else subfolders(test)
-    reason = "as asked for"
+    train, test = _split(folder, layout)
+    all_names, _ = list_image_files(train, folder, 0, separate_subfolders=False, notify=notify)
+    test_classes = _test_classes(test)
+    reason = "--layout was set"
     if layout is None:
-        layout, reason = detect_layout(names, test_classes)
-    sides = [min(header.width, header.height) for header in sample]
-    return FolderSummary(
+        layout, reason = detect_layout(all_names, test_classes)
+    names = _in_layout(all_names, layout, train)
+    headers = _read_headers(train, names)
+    images = list(filter(None, headers.values()))
+    if not images:
+        raise DataError(f"no file in {train} could be read as an image")
+    sides = [min(image.width, image.height) for image in images]
+    summary = FolderSummary(
         layout=layout,
         reason=reason,
         train=train,
@@ -67,39 +80,84 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
         groups=_count_groups(names, layout),
         classes=_classes(names, layout) or test_classes,
         images=len(names),
+        outside=len(all_names) - len(names),
         side=int(statistics.median(sides)),
         smallest_side=min(sides),
-        grey=all(header.mode in GREY_MODES for header in sample),
-        deep=any(header.mode in ("I", "I;16", "F") for header in sample),
+        grey=all(image.mode in GREY_MODES for image in images),
+        sampled=len(headers),
+        unreadable=len(headers) - len(images),
+        bad_share=_largest_bad_share(headers, layout),
     )
+    if max(summary.owned) < 2:
+        raise DataError(f"a client needs 2 images to train, but those in {train} have 1: add more")
+    return summary
 
 
-def _split(folder: Path) -> tuple[Path, Path | None]:
+def _in_layout(names: Sequence[str], layout: str, folder: Path) -> list[str]:
+    """Return the files that are in the folders of a layout; raise DataError if none is."""
+    levels = LEVELS[layout]
+    included = [name for name in names if name.count(os.sep) >= levels]
+    if names and not included:
+        raise DataError(
+            f"{folder} has no images for the layout {layout}, whose images are {levels} folders "
+            "deep or more: choose another --layout"
+        )
+    return included
+
+
+def _split(folder: Path, layout: str | None) -> tuple[Path, Path | None]:
     """Return the folders of training and of test images, as `data.name = "folder"` reads them."""
     names = set(subfolders(folder))
-    if "train" not in names or not names <= {"train", *TEST_NAMES}:
+    others = names - {"train", *TEST_NAMES}
+    if "train" not in names or (others and layout is not None):
         return folder, None
+    if others:
+        raise DataError(
+            f'{folder} has "{min(others)}" next to "train", but train can only be next to test or '
+            f"val: move the other folders away, inspect {folder / 'train'} alone, or choose "
+            "--layout clients if all of them are clients"
+        )
     for name in TEST_NAMES:
         if name in names:
             return folder / "train", folder / name
     return folder / "train", None
 
 
+def _test_classes(test: Path | None) -> list[str]:
+    """Return the classes of the test images; raise DataError if they are in no class folders."""
+    if test is None:
+        return []
+    classes = subfolders(test)
+    if not classes:
+        raise DataError(
+            f"test images must be in one folder per class, but {test} has no folders: sort the "
+            f"images into folders, or move {test.name} away to train without test images"
+        )
+    return classes
+
+
 def detect_layout(names: Sequence[str], test_classes: Sequence[str]) -> tuple[str, str]:
     """Return the layout of files by their names relative to the folder, and the reason for it."""
     by_first: dict[str, set[str]] = defaultdict(set)  # folder -> the folders in it
+    outside = 0
     for name in names:
         first, *rest = name.split(os.sep)
         if rest:
-            by_first[first].update(rest[:1] if len(rest) > 1 else [])
+            by_first[first].update(rest[:-1][:1])
+        else:
+            outside += 1
     if not by_first:
         return "flat", "the images are in one folder"
+    if 2 * outside > len(names):
+        return "flat", f"{outside:,} of {len(names):,} files are in no folder of their own"
     if test_classes and set(by_first) <= set(test_classes):
         return "classes", "the folders have the names of the test images' classes"
     inner = Counter(folder for folders in by_first.values() for folder in folders)
-    repeated = sum(1 for count in inner.values() if count > 1)
-    if repeated * 2 >= len(inner) > 0:
-        return "clients-classes", "the same folders are in several folders"
+    repeated = [folder for folder, count in inner.items() if count > 1]
+    if len(repeated) * 2 >= len(inner) > 0:
+        shared = min(repeated)
+        reason = f'{inner[shared]} of {len(by_first)} folders have a folder "{shared}"'
+        return "clients-classes", reason
     return "clients", "each folder has its own images"
 
 
@@ -126,14 +184,26 @@ class _Header(NamedTuple):
     mode: str
 
 
-def _read_headers(folder: Path, names: Sequence[str]) -> list[_Header]:
-    """Return the headers of a sample of files, evenly spaced; unreadable files are left out."""
+def _read_headers(folder: Path, names: Sequence[str]) -> dict[str, _Header | None]:
+    """Return the headers of a sample of files, evenly spaced; None for an unreadable file."""
     step = max(1, len(names) // SAMPLED)
-    headers = []
+    headers: dict[str, _Header | None] = {}
     for name in names[::step][:SAMPLED]:
-        try:
-            with Image.open(folder / name) as image:
-                headers.append(_Header(*image.size, image.mode))
-        except (OSError, ValueError, SyntaxError):
-            continue
+        headers[name] = None
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                headers[name] = _Header(*read_header(folder / name))
+            except Unreadable:
+                continue
     return headers
+
+
+def _largest_bad_share(headers: Mapping[str, _Header | None], layout: str) -> float:
+    """Return the largest share of unreadable files among those of one client, or of all."""
+    unreadable: dict[str, list[float]] = defaultdict(list)
+    for name, header in headers.items():
+        owner = ""
+        if layout.startswith("clients"):
+            owner = name.split(os.sep)[0]
+        unreadable[owner].append(float(header is None))
+    return max(map(statistics.mean, unreadable.values()))

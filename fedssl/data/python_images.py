@@ -15,6 +15,7 @@ from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.data.decode import Unreadable, to_array
 from fedssl.data.images import SOURCES, Dataset, Images, Source
+from fedssl.data.images_by_client import join_clients
 
 _CHANNELS = (1, 3)
 
@@ -35,15 +36,41 @@ def from_python(
     `train` and `test` are each Images, an array or tensor of images, a pair (images, labels), a
     torch data set (or any sequence) of images or of (image, label) pairs, or a Hugging Face data
     set with a column of images. An image is a PIL image, uint8 (C, H, W), (H, W, C) or (H, W), or
-    floats of 0..1 in these shapes. All must have one size. Labels are read on first use. `owners`
-    maps client ids to indices into `train`.
+    floats of 0..1 in these shapes. All must have one size. Labels are read on first use.
+
+    The owners of training images, for the partition "natural", are given in one of two ways: by a
+    dict {client: images} as `train`, or by `owners`, which maps clients to indices into `train`.
     """
-    train_images = _to_images(train)
+    if is_by_client(train):
+        if owners is not None:
+            raise ConfigError("owners= is used only if train= is not a dict of clients: remove it")
+        train_images, owners = join_clients(_images_by_client(train))
+    else:
+        train_images = _to_images(train)
     test_images = None if test is None else _to_images(test)
     return Dataset(train_images, test_images, owners)
 
 
+def is_by_client(source: Any) -> bool:
+    """True for a dict {client: images}, which the splits of a Hugging Face data set are not."""
+    return isinstance(source, Mapping) and not hasattr(source, "column_names")
+
+
+def _images_by_client(sources: Mapping[Any, Any]) -> dict[str, Images]:
+    clients = {}
+    for name, source in sources.items():
+        if not isinstance(name, str):
+            raise DataError(f"the name of a client must be text (got {name!r})")
+        try:
+            clients[name] = _to_images(source)
+        except DataError as problem:
+            raise DataError(f'client "{name}": {problem}', problem.detail) from None
+    return clients
+
+
 def _to_images(source: Any) -> Images:
+    if is_by_client(source):
+        raise DataError("images must be one data set here, not a dict of several")
     if isinstance(source, Images):
         return source
     if isinstance(source, Tensor | np.ndarray):

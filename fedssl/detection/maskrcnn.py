@@ -50,8 +50,8 @@ def check_settings(settings: DetectionSettings) -> None:
     """Raise a ConfigError if settings contradict each other."""
     if settings.start == "random" and (settings.norm == "frozen" or settings.freeze):
         raise ConfigError(
-            "an untrained backbone has nothing to freeze, no weights and no statistics: "
-            "--from random needs norm = train and freeze = 0"
+            "--from random cannot be combined with frozen layers, because they would never be "
+            "trained: set norm=train and freeze=0"
         )
 
 

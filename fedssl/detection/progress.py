@@ -52,7 +52,8 @@ def show_progress(done: int, iterations: int, notify: Notify, *, quiet: bool) ->
         yield LineProgress(notify)
         return
     from rich import progress
-    from rich.console import Console
+
+    from fedssl.core.rich_console import Console
 
     columns = (
         progress.TextColumn("fine-tuning"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from fedssl.core.rich_console import Console
 
 COLUMNS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 

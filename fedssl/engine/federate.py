@@ -11,7 +11,7 @@ from fedssl.core.state.mean import Mean
 from fedssl.core.state.tree import Tree
 from fedssl.engine.round_rules import NO_RULES, RoundRules
 from fedssl.engine.uploads.guard import Guard
-from fedssl.engine.uploads.norm_bound import NormBound, Typical
+from fedssl.engine.uploads.norm_bound import NormBound, TypicalUpdate
 from fedssl.engine.uploads.records import Reply, Report
 from fedssl.engine.uploads.routing import Routing
 from fedssl.engine.uploads.upload_weights import UploadWeights
@@ -40,10 +40,10 @@ class Round(NamedTuple):
     number: int
     sites: Sites
     reports: Sequence[Report]
-    typical: Typical | None = None  # the typical upload that the next round is compared with
+    typical: TypicalUpdate | None = None  # the typical upload that the next round is compared with
 
     @classmethod
-    def of(cls, number: int, sites: Sites, guard: Guard, typical: Typical | None) -> Round:
+    def of(cls, number: int, sites: Sites, guard: Guard, typical: TypicalUpdate | None) -> Round:
         """Return the round that a guard has seen; a failed one keeps the typical upload."""
         finished = cls(number, sites, guard.reports, typical)
         if finished.failed:
@@ -110,7 +110,7 @@ def federate(
     rounds: int,
     start: int = 0,
     seed: int = 0,
-    typical: Typical | None = None,
+    typical: TypicalUpdate | None = None,
     rules: RoundRules = NO_RULES,
     mean: Callable[[], Averaging] = Mean,
 ) -> Iterator[Round]:
@@ -151,4 +151,4 @@ def _too_many_failures(guard: Guard) -> str:
     reason = "no client answered"
     if guard.reports:
         reason = str(guard.reports[0].dropped)
-    return f"{MAX_FAILED_ROUNDS} rounds in a row failed; the reason in the last: {reason}"
+    return f"{MAX_FAILED_ROUNDS} consecutive rounds failed. Reason in the last one: {reason}"

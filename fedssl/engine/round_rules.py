@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedssl.algorithm import Algorithm, Sites
 from fedssl.core.state.tree import Tree
 from fedssl.engine.uploads.guard import Guard
-from fedssl.engine.uploads.norm_bound import NormBound, Typical
+from fedssl.engine.uploads.norm_bound import NormBound, TypicalUpdate
 from fedssl.engine.uploads.settings import NO_BOUNDS, GuardSettings
 from fedssl.engine.uploads.upload_weights import NO_COUNTS, ImageCounts, UploadWeights
 from fedssl.topologies.topology import SERVER, Plan
@@ -41,7 +41,7 @@ class RoundRules:
     # Returns why a site's merged state must not be used; None if it may be.
     model_fault: Callable[[Tree], str | None] = accept_every_model
 
-    def bound(self, round: int, typical: Typical | None) -> NormBound:
+    def bound(self, round: int, typical: TypicalUpdate | None) -> NormBound:
         """Return the bound on updates at the start of a round."""
         return NormBound(self.guard, self.rate(round), typical)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from fedssl import nets
+from fedssl.core.console import Notify, ShowStep, ignore_message, steps
 from fedssl.core.devices.precision import float32
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.seeds import generator
@@ -29,6 +31,7 @@ from fedssl.probes import (
     Labelled,
     ProbeSettings,
     balanced,
+    default_neighbours,
     embed,
     fine_tune,
     fine_tuning,
@@ -106,12 +109,21 @@ class Evaluation:
     """The probes for the data of one experiment. Probes of the same model share its features."""
 
     def __init__(
-        self, experiment: Experiment, data: Dataset, device: torch.device, seen: bool = True
+        self,
+        experiment: Experiment,
+        data: Dataset,
+        device: torch.device,
+        seen: bool = True,
+        notify: Notify = ignore_message,
     ) -> None:
-        """`seen`: models were pre-trained on these images, except those that were left out."""
+        """`seen`: models were pre-trained on these images, except those that were left out.
+
+        `notify` receives the progress of long measurements.
+        """
         self.experiment = experiment
         self.data = data
         self.device = device
+        self.notify = notify
         self.images = LabelledImages(experiment, data, seen)
         self._channels = data.train.image[0]
         self._normalisation = normalisation(experiment, self._channels)
@@ -120,6 +132,13 @@ class Evaluation:
                 f"test images have {data.test.image[0]} channels, but training images have "
                 f"{self._channels}: both must have the same number"
             )
+
+    @property
+    def knn_settings(self) -> dict[str, Any]:
+        """The settings that kNN uses on these images: k and the temperature of the votes."""
+        probe = self.experiment.probe
+        k = probe.k or default_neighbours(len(self.images.train))
+        return {"k": k, "temperature": probe.temperature}
 
     def backbone(self, state: State) -> nets.Backbone:
         """Return the backbone of a model on the device, in eval mode."""
@@ -155,14 +174,19 @@ class Evaluation:
         # Weak keys: a client's own model is freed when the next one is built, which may then get
         # the same address.
         evaluated: WeakKeyDictionary[State, dict[str, Tensor]] = WeakKeyDictionary()
-        for name, state in models.items():
-            if state not in evaluated:
-                evaluated[state] = self._predictions(state, probes)
-            for probe, predictions in evaluated[state].items():
-                scores[probe].add(name, labels, predictions, self.images.classes)
+        per_model = 1 + len(probes)
+        with steps("measuring", len(models) * per_model, self.notify) as show:
+            for number, (name, state) in enumerate(models.items()):
+                if state not in evaluated:
+                    show_probe = partial(_show_probe, show, number * per_model, name)
+                    evaluated[state] = self._predictions(state, probes, show_probe)
+                for probe, predictions in evaluated[state].items():
+                    scores[probe].add(name, labels, predictions, self.images.classes)
         return scores
 
-    def _predictions(self, state: State, probes: tuple[str, ...]) -> dict[str, Tensor]:
+    def _predictions(
+        self, state: State, probes: tuple[str, ...], show: ShowStep
+    ) -> dict[str, Tensor]:
         """Return the classes (n,) that each probe predicts for the test images, with one model."""
         model = ModelFeatures(self, state)
         predictors: dict[str, Callable[[ModelFeatures], Tensor]] = {
@@ -172,11 +196,17 @@ class Evaluation:
             "classifier": self._classifier,
             "per-client": self._linear,  # per_client.py does the rest
         }
-        return {probe: predictors[probe](model) for probe in probes}
+        if any(PROBES[probe].uses_features for probe in probes):
+            show(0, "features")
+            model.compute()
+        predictions = {}
+        for number, probe in enumerate(probes, 1):
+            show(number, f"{probe} probe")
+            predictions[probe] = predictors[probe](model)
+        return predictions
 
     def _knn(self, model: ModelFeatures) -> Tensor:
-        probe = self.experiment.probe
-        return knn_predict(model.train, model.test, k=probe.k, temperature=probe.temperature)
+        return knn_predict(model.train, model.test, **self.knn_settings)
 
     def _linear(self, model: ModelFeatures) -> Tensor:
         probe = self.experiment.probe
@@ -226,6 +256,10 @@ class ModelFeatures:
         self.evaluation = evaluation
         self.state = state
 
+    def compute(self) -> None:
+        """Compute all features now."""
+        _ = self.train, self.test
+
     @cached_property
     def train(self) -> Labelled:
         """Features and labels of the images that probes learn from."""
@@ -237,6 +271,11 @@ class ModelFeatures:
     def test(self) -> Tensor:
         """Features (n, d) of the images that probes are tested on."""
         return self.evaluation.features(self.state, self.evaluation.images.test.held)
+
+
+def _show_probe(show: ShowStep, finished: int, name: str, number: int, step: str) -> None:
+    """Show step `number` of one model, after `finished` steps of other models."""
+    show(finished + number, f"model {name}, {step}")
 
 
 @float32()

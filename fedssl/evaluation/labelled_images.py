@@ -108,7 +108,7 @@ class LabelledImages:
         if "frozen" in uses and settings.frozen:
             notes.append(FROZEN)
         too_many = f"is more than the {labelled} labelled images: all of them"
-        if "k" in uses and settings.k > labelled:
+        if "k" in uses and settings.k is not None and settings.k > labelled:
             notes.append(f"k = {settings.k} {too_many} vote")
         if self._requested(probe) > labelled:
             notes.append(f"labels = {settings.labels} {too_many} are used")

@@ -15,7 +15,7 @@ NEEDS_CLIENT_LABELS = {
         'images have no labels: choose another probe, such as "linear"'
     ),
 }
-_NEEDS_TEST = "probes are measured on labelled test images, but"
+_NEEDS_TEST = "accuracy is measured on labelled test images, but"
 
 
 def missing_labels(data: Dataset, probe: str = "knn", trained_on: bool = True) -> str | None:

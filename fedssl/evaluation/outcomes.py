@@ -1,7 +1,7 @@
 """outcomes.safetensors: for each row and probe of a run, which test images were classified correctly.
 
 Runs that were measured on the same images can be compared image by image. A value is the share of
-the row's models that classify the image correctly; it says nothing about the image itself.
+the row's models that classify the image correctly; it contains nothing of the image itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ OUTCOMES = "outcomes.safetensors"
 Outcomes = dict[tuple[str, str], Tensor]  # (row, probe) -> shares (n,)
 
 
-def write_outcomes(folder: Path, scores: Mapping[str, Mapping[str, Score]]) -> None:
-    """Write the outcomes of every row and probe."""
-    tensors = {}
+def outcomes_of(scores: Mapping[str, Mapping[str, Score]]) -> Outcomes:
+    """Return the outcomes of scores by row and probe."""
+    outcomes = {}
     for row, probes in scores.items():
         for probe, score in probes.items():
-            tensors[f"{row}/{probe}"] = score.correct.half()
+            outcomes[row, probe] = score.correct
+    return outcomes
+
+
+def write_outcomes(folder: Path, outcomes: Outcomes) -> None:
+    """Write the outcomes of every row and probe."""
+    tensors = {f"{row}/{probe}": shares for (row, probe), shares in outcomes.items()}
     write_atomic(folder / OUTCOMES, safetensors.torch.save(tensors))
 
 

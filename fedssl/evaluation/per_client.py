@@ -62,10 +62,11 @@ class ClientModels(Mapping[str, State]):
 def per_client(
     evaluation: Evaluation, models: Models, seen: Dataset, owners: Mapping[str, Tensor]
 ) -> Score:
-    """Return the linear probe's score for each client's model, and in `own_mix` the second one.
+    """Return the linear probe's accuracy on all test images for each client's model.
 
-    The probe learns from all labelled training images. `owners` maps clients to the indices of
-    their images. `seen`, the images as clients see them, is not used here.
+    `own_mix` of the score has the accuracy weighted to the client's mix of classes. The probe
+    learns from all labelled training images. `owners` maps clients to the indices of their images.
+    `seen`, the images as clients see them, is not used here.
     """
     train = evaluation.data.train
     if not train.labelled:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
-from fedssl.core.settings import validate
+from fedssl.core.settings import LARGEST_VIEW, Settings, validate
 from fedssl.data import SOURCES, Dataset, Images, Source
 from fedssl.data.download import find_path
 from fedssl.data.public import fitted
@@ -18,8 +20,20 @@ from fedssl.experiment.overrides import settings_class
 On = str | Mapping[str, Any] | Dataset
 
 
-def other_images(on: On, image: tuple[int, int, int], root: Path, notify: Notify) -> Dataset:
-    """Return the images of another data set, in the shape (C, H, W) that a run's backbone takes."""
+Shape = tuple[int, int, int]  # channels, height, width
+
+
+class Size(Settings):
+    """The side in pixels at which other images are measured; None: that of the run's images."""
+
+    size: int | None = Field(None, ge=1, le=LARGEST_VIEW)
+
+
+def other_images(on: On, image: Shape, root: Path, notify: Notify) -> Dataset:
+    """Return the images of another data set, in the shape (C, H, W) of a run's images.
+
+    In a table, `size` sets another side, for any data set; channels are always those of the run.
+    """
     if not isinstance(on, str | Mapping | Dataset):
         raise ConfigError(
             "on= must be the name of a data set, a table of settings as under [data], or a "
@@ -28,13 +42,17 @@ def other_images(on: On, image: tuple[int, int, int], root: Path, notify: Notify
     if isinstance(on, str):
         on = {"name": on}
     if not isinstance(on, Dataset):
-        on = _source(on, root).load(root, notify)
+        size = validate(Size, {"size": on.get("size")}, "data").size
+        if size is not None:
+            image = (image[0], size, size)
+        on = _source(on, image, root).load(root, notify)
+    _report_conversion(on.train.image, image, notify)
     if on.test is None:
         return Dataset(_fit(on.train, image), None)
     return Dataset(_fit(on.train, image), _fit(on.test, image))
 
 
-def _source(table: Mapping[str, Any], root: Path) -> Source:
+def _source(table: Mapping[str, Any], image: Shape, root: Path) -> Source:
     """Return the source that a table describes; raise ConfigError if it cannot be used here."""
     settings = dict(table)
     name = settings.pop("name", None)
@@ -44,11 +62,15 @@ def _source(table: Mapping[str, Any], root: Path) -> Source:
             "in Python, images in memory are passed as a fedssl Dataset"
         )
     if name not in SOURCES.names() and find_path(str(name), root).is_dir():
-        options = f"--on folder --set data.path={name} --set data.layout=classes --set data.size=N"
+        options = f"--on folder --set data.path={name} --set data.layout=classes"
         raise ConfigError(
             f"--on takes the name of a data set, but {name} is a folder: use {options}"
         )
-    source = validate(settings_class("data", name), settings, "data")
+    cls = settings_class("data", name)
+    settings.pop("size", None)
+    if "size" in cls.model_fields:
+        settings = {"channels": image[0], "size": image[1], **settings}
+    source = validate(cls, settings, "data")
     assert isinstance(source, Source)
     if source.mean is not None or source.leave_out:
         raise ConfigError(
@@ -58,7 +80,17 @@ def _source(table: Mapping[str, Any], root: Path) -> Source:
     return source
 
 
-def _fit(images: Images, image: tuple[int, int, int]) -> Images:
+def _report_conversion(found: Shape, image: Shape, notify: Notify) -> None:
+    """Print a line if images are converted to another shape."""
+    if found == image:
+        return
+    notify(
+        f"images of {found} (channels, height, width) are converted to {image}, the shape of the "
+        "run's images unless data.size sets another"
+    )
+
+
+def _fit(images: Images, image: Shape) -> Images:
     """Crop and scale images as decoded files are: the largest centred square, scaled."""
     if images.image == image:
         return images

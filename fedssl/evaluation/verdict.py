@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from fedssl.evaluation.intervals import Interval, accuracy_interval, difference_interval
-from fedssl.evaluation.score import Score
+from fedssl.evaluation.outcomes import Outcomes
+from fedssl.evaluation.score import rounded
 
 THIS_RUN = "this run"
 # Rows that a run is compared with, in the order of interest, as the verdict calls them.
@@ -15,42 +20,71 @@ AGAINST = {
     "random": "an untrained backbone",
     "centralized": "training on all images in one place",
 }
+PROBE_NAMES = {"knn": "kNN", "linear": "the linear probe"}
 
 
-class Gain(NamedTuple):
-    """How much better this run is than one other row, by one probe."""
+class Figure(NamedTuple):
+    """An accuracy, or a gain in accuracy, over one seed or several."""
 
-    against: str
-    probe: str
-    difference: Interval
+    interval: Interval  # of the mean over seeds; its ends are those of other test images
+    seeds: tuple[float, ...]  # the estimate of each seed
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation over seeds; None for one seed."""
+        if len(self.seeds) < 2:
+            return None
+        return statistics.stdev(self.seeds)
+
+    def values(self) -> dict[str, Any]:
+        """Return the figure as plain values."""
+        plain: dict[str, Any] = {}
+        for key, value in self.interval._asdict().items():
+            plain[key] = rounded(value)
+        if self.std is not None:
+            plain["std"] = rounded(self.std)
+            plain["seeds"] = list(map(rounded, self.seeds))
+        return plain
+
+
+Figures = dict[str, dict[str, Figure]]  # by row and probe
 
 
 class Verdict(NamedTuple):
-    """The comparison of a run with its baselines by its main probe."""
+    """The comparison of a run with its baselines, on the same test images."""
 
-    probe: str
+    probe: str  # the one that decides
     test_images: int
-    accuracy: Interval
-    gains: tuple[Gain, ...]
+    accuracies: Figures
+    gains: Figures  # of this run over each baseline
 
     @property
     def sentence(self) -> str:
-        """Return the verdict as one sentence."""
-        images = f"{self.test_images:,} test images"
+        """The verdict as one sentence, by the first baseline in the order of interest."""
         if not self.gains:
-            low, high = self.accuracy.low, self.accuracy.high
-            return (
-                f"{self.accuracy.estimate:.1f}% by {PROBE_NAMES[self.probe]} on {images}, "
-                f"95% interval {low:.1f} … {high:.1f}; there is no baseline to compare with"
-            )
-        gain = self.gains[0]
-        points = signed(gain.difference.estimate)
-        interval = f"95% interval {signed(gain.difference.low)} … {signed(gain.difference.high)}"
-        claim = f"{points} points over {AGAINST[gain.against]}"
-        sentence = f"{claim} by {PROBE_NAMES[self.probe]}, {images}, {interval}"
-        if not gain.difference.excludes_zero:
-            sentence += ": too few test images to tell them apart"
+            return self._accuracy_sentence()
+        baseline = next(iter(self.gains))
+        gain = self.gains[baseline][self.probe]
+        points = gain.interval.estimate
+        direction = "above" if round(points, 1) >= 0 else "below"
+        ends = f"{signed(gain.interval.low)} … {signed(gain.interval.high)}"
+        sentence = (
+            f"{abs(points):.1f} points {direction} {AGAINST[baseline]} by "
+            f"{PROBE_NAMES[self.probe]}{_seed_text(gain)}, {self.test_images:,} test images, "
+            f"95% interval {ends}"
+        )
+        if not gain.interval.excludes_zero:
+            sentence += ": these test images do not show a difference"
         return sentence
+
+    def _accuracy_sentence(self) -> str:
+        figure = self.accuracies[THIS_RUN][self.probe]
+        accuracy = figure.interval
+        return (
+            f"{accuracy.estimate:.1f}% by {PROBE_NAMES[self.probe]}{_seed_text(figure)}, "
+            f"{self.test_images:,} test images, 95% interval {accuracy.low:.1f} … "
+            f"{accuracy.high:.1f}; there is no baseline to compare with"
+        )
 
     def values(self) -> dict[str, Any]:
         """Return the verdict as plain values for results.json."""
@@ -58,12 +92,23 @@ class Verdict(NamedTuple):
             "sentence": self.sentence,
             "probe": self.probe,
             "test_images": self.test_images,
-            "accuracy": rounded(self.accuracy),
-            "over": {gain.against: rounded(gain.difference) for gain in self.gains},
+            "accuracies": _plain(self.accuracies),
+            "gains": _plain(self.gains),
         }
 
 
-PROBE_NAMES = {"linear": "the linear probe", "knn": "kNN"}
+def _seed_text(figure: Figure) -> str:
+    """Return how many seeds a mean is over, and their spread; "" for one seed."""
+    if figure.std is None:
+        return ""
+    return f" (mean of {len(figure.seeds)} seeds, std {figure.std:.1f})"
+
+
+def _plain(figures: Figures) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for row, probes in figures.items():
+        plain[row] = {probe: figure.values() for probe, figure in probes.items()}
+    return plain
 
 
 def signed(points: float) -> str:
@@ -71,22 +116,45 @@ def signed(points: float) -> str:
     return f"{points:+.1f}"
 
 
-def rounded(interval: Interval) -> dict[str, float]:
-    """Return an interval as plain values."""
-    return {key: round(value, 2) for key, value in interval._asdict().items()}
-
-
-def judge(rows: Mapping[str, Mapping[str, Score]]) -> Verdict:
-    """Return the verdict on the scores of a run and its baselines.
+def judge(seeds: Sequence[Outcomes]) -> Verdict:
+    """Return the verdict on a run, by the outcomes of each of its seeds.
 
     The linear probe decides if it was measured: it is what most users do with a backbone.
     """
-    own = rows[THIS_RUN]
-    probe = "linear" if "linear" in own else next(iter(own))
-    correct = own[probe].correct
-    gains = []
-    for name in AGAINST:
-        if name in rows:
-            difference = difference_interval(correct, rows[name][probe].correct)
-            gains.append(Gain(name, probe, difference))
-    return Verdict(probe, len(correct), accuracy_interval(correct), tuple(gains))
+    probes = [probe for probe in PROBE_NAMES if (THIS_RUN, probe) in seeds[0]]
+    baselines = [row for row in AGAINST if (row, probes[0]) in seeds[0]]
+    accuracies: Figures = {}
+    for row in (THIS_RUN, *baselines):
+        accuracies[row] = {probe: _accuracy(seeds, row, probe) for probe in probes}
+    gains: Figures = {}
+    for row in baselines:
+        gains[row] = {probe: _gain(seeds, row, probe) for probe in probes}
+    return Verdict(
+        probe=probes[-1],
+        test_images=len(seeds[0][THIS_RUN, probes[0]]),
+        accuracies=accuracies,
+        gains=gains,
+    )
+
+
+def _accuracy(seeds: Sequence[Outcomes], row: str, probe: str) -> Figure:
+    outcomes = [outcome[row, probe] for outcome in seeds]
+    return Figure(accuracy_interval(_mean(outcomes)), tuple(map(_percent, outcomes)))
+
+
+def _gain(seeds: Sequence[Outcomes], row: str, probe: str) -> Figure:
+    own = [outcome[THIS_RUN, probe] for outcome in seeds]
+    others = [outcome[row, probe] for outcome in seeds]
+    by_seed = []
+    for mine, other in zip(own, others, strict=True):
+        by_seed.append(_percent(mine) - _percent(other))
+    return Figure(difference_interval(_mean(own), _mean(others)), tuple(by_seed))
+
+
+def _mean(outcomes: Sequence[Tensor]) -> Tensor:
+    """Return for each test image the share of seeds, and of their models, that are right."""
+    return torch.stack(list(outcomes)).mean(0)
+
+
+def _percent(outcome: Tensor) -> float:
+    return 100 * float(outcome.double().mean())

@@ -12,12 +12,25 @@ from torch import Tensor
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.seeds import generator
-from fedssl.data import Dataset, HeldOut, from_python
+from fedssl.data import Dataset, HeldOut, from_python, is_by_client
 from fedssl.experiment.experiment import Experiment, check_uploads
 from fedssl.probes import balanced, label_count
 from fedssl.topologies.topology import MEAN, SERVER
 
 INITIAL_CLIENT = "home"  # the client with which an algorithm makes its first state
+
+
+def with_given_images(changes: Mapping[str, Any], dataset: Any) -> dict[str, Any]:
+    """Return changes of an experiment, by dotted key, for images that are passed from Python.
+
+    A dict {client: images} defines the clients, unless the changes name a partition.
+    """
+    changed = dict(changes)
+    changed.setdefault("data.name", "given")
+    if is_by_client(dataset) and not {"partition", "partition.name"} & changed.keys():
+        changed["partition.name"] = "natural"
+        changed["clients"] = len(dataset)
+    return changed
 
 
 def read_data(experiment: Experiment, root: Path, dataset: Any, notify: Notify) -> Dataset:
@@ -108,7 +121,7 @@ def left_out(experiment: Experiment, data: Dataset) -> Tensor:
     if not train.labelled:
         raise ConfigError(
             "data.leave_out needs labels, to draw the same number of images of each class, but the "
-            "training images have none: leave it out, or use labelled images"
+            "training images have none: remove data.leave_out, or use labelled images"
         )
     rows = torch.arange(len(train))
     rows = rows[~torch.isin(rows, public_rows(experiment, data))]

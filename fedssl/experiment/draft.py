@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+import tomli_w
+
+from fedssl.data.folder import Folder
+from fedssl.data.folder_listing import printable
 from fedssl.data.inspect_folder import FolderSummary
 from fedssl.views.presets import PRESETS
 
@@ -16,15 +22,17 @@ PRESET_WORDS = {
 }
 CPU_SIZES = (28, 32, 48, 64)
 GPU_SIZES = (*CPU_SIZES, 96, 128, 160, 224)
+GPU_ROUNDS = 100
 CPU_STEPS = 4_000  # of all clients together: some minutes of the small network
 MIN_ROUNDS = 10
 MAX_ROUNDS = 40
 MAX_HOLDOUT = 1_000
-CLIENTS = 5  # for folders that do not say who owns an image
+MIN_HELD_OUT_FROM = 20  # images; fewer are not split
+MAX_CLIENTS = 5  # for folders that do not define the owner of an image
 
 
 class Choices(NamedTuple):
-    """What a user may decide instead of the heuristics; None: detect it."""
+    """Decisions that do not follow from the images; `views` None: follow them."""
 
     views: str | None = None
     gpu: bool = False
@@ -55,12 +63,40 @@ def choose_rounds(images: int, batch: int) -> int:
     return max(MIN_ROUNDS, min(MAX_ROUNDS, CPU_STEPS // steps))
 
 
+def choose_preset(folder: Path, summary: FolderSummary, choices: Choices) -> tuple[str, str]:
+    """Return the view preset, and the reason for it."""
+    if choices.views is not None:
+        return choices.views, "--views was set"
+    return guess_preset(folder, summary)
+
+
+def choose_holdout(summary: FolderSummary) -> int:
+    """Return the number of labelled images to keep out of training; 0 if none can be."""
+    labelled = summary.layout.endswith("classes")
+    if summary.test is not None or not labelled or summary.images < MIN_HELD_OUT_FROM:
+        return 0
+    return min(MAX_HOLDOUT, summary.images // 5)
+
+
+def choose_clients(summary: FolderSummary) -> int:
+    """Return the number of clients: the folders, or as many as have two images each."""
+    if summary.by_client:
+        return len(summary.groups)
+    pairs = (summary.images - choose_holdout(summary)) // 2
+    return max(1, min(MAX_CLIENTS, pairs))
+
+
+def trained_clients(summary: FolderSummary) -> int:
+    """Return the number of clients with the two images that training needs."""
+    if not summary.by_client:
+        return choose_clients(summary)
+    return len(summary.owned) - summary.owned.count(1)
+
+
 def draft(folder: Path, summary: FolderSummary, choices: Choices) -> str:
     """Return an experiment for a folder, as TOML with comments."""
     gpu = choices.gpu
-    preset, why = guess_preset(folder, summary)
-    if choices.views is not None:
-        preset, why = choices.views, "as asked for"
+    preset, why = choose_preset(folder, summary, choices)
     sections = [
         _head(folder, summary, gpu),
         _data(folder, summary, gpu),
@@ -68,54 +104,84 @@ def draft(folder: Path, summary: FolderSummary, choices: Choices) -> str:
         _method(preset, why, gpu),
         ALGORITHM,
         GPU_TRAINING if gpu else _cpu_training(summary),
-        _probe(summary, choices.pictures),
+        _probe(choices.pictures),
     ]
+    if trained_clients(summary) == 1:
+        sections.append(ONE_CLIENT)
     return "\n".join(sections)
 
 
 def _head(folder: Path, summary: FolderSummary, gpu: bool) -> str:
-    owners = f"{len(summary.groups)} clients" if summary.by_client else f"{CLIENTS} clients"
-    machine = "a GPU" if gpu else "a CPU"
-    rounds = 100 if gpu else choose_rounds(summary.images, _batch(summary))
+    clients = choose_clients(summary)
+    owners = f"{clients} client" + "s" * (clients > 1)
+    machine = "a CPU"
+    rounds = choose_rounds(summary.images, _batch(summary))
+    if gpu:
+        machine = "a GPU"
+        rounds = GPU_ROUNDS
     lines = [
-        f"# {summary.images:,} images in {folder}, {owners}; sized for {machine}.",
-        "# Check it, then train:  fedssl partition FILE,  fedssl views FILE,  fedssl run FILE",
+        f"# {summary.images:,} images in {printable(str(folder))}",
+        f"# {owners}; the network and the rounds are for {machine}.",
+        "# fedssl partition FILE and fedssl views FILE show what is trained on.",
         "seed = 0",
         f"rounds = {rounds}  # every client trains and all models are averaged, this many times",
     ]
     if not summary.by_client:
-        lines.append(
-            f"clients = {CLIENTS}  # the images are split over this many simulated clients"
-        )
+        lines.append(f"clients = {clients}  # simulated: the images are split over them")
     return "\n".join(lines) + "\n"
 
 
 def _data(folder: Path, summary: FolderSummary, gpu: bool) -> str:
     size = choose_size(summary.side, gpu)
-    lines = [
-        "[data]",
-        'name = "folder"',
+    lines = ["[data]", 'name = "folder"']
+    if not folder.is_absolute():
+        lines.append("# Relative to the directory in which fedssl is started, or to --data-dir.")
+    lines += [
         f"path = {_quoted(folder)}",
-        f'layout = "{summary.layout}"  # {summary.reason}; {OTHER_LAYOUTS[summary.layout]}',
-        f"size = {size}  # pixels; half of the images have a side of at least {summary.side}",
+        *_layout_lines(summary),
+        f"size = {size}  # pixels a side; half of the images have at least {summary.side}",
     ]
     if summary.grey:
         lines.append("channels = 1  # the images are grey")
-    if summary.test is not None:
-        lines.append(f"# Test images: {summary.test}, one folder per class.")
-    elif summary.layout.endswith("classes"):
-        holdout = min(MAX_HOLDOUT, summary.images // 5)
-        lines.append(f"holdout = {holdout}  # labelled images kept out of training, to measure on")
+    if summary.bad_share > Folder.model_fields["bad_share"].default:
+        lines.append(f"# {summary.unreadable} of {summary.sampled} sampled files are no images.")
+        lines.append(f"bad_share = {_allowed(summary.bad_share)}  # of a client's files")
+    return "\n".join([*lines, *_test_lines(summary)]) + "\n"
+
+
+def _layout_lines(summary: FolderSummary) -> list[str]:
+    """Return the layout, the reason for it, and how to choose another."""
+    lines = [f"# Chosen because {printable(summary.reason)}."]
+    if summary.layout == "flat":
+        lines.append("# To train with real clients, put the images of each into its own folder.")
     else:
-        lines.append('# test = "FOLDER"  # labelled images to measure on, one folder per class')
-    return "\n".join(lines) + "\n"
+        lines.append(f"# Write this file again with {OTHER_LAYOUTS[summary.layout]}.")
+    return [*lines, f'layout = "{summary.layout}"']
+
+
+def _allowed(bad_share: float) -> float:
+    """Return a limit for a share that was estimated from a sample: half as much again."""
+    return min(1.0, math.ceil(150 * bad_share) / 100)
+
+
+def _test_lines(summary: FolderSummary) -> list[str]:
+    """Return the lines on the images to measure on."""
+    holdout = choose_holdout(summary)
+    if summary.test is not None:
+        return [f'# Measured on the images in "{summary.test.name}", one folder per class.']
+    if holdout:
+        return [f"holdout = {holdout}  # labelled images kept out of training, to measure on"]
+    return [
+        "# Labelled images to measure on, one folder per class; they can be added after training.",
+        '# test = "FOLDER"',
+    ]
 
 
 OTHER_LAYOUTS = {
-    "clients": 'if they are kinds of things, "classes"',
-    "classes": 'if they are owners, "clients"',
-    "clients-classes": 'if only the outer ones matter, "clients"',
-    "flat": "owners can be given as folders",
+    "clients": "--layout classes if the folders are kinds of things",
+    "classes": "--layout clients if the folders are owners of images",
+    "clients-classes": "--layout clients if the inner folders are no classes",
+    "flat": "real clients each have a folder",
 }
 
 
@@ -126,7 +192,8 @@ def _partition(summary: FolderSummary) -> str:
         lines = [
             "[partition]",
             'name = "dirichlet"  # clients have different mixtures of classes; "iid": the same',
-            "alpha = 0.5",
+            "alpha = 0.5  # smaller: fewer classes per client",
+            "balanced = true  # clients have equally many images",
         ]
         return "\n".join(lines) + "\n"
     return '[partition]\nname = "iid"  # the images are shuffled and divided equally\n'
@@ -157,8 +224,9 @@ batch = 128
 
 def _batch(summary: FolderSummary) -> int:
     """Return a batch that the median client can fill twice, as a power of two from 16 to 64."""
-    sizes = sorted(summary.groups.values()) if summary.by_client else [summary.images // CLIENTS]
-    median = sizes[len(sizes) // 2]
+    median = statistics.median_high(summary.owned)
+    if not summary.by_client:
+        median = summary.images // choose_clients(summary)
     fitting = 1 << (max(2, median // 2).bit_length() - 1)
     return max(16, min(64, fitting))
 
@@ -175,8 +243,20 @@ def _cpu_training(summary: FolderSummary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _probe(summary: FolderSummary, pictures: bool) -> str:
-    lines = ["[probe]", "every = 5  # rounds between measurements, if there are labels"]
+ONE_CLIENT = """\
+[guard]
+min_uploads = 1  # only one client has enough images to train, so nothing is averaged
+"""
+
+
+def _probe(pictures: bool) -> str:
+    lines = [
+        "[probe]",
+        "every = 5  # rounds between measurements, if there are labels",
+        "# To compare with, an untrained network and, if that is quick, clients that train alone are",
+        "# measured too. All baselines, including training on all images in one place:",
+        '# baselines = ["random", "isolated", "centralized"]',
+    ]
     if pictures:
         lines.append("picture = true  # picture.png: accuracy by round, test images as a map")
     return "\n".join(lines) + "\n"
@@ -184,5 +264,4 @@ def _probe(summary: FolderSummary, pictures: bool) -> str:
 
 def _quoted(path: Path) -> str:
     """Return a path as a TOML string."""
-    text = str(path).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+    return tomli_w.dumps({"path": str(path)}).removeprefix("path = ").rstrip("\n")

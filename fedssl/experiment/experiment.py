@@ -15,12 +15,20 @@ from fedssl import nets
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError, is_out_of_memory
-from fedssl.core.settings import Settings, UnknownNameError, explain, validate
+from fedssl.core.settings import Settings, UnknownNameError, explain, known_keys, validate
 from fedssl.core.suggestions import suggest
+from fedssl.core.user_modules import missing_options
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.experiment.lookup import load_values
-from fedssl.experiment.overrides import CHOICES, DEFAULT_NAMES, dump, merge_changes, settings_class
+from fedssl.experiment.overrides import (
+    CHOICES,
+    DEFAULT_NAMES,
+    dump,
+    known_choices,
+    merge_changes,
+    settings_class,
+)
 from fedssl.experiment.plain_values import parse_assignments, parse_toml, read_text
 from fedssl.method import METHODS, Method, MethodSettings
 from fedssl.probes import ProbeSettings
@@ -32,7 +40,7 @@ from fedssl.training.settings import TrainSettings
 ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
 # 8 GB in float32; a ResNet-50 with the papers' heads has 50 million.
 MAX_PARAMETERS = 2_000_000_000
-COMPARISONS = ("random", "isolated", "centralized")
+BASELINES = ("random", "isolated", "centralized")
 
 
 def _chosen(table: str) -> BeforeValidator:
@@ -79,22 +87,23 @@ class Experiment(Settings):
         return self
 
     @model_validator(mode="after")
-    def _known_comparisons(self) -> Self:
-        for name in self.probe.beside:
-            if name not in COMPARISONS:
-                raise ValueError(f'unknown comparison "{name}"{suggest(name, COMPARISONS)}')
+    def _known_baselines(self) -> Self:
+        for name in self.probe.baselines or ():
+            if name not in BASELINES:
+                raise ValueError(f'unknown baseline "{name}"{suggest(name, BASELINES)}')
         return self
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as failure:
-            raise ConfigError(explain(type(self), failure)) from None
+            known = known_keys(type(self)) | known_choices(values)
+            raise explain(type(self), failure, elsewhere=known) from None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
         """Return the experiment with these plain values; raise ConfigError if they are invalid."""
-        return validate(cls, values)
+        return cls(**values)
 
     @classmethod
     def from_toml(cls, text: str, where: str = "experiment") -> Experiment:
@@ -107,11 +116,7 @@ class Experiment(Settings):
         try:
             return cls.from_toml(read_text(path), str(path))
         except UnknownNameError as problem:
-            raise ConfigError(
-                f"{path}: {problem} (if it is your own: in Python, import the module that "
-                "registers it before you open the run; for the command line, install it as a "
-                f'plugin, with the entry point "{problem.name}" in the group "{problem.group}")'
-            ) from None
+            raise ConfigError(f"{path}: {_where_defined(problem, path.parent)}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values with every default filled in.
@@ -162,6 +167,7 @@ class Experiment(Settings):
             for key in keys:
                 if getattr(settings, key) == type(settings).model_fields[key].default:
                     plain.get(table, {}).pop(key, None)
+        _restore_earlier_probe(plain["probe"])
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def with_changes(self, changes: Mapping[str, Any]) -> Experiment:
@@ -220,12 +226,12 @@ class Experiment(Settings):
                 f'algorithm "{self._algorithm_name}" needs a server; '
                 f'topology "{TOPOLOGIES.name_of(type(self.topology))}" has none: choose "star"'
             )
-        for name in self.probe.beside:
+        for name in self.probe.baselines or ():
             # Here "random" is an untrained backbone, not the graph of that name.
             if name != "random" and not TOPOLOGIES[name].has_server:
                 raise ConfigError(
-                    f'probe.beside compares with "{name}", which has no server, but algorithm '
-                    f'"{self._algorithm_name}" needs one: set probe.beside = []'
+                    f'baseline "{name}" has no server, but algorithm "{self._algorithm_name}" '
+                    "needs one: remove it from probe.baselines"
                 )
 
     def _without_memory(self) -> Method:
@@ -247,6 +253,26 @@ class Experiment(Settings):
         data = tables["data"]
         public = tables["public"]
         return all(data.get(key) == public.get(key) for key in ("name", "path", "part"))
+
+
+def _restore_earlier_probe(probe: dict[str, Any]) -> None:
+    """Write settings of probes as earlier versions did, so that hashes stay the same."""
+    probe.setdefault("k", 200)
+    probe["beside"] = probe.pop("baselines", [])
+
+
+def _where_defined(problem: UnknownNameError, folder: Path) -> str:
+    """Return the error for an unknown name in a run directory, with the module to import."""
+    options = missing_options(folder)
+    if options:
+        return (
+            f'unknown {problem.noun} "{problem.name}"; the run was started with a module of its '
+            f"user: add {options}, or in Python import that module before you open the run"
+        )
+    return (
+        f"{problem} (if it is your own: add --import FILE with the module that registers it, or in "
+        "Python import that module before you open the run)"
+    )
 
 
 def check_uploads(participants: int, clients: int, needed: int) -> None:

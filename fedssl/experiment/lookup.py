@@ -64,7 +64,7 @@ def split_name(name: str) -> tuple[str, str | None]:
         return name, None
     if variant in VARIANTS and recipe in known:
         return recipe, variant
-    hint = suggest(name, _all_names(known)) or "; fedssl recipes lists them"
+    hint = suggest(name, _all_names(known)) or "; fedssl recipes --all lists the recipes"
     raise ConfigError(f'there is no recipe or file "{name}"{hint}')
 
 

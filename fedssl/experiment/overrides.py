@@ -9,7 +9,7 @@ from typing import Any
 
 from fedssl.algorithm import ALGORITHMS
 from fedssl.core.errors import ConfigError
-from fedssl.core.settings import Settings
+from fedssl.core.settings import Settings, known_keys
 from fedssl.data import PARTITIONS, PUBLIC, SOURCES
 from fedssl.experiment.plain_values import MAX_LEVELS, check_depth, flatten
 from fedssl.method import METHODS, Method
@@ -54,6 +54,25 @@ def settings_class(table: str, name: Any) -> type[Settings]:
         raise ConfigError(f"{table}.name must be text (got {name!r})")
     cls: type[Any] = CHOICES[table][name]
     return cls.Settings if issubclass(cls, Method) else cls
+
+
+def known_choices(values: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the dotted names of the settings of every choice; True: a table.
+
+    The names in `values` are those of known classes.
+    """
+    keys: dict[str, bool] = {}
+    for table in CHOICES:
+        chosen = values.get(table, {})
+        if isinstance(chosen, Settings):
+            keys |= known_keys(type(chosen), table)
+            continue
+        name = chosen
+        if isinstance(chosen, Mapping):
+            name = chosen.get("name", DEFAULT_NAMES.get(table))
+        if isinstance(name, str):
+            keys |= known_keys(settings_class(table, name), table)
+    return keys
 
 
 def dump(settings: Settings) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import tomli_w
 
 from fedssl.core.errors import ConfigError
+from fedssl.core.user_modules import imported_modules
 from fedssl.core.version import __version__
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.telemetry import TELEMETRY_OFF_TEXT
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from fedssl.flower import server_app
 
-app = server_app(Path(__file__).with_name("experiment.toml"))
+app = server_app(Path(__file__).with_name("experiment.toml"){imports})
 '''
 
 CLIENT = '''"""The clients' half: see README.md."""
@@ -29,9 +31,10 @@ from pathlib import Path
 
 from fedssl.flower import client_app
 
-app = client_app(Path(__file__).with_name("experiment.toml"))
+app = client_app(Path(__file__).with_name("experiment.toml"){imports})
 '''
 
+APP_FILES = ("server_app.py", "client_app.py")
 README = """# {name}
 
 A Flower app that `fedssl flower init` wrote. The experiment is in `experiment.toml`. The server's
@@ -70,7 +73,11 @@ The guide "Run on several machines" of fedssl describes each step.
 
 
 def write_app(folder: Path, name: str, experiment: Experiment, config: Mapping[str, Any]) -> None:
-    """Write a Flower app to a new or empty folder."""
+    """Write a Flower app to a new or empty folder.
+
+    Files that were imported with --import become a part of the app, which imports them everywhere.
+    Modules that were imported by a dotted name must be installed on every machine.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} already exists and is not empty; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,15 +88,33 @@ def write_app(folder: Path, name: str, experiment: Experiment, config: Mapping[s
         clients=experiment.clients or "NUMBER",
         folder=folder.name,
     )
+    imports = _copy_modules(folder)
+    argument = ""
+    if imports:
+        argument = f", imports={json.dumps(imports)}"
     files = {
         "pyproject.toml": tomli_w.dumps(_project(name, config)),
         "experiment.toml": experiment.to_toml(),
-        "server_app.py": SERVER,
-        "client_app.py": CLIENT,
+        "server_app.py": SERVER.format(imports=argument),
+        "client_app.py": CLIENT.format(imports=argument),
         "README.md": readme,
     }
     for file, text in files.items():
         (folder / file).write_text(text, "utf-8")
+
+
+def _copy_modules(folder: Path) -> list[str]:
+    """Copy the user's files to the app; return the names under which the app imports modules."""
+    names = []
+    for name, module in imported_modules().items():
+        if module.file is None:
+            names.append(name)
+            continue
+        if module.file.name in APP_FILES:
+            raise ConfigError(f"{name} has the name of a file of the app: rename it")
+        (folder / module.file.name).write_bytes(module.sources[0])
+        names.append(module.file.name)
+    return names
 
 
 def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +16,7 @@ from fedssl.core.errors import ClientError, ConfigError, DataError
 from fedssl.core.state.tree import Tree
 from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.experiment import Experiment
+from fedssl.flower.app_experiment import read_experiment
 from fedssl.flower.codec import decode, encode
 from fedssl.flower.messages import (
     Task,
@@ -37,11 +38,12 @@ def _cached_node(experiment: str, config: NodeConfig) -> Node:
     return Node(Experiment.from_toml(experiment), config)
 
 
-def client_app(experiment: Experiment | str | Path) -> ClientApp:
-    """Return a ClientApp for an experiment or its TOML file."""
-    if not isinstance(experiment, Experiment):
-        experiment = Experiment.from_file(Path(experiment))
-    toml = experiment.to_toml()
+def client_app(experiment: Experiment | str | Path, imports: Sequence[str] = ()) -> ClientApp:
+    """Return a ClientApp for an experiment or its TOML file.
+
+    `imports` are modules to import first: dotted names, or files in the folder of the TOML file.
+    """
+    toml = read_experiment(experiment, imports).to_toml()
     app = ClientApp()
 
     def node(context: Context) -> Node:

@@ -59,8 +59,8 @@ Seconds = Annotated[FiniteFloat, Field(strict=True, ge=1e-6, le=MAX_NOTE)]
 class Task(NamedTuple):
     """A request to a node: one attempt of a client at a round of a run.
 
-    Each start of the server is another attempt at the run. `starts` lists the first round of each
-    attempt so far: state that a client stored in later rounds of an earlier attempt was discarded.
+    Each start of the server is another attempt at the run. `starts[i]` is the first round of
+    attempt i: client state that attempt i stored for rounds from `starts[i + 1]` on is ignored.
     The server may go back to round `oldest`, but not further. `until` is the deadline of the
     answer, in seconds since 1970; with authentication, Flower keeps clocks equal within a few
     minutes.

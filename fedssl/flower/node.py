@@ -152,7 +152,7 @@ class Node:
         )
 
     @cached_property
-    def _work(self) -> RunContext:
+    def _context(self) -> RunContext:
         e = self.experiment
         public = read_public(e, self._data, self._config.data, ignore_message)
         by_device = {}
@@ -193,7 +193,7 @@ class Node:
             training_deadline(task.until, memory.holds_claim) as stop,
         ):
             return run_client(
-                replace(self._work, stop=stop),
+                replace(self._context, stop=stop),
                 ClientRound(
                     client=task.client,
                     round=task.round,

@@ -31,7 +31,7 @@ from fedssl.core.state.codec import dumps, loads
 from fedssl.core.state.tree import Tree
 from fedssl.flower.messages import Task
 
-SUPERSEDED = "a newer attempt of this client at the run has begun; this one may no longer write"
+SUPERSEDED = "another process has taken over this client; this one may no longer save its state"
 DIGEST_BYTES = 32  # of SHA-256
 
 

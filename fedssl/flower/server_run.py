@@ -41,7 +41,7 @@ from fedssl.flower.runtime import FlowerRuntime, RoundLimits
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.runs.finalize import finish
 from fedssl.runs.progress import Progress
-from fedssl.runs.resume_checks import EXPERIMENT, check_resumable
+from fedssl.runs.resume_checks import check_resumable, record_experiment
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.training.trainer import Trainer, resolve_precision
 
@@ -75,7 +75,7 @@ def serve(
             snapshot=snapshot,
             notify=notify,
         )
-        integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
+        record_experiment(folder, experiment)
         if snapshot is None or snapshot.rounds < experiment.rounds:
             try:
                 run.train()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import Context
@@ -12,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedssl.core.console import print_to_stderr
 from fedssl.experiment.experiment import Experiment
+from fedssl.flower.app_experiment import read_experiment
 from fedssl.flower.server_run import serve
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.flower.telemetry import describe_telemetry
@@ -19,16 +21,18 @@ from fedssl.flower.telemetry import describe_telemetry
 POLL = 0.5  # seconds between checks that the parent process exists
 
 
-def server_app(experiment: Experiment | str | Path) -> ServerApp:
-    """Return a ServerApp for an experiment or its TOML file."""
-    if not isinstance(experiment, Experiment):
-        experiment = Experiment.from_file(Path(experiment))
+def server_app(experiment: Experiment | str | Path, imports: Sequence[str] = ()) -> ServerApp:
+    """Return a ServerApp for an experiment or its TOML file.
+
+    `imports` are modules to import first: dotted names, or files in the folder of the TOML file.
+    """
+    chosen = read_experiment(experiment, imports)
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
         exit_with_parent(os.getppid())
         print_to_stderr(describe_telemetry(os.environ))
-        serve(experiment, grid, ServerSettings.read(context.run_config))
+        serve(chosen, grid, ServerSettings.read(context.run_config))
 
     app.main()(main)
     return app

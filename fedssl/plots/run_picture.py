@@ -1,96 +1,191 @@
-"""picture.png: the accuracy per round, and a map of the test images before and after training."""
+"""picture.png: accuracy by round, final accuracies, and maps before and after training."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedssl.core.errors import ConfigError
-
-MIN_MAPPED = 5  # images needed for a map
-MAPPED = 1000  # images on the map: enough to see clusters, few enough to see single points
-# Rows of the table that are drawn as horizontal lines, with their colours and labels.
-BASELINES = (
-    ("random", "C7", "random backbone"),
-    ("isolated", "C1", "each client alone, mean"),
-    ("centralized", "C2", "all images pooled"),
+from fedssl.plots.feature_map import MIN_MAPPED, scatter, tsne, unit
+from fedssl.plots.style import (
+    COLOURS,
+    GREY,
+    HATCHES,
+    LINE_STYLES,
+    MAX_WIDTH,
+    SMALL,
+    legend_below,
+    set_accuracy_axis,
+    set_round_axes,
 )
+
+HEIGHT = 9.0  # inches
+BAR_WIDTH = 0.36
+NAME_WIDTH = 11  # characters in a line of a bar's name
+THIS_RUN = "this run"
+# Rows of the table in the order of bars; further rows follow with their own names.
+NAMES = {
+    THIS_RUN: "this run",
+    "isolated": "each client alone",
+    "random": "random backbone",
+    "centralized": "all images pooled",
+}
+INTERVAL_STYLE: dict[str, Any] = {"color": "black", "capsize": 3, "linewidth": 1.2}
+MODEL_STYLE: dict[str, Any] = {
+    "marker": "o",
+    "markersize": 4,
+    "linestyle": "",
+    "color": "white",
+    "markeredgecolor": "black",
+}
+PROBES = {"knn": "kNN", "linear": "linear probe"}
 
 Table = Mapping[str, Mapping[str, Any]]
 Rounds = Sequence[Mapping[str, Any]]
+Intervals = Mapping[tuple[str, str], tuple[float, float]]  # (row, probe) -> ends in percent
 
 
 def draw_run(
-    path: Path,
     rounds: Rounds,
     table: Table,
     *,
+    intervals: Intervals,
     before: NDArray[np.float32],
     after: NDArray[np.float32],
     labels: NDArray[np.int64],
     classes: Sequence[str],
-) -> None:
-    """Write the picture of a run.
+) -> Any:
+    """Return the picture of a run as a figure.
 
     `before` and `after` are features (n, d) of the same n test images with `labels` (n,).
     """
-    try:
-        import matplotlib
-        import sklearn  # noqa: F401
+    from matplotlib.figure import Figure
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
-    except ImportError:
-        raise ConfigError(
-            "matplotlib and scikit-learn are not installed: "
-            'in a clone of fedssl, run pip install ".[viz]"'
-        ) from None
-    figure, (curve, left_map, right_map) = plt.subplots(
-        1, 3, figsize=(15, 4.8), layout="constrained"
-    )
+    figure = Figure(figsize=(MAX_WIDTH, HEIGHT), layout="constrained")
+    top, bottom = figure.subfigures(2, 1, squeeze=False).flat
+    curve, bars = top.subplots(1, 2)
     _draw_curve(curve, rounds, table)
-    _draw_map(left_map, before, labels, classes, title="before: random backbone")
-    _draw_map(right_map, after, labels, classes, title="after")
-    handles, names = right_map.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, names, loc="outside right center", frameon=False, markerscale=2)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    _draw_bars(bars, table, intervals)
+    legend_below(top, [curve, bars])
+    left_map, right_map = bottom.subplots(1, 2)
+    _draw_map(left_map, before, labels, classes, title="before training")
+    _draw_map(right_map, after, labels, classes, title="after training")
+    legend_below(bottom, [right_map], markerscale=2)
+    return figure
 
 
 def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:
-    points = _knn_by_round(rounds, table)
-    if points:
-        axes.plot(*zip(*points, strict=True), marker="o", color="C0", label="this run")
-    for name, color, label in BASELINES:
-        if name in table:
-            axes.axhline(table[name]["knn"]["mean"], color=color, linestyle="--", label=label)
-    axes.set(
-        xlabel="round", ylabel="kNN accuracy on test images (%)", title="accuracy of the backbone"
-    )
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    if points:
-        axes.legend(frameon=False)
+    """Draw the kNN accuracy by round, and the other rows of the table as horizontal lines."""
+    set_round_axes(axes, "")
+    extent: list[float] = []
+    for name, style in _row_styles(table).items():
+        if name == THIS_RUN:
+            points = _knn_by_round(rounds, table)
+            numbers, accuracies = zip(*points, strict=True)
+            axes.plot(numbers, accuracies, marker="o", markersize=4, label=THIS_RUN, **style)
+            extent += accuracies
+            continue
+        score = table[name]["knn"]
+        label = NAMES.get(name, name)
+        models = _counted_models(score)
+        if models:
+            label += ": mean, range"
+            axes.axhspan(min(models), max(models), color=style["color"], alpha=0.12, linewidth=0)
+        axes.axhline(score["mean"], label=label, **style)
+        extent += [score["mean"], *models]
+    set_accuracy_axis(axes, extent, "kNN accuracy (%)")
+    axes.set_title("accuracy by round")
+
+
+def _row_styles(table: Table) -> dict[str, dict[str, str]]:
+    """Return colour and dashes of each row: known rows in the order of NAMES, then the others."""
+    known = [name for name in NAMES if name in table]
+    others = [name for name in table if name not in NAMES]
+    styles = {}
+    for name in known + others:
+        number = list(NAMES).index(name) if name in NAMES else len(NAMES) + others.index(name)
+        styles[name] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
+        }
+    return styles
 
 
 def _knn_by_round(rounds: Rounds, table: Table) -> list[tuple[int, float]]:
     """Return measurements as (round, accuracy); those of the table are the first and the last."""
-    points = []
+    accuracies = {}
+    if "random" in table:
+        accuracies[0] = table["random"]["knn"]["mean"]
     for line in rounds:
         if line["knn"] is not None:
-            points.append((line["round"], line["knn"]))
-    if "random" in table:
-        points.insert(0, (0, table["random"]["knn"]["mean"]))
-    if "this run" in table:
-        last = (len(rounds), table["this run"]["knn"]["mean"])
-        if points[-1:] != [last]:
-            points.append(last)
-    return points
+            accuracies[line["round"]] = line["knn"]
+    accuracies[len(rounds)] = table[THIS_RUN]["knn"]["mean"]
+    return list(accuracies.items())
+
+
+def _counted_models(score: Mapping[str, Any]) -> list[float]:
+    """Return the accuracies of single models, such as those of clients, if there are several."""
+    models = score.get("models", {})
+    apart = score.get("apart", ())
+    return [accuracy for name, accuracy in models.items() if name not in apart]
+
+
+def _draw_bars(axes: Any, table: Table, intervals: Intervals) -> None:
+    """Draw the final accuracy of each row and probe, with its interval and the single models."""
+    styles = _row_styles(table)
+    probes = list(table[THIS_RUN])
+    for row, (name, style) in enumerate(styles.items()):
+        for number, probe in enumerate(probes):
+            x = row + BAR_WIDTH * (number - (len(probes) - 1) / 2)
+            score = table[name][probe]
+            ends = intervals.get((name, probe))
+            bar = {"color": style["color"], "hatch": HATCHES[len(probes) - 1 - number]}
+            _draw_bar(axes, x, score, ends=ends, bar=bar)
+    names = [textwrap.fill(NAMES.get(name, name), NAME_WIDTH) for name in styles]
+    axes.set_xticks(range(len(names)), names)
+    axes.set(ylim=(0, 108), ylabel="accuracy (%)", title="final accuracy")
+    axes.set_yticks(range(0, 101, 20))
+    axes.grid(alpha=0.3, axis="y")
+    axes.set_axisbelow(True)
+    _add_marks(axes, table, probes, bool(intervals))
+
+
+def _draw_bar(
+    axes: Any,
+    x: float,
+    score: Mapping[str, Any],
+    *,
+    ends: tuple[float, float] | None,
+    bar: Mapping[str, Any],
+) -> None:
+    """Draw one bar with its number, interval and single models; a hatched bar is lighter."""
+    mean = score["mean"]
+    alpha = 0.35 if bar["hatch"] else 0.85
+    axes.bar(x, mean, BAR_WIDTH, alpha=alpha, edgecolor="white", **bar)
+    models = _counted_models(score)
+    offsets = np.linspace(-0.25, 0.25, len(models)) * BAR_WIDTH
+    axes.plot(x + offsets, models, **MODEL_STYLE)
+    if ends is not None:
+        error = [[max(0.0, mean - ends[0])], [max(0.0, ends[1] - mean)]]
+        axes.errorbar([x], [mean], yerr=error, **INTERVAL_STYLE)
+    highest = max([mean, *models, *(ends or ())])
+    axes.text(x, highest + 2.5, f"{mean:.1f}", ha="center", fontsize=SMALL)
+
+
+def _add_marks(axes: Any, table: Table, probes: Sequence[str], intervals: bool) -> None:
+    """Add the meaning of bars, dots and error bars to the legend, as far as they are drawn."""
+    for number, probe in enumerate(probes):
+        hatch = HATCHES[len(probes) - 1 - number]
+        alpha = 0.35 if hatch else 0.85
+        label = PROBES.get(probe, probe)
+        axes.bar([0], [0], color=GREY, hatch=hatch, alpha=alpha, edgecolor="white", label=label)
+    if any(_counted_models(score) for row in table.values() for score in row.values()):
+        axes.plot([], [], label="single clients", **MODEL_STYLE)
+    if intervals:
+        axes.errorbar([], [], yerr=[], label="95% interval over test images", **INTERVAL_STYLE)
 
 
 def _draw_map(
@@ -105,37 +200,5 @@ def _draw_map(
         axes.text(0.5, 0.5, f"a map needs {MIN_MAPPED} test images", ha="center")
         axes.set_axis_off()
         return
-    scatter(axes, tsne(unit(features)), labels, classes=classes, title=f"test images, {title}")
-
-
-def unit(features: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Return the rows scaled to length 1: probes compare directions."""
-    return np.asarray(features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12))
-
-
-def tsne(features: NDArray[np.floating[Any]], seed: int = 0) -> NDArray[np.floating[Any]]:
-    """Return positions (n, 2) of features (n, d) on a t-SNE map."""
-    from sklearn.manifold import TSNE
-
-    perplexity = min(30, (len(features) - 1) / 3)
-    embedding = TSNE(2, init="pca", random_state=seed, perplexity=perplexity)
-    return np.asarray(embedding.fit_transform(features))
-
-
-def scatter(
-    axes: Any,
-    xy: NDArray[np.floating[Any]],
-    labels: NDArray[np.int64],
-    *,
-    classes: Sequence[str],
-    title: str,
-    markers: Sequence[str] = ("o",),
-) -> None:
-    """Draw positions (n, 2) coloured by class; classes also cycle through the markers."""
-    for label in np.unique(labels):
-        of_class = labels == label
-        name = classes[label] if len(classes) else str(label)
-        marker = markers[label % len(markers)]
-        axes.scatter(*xy[of_class].T, s=7, color=f"C{label % 10}", label=name, marker=marker)
-    axes.set(title=title, xticks=[], yticks=[])
-    axes.set_frame_on(False)
+    title = f"test images {title} (t-SNE)"
+    scatter(axes, tsne(unit(features)), labels, classes=classes, title=title)

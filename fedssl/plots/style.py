@@ -1,8 +1,13 @@
-"""The common style of figures: colours for colour-blind readers too, grids and legends."""
+"""The common style of figures: palette, axes, grids and legends.
+
+Lines, points and areas are also distinguishable without colours, by dashes, markers and hatching.
+Pages show figures about 700 pixels wide: a figure of MAX_WIDTH inches has text of 9 points or more.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from itertools import permutations
 from typing import Any
@@ -13,8 +18,14 @@ from fedssl.core.errors import ConfigError
 
 # Okabe and Ito's, without yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+GREY = "0.45"  # of text and lines that are not data
 LINE_STYLES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "////", "....", "xxxx")
+MAX_WIDTH = 10.0  # inches
+DPI = 140
+SMALL = 9.0  # points, the smallest text
+MIN_ACCURACY_SPAN = 10.0  # points on an axis: a smaller range would exaggerate differences
 MAX_LINES = 10  # lines in one panel; of more, the median and the quartiles are drawn
 LEGEND_CHARACTERS_PER_INCH = 14
 LEGEND_HANDLE_CHARACTERS = 6  # the width of the line and the gap before a name
@@ -29,7 +40,7 @@ def need_matplotlib() -> None:
         import sklearn  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "an analysis needs matplotlib and scikit-learn, which are not installed: "
+            "matplotlib and scikit-learn are not installed: "
             'in a clone of fedssl, run pip install ".[viz]"'
         ) from None
 
@@ -39,21 +50,25 @@ def new_figure(
 ) -> tuple[Any, Any]:
     """Return a figure and its axes (rows, columns), each of the given size in inches.
 
-    pyplot does not register the figure, so it need not be closed.
+    Panels of a figure wider than MAX_WIDTH are narrower. pyplot does not register the figure, so it
+    need not be closed.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     # The padding keeps the label of a colour bar clear of the next panel.
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-    figure = Figure(figsize=(width * columns, height * rows), layout=layout)
+    size = (min(width * columns, MAX_WIDTH), height * rows)
+    figure = Figure(figsize=size, layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def legend_below(figure: Any, axes: Iterable[Any], title: str | None = None) -> None:
+def legend_below(
+    figure: Any, axes: Iterable[Any], title: str | None = None, *, markerscale: float = 1.0
+) -> None:
     """Add a legend of all lines in some axes, each name once, below the figure.
 
-    Inside a panel the legend could cover the lines.
+    Inside a panel the legend could cover the lines. `markerscale` enlarges small points.
     """
     handles: dict[str, Any] = {}
     for panel in axes:
@@ -62,7 +77,8 @@ def legend_below(figure: Any, axes: Iterable[Any], title: str | None = None) -> 
     if not handles:
         return
     longest = max(map(len, handles)) + LEGEND_HANDLE_CHARACTERS
-    fitting = int(figure.get_figwidth() * LEGEND_CHARACTERS_PER_INCH / longest)
+    width = figure.bbox.width / figure.dpi  # also of a subfigure
+    fitting = int(width * LEGEND_CHARACTERS_PER_INCH / longest)
     figure.legend(
         handles.values(),
         handles.keys(),
@@ -70,14 +86,15 @@ def legend_below(figure: Any, axes: Iterable[Any], title: str | None = None) -> 
         title=title,
         loc="outside lower center",
         frameon=False,
-        fontsize=8,
+        fontsize=SMALL,
+        markerscale=markerscale,
     )
 
 
 def encode_png(figure: Any) -> bytes:
     """Return the figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
+    figure.savefig(buffer, format="png", dpi=DPI)
     return buffer.getvalue()
 
 
@@ -85,10 +102,58 @@ def line_style(number: int) -> dict[str, Any]:
     """Return colour, dashes and marker of a line; those of the first 28 numbers differ."""
     return {
         "color": COLOURS[number % len(COLOURS)],
-        "linestyle": LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)],
+        "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
         "marker": MARKERS[number % len(MARKERS)],
         "markersize": 4,
     }
+
+
+def point_style(number: int) -> dict[str, Any]:
+    """Return colours and marker of a class of points; those of the first 49 numbers differ.
+
+    Points of every second repetition of the palette are hollow.
+    """
+    colour = COLOURS[number % len(COLOURS)]
+    repetition = number // len(COLOURS)
+    return {
+        "facecolors": "none" if repetition % 2 else colour,
+        "edgecolors": colour,
+        "linewidths": 0.8,
+        "marker": MARKERS[(number + repetition) % len(MARKERS)],
+    }
+
+
+def accuracy_limits(values: Iterable[float]) -> tuple[float, float]:
+    """Return the ends of an axis for accuracies in percent: multiples of 5.
+
+    The axis spans at least MIN_ACCURACY_SPAN points, and begins at 0 if the values are near it.
+    """
+    shown = list(values)
+    low = min(shown)
+    high = max(shown)
+    missing = max(0.0, MIN_ACCURACY_SPAN - (high - low)) / 2
+    margin = max(missing, 0.05 * (high - low))
+    bottom = 5.0 * math.floor((low - margin) / 5)
+    top = 5.0 * math.ceil((high + margin) / 5)
+    top = min(100.0, max(top, MIN_ACCURACY_SPAN))
+    bottom = max(0.0, min(bottom, top - MIN_ACCURACY_SPAN))
+    if bottom < (top - bottom) / 2:
+        bottom = 0.0
+    return bottom, top
+
+
+def set_accuracy_axis(axes: Any, values: Iterable[float], label: str, which: str = "y") -> None:
+    """Label an axis of accuracies and set its ends; the label states where it begins if not at 0.
+
+    `which` is "x" or "y".
+    """
+    bottom, top = accuracy_limits(values)
+    if bottom > 0:
+        label += f"; axis from {bottom:g}"
+    axes.set(**{f"{which}label": label, f"{which}lim": (bottom, top)})
+    axis = getattr(axes, f"{which}axis")
+    axis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
+    axes.grid(alpha=0.3, axis=which)
 
 
 def model_title(model: str) -> str:
@@ -150,4 +215,4 @@ def _write_cells(axes: Any, values: Any, middle: float) -> None:
     for i, j in permutations(range(len(values)), 2):
         value = values[i, j]
         colour = "black" if value > middle else "white"
-        axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=8)
+        axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=SMALL)

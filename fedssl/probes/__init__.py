@@ -2,7 +2,7 @@
 
 from fedssl.probes.features import Labelled, balanced, embed, label_count
 from fedssl.probes.finetune import fine_tune
-from fedssl.probes.knn import knn_predict
+from fedssl.probes.knn import default_neighbours, knn_predict
 from fedssl.probes.linear import Solver, linear_predict
 from fedssl.probes.protocol import LINEAR, Name, Protocol, fine_tuning
 from fedssl.probes.settings import OF_TRAINING, PROBES, ProbeSettings
@@ -17,6 +17,7 @@ __all__ = [
     "Protocol",
     "Solver",
     "balanced",
+    "default_neighbours",
     "embed",
     "fine_tune",
     "fine_tuning",

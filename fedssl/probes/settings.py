@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from fedssl.core.settings import Settings
 from fedssl.probes.linear import Solver
@@ -28,7 +28,7 @@ class ProbeSettings(Settings):
     """
 
     every: int = Field(10, ge=0)  # rounds between kNN measurements; 0: only at the end
-    k: PositiveInt = 200
+    k: PositiveInt | None = None
     temperature: float = Field(0.1, gt=0)
     linear: bool = True  # a linear probe at the end
     labels: Labels = 0  # labelled images for the linear probe: a share up to 1, or a count; 0: all
@@ -40,7 +40,19 @@ class ProbeSettings(Settings):
     solver: Solver = "protocol"  # of the linear probe; "lbfgs" finds the minimum, as no paper does
     frozen: bool = False  # of `semi`: train only the head on fixed features, unlike the papers
     picture: bool = False  # picture.png at the end: kNN curve, maps before and after training
-    beside: tuple[str, ...] = ()  # measured too: "random" weights, "isolated", "centralized" runs
+    # measured too: "random" weights, "isolated", "centralized" runs; default: those that take at
+    # most twice the time of the run
+    baselines: tuple[str, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_beside(cls, values: Any) -> Any:
+        """Accept the name that `baselines` had in earlier versions."""
+        if not isinstance(values, Mapping) or "beside" not in values:
+            return values
+        renamed = dict(values)
+        renamed["baselines"] = renamed.pop("beside")
+        return renamed
 
 
 OF_TRAINING = ("epochs", "lr", "batch")  # settings of probes that are trained
@@ -59,6 +71,11 @@ class Probe(NamedTuple):
     learns: Literal["all", "few", "nothing"] = "all"
     whole: bool = False  # fine-tunes the whole model
     together: bool = False  # all clients train one model
+
+    @property
+    def uses_features(self) -> bool:
+        """True if it measures the fixed features of a backbone."""
+        return not self.whole and self.learns != "nothing"
 
 
 PROBES: Mapping[str, Probe] = {

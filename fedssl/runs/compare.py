@@ -1,7 +1,9 @@
-"""Compare finished runs: group seeds, label runs by their differences, pair their test images."""
+"""Compare finished runs: group seeds, compute means and intervals, pair their test images."""
 
 from __future__ import annotations
 
+import json
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,14 +11,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
-from fedssl.evaluation.intervals import Interval, difference_interval
+from fedssl.evaluation.intervals import Interval, accuracy_interval, difference_interval
 from fedssl.evaluation.outcomes import read_outcomes
 from fedssl.experiment.plain_values import flatten
 from fedssl.runs.directories import training_values
+from fedssl.runs.resume_checks import EXPERIMENT
+from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.run_labels import label, labelled_keys, varying_keys
 from fedssl.runs.summary import RunSummary
 
 THIS_RUN = "this run"
+# Settings of [probe] that do not change the accuracy of a finished run.
+NOT_MEASURED = {"every", "picture", "baselines"}
+
+
+class CurvePoint(NamedTuple):
+    """The kNN accuracy after a round: mean, lowest and highest over seeds."""
+
+    round: int
+    mean: float
+    low: float
+    high: float
 
 
 class Group(NamedTuple):
@@ -24,12 +41,16 @@ class Group(NamedTuple):
 
     label: str
     values: Mapping[str, Any]  # the settings in which groups differ
-    runs: Sequence[RunSummary]
+    runs: list[RunSummary]
 
     def accuracies(self, probe: str) -> list[float]:
         """Return the accuracy of each run in percent."""
-        measured = [run.accuracy(probe) for run in self.runs]
-        return [accuracy for accuracy in measured if accuracy is not None]
+        measured = []
+        for run in self.runs:
+            accuracy = run.accuracy(probe)
+            if accuracy is not None:
+                measured.append(accuracy)
+        return measured
 
     def mean(self, probe: str) -> float:
         """Return the mean accuracy over seeds in percent."""
@@ -40,73 +61,109 @@ class Group(NamedTuple):
         accuracies = self.accuracies(probe)
         return statistics.stdev(accuracies) if len(accuracies) > 1 else None
 
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each run."""
+        return [run.experiment.seed for run in self.runs]
+
+    @property
+    def seconds(self) -> float:
+        """The mean training time."""
+        return statistics.fmean(run.seconds for run in self.runs)
+
 
 def check_comparable(runs: Sequence[RunSummary]) -> None:
     """Raise ConfigError unless all runs are finished and were measured alike."""
     for run in runs:
-        if not run.results.get("table"):
-            raise ConfigError(
-                f"{run.folder} has no accuracy to compare ({run.state}): finish it with "
-                "`fedssl run`, with labelled test images"
-            )
+        _check_measured(run)
     first = runs[0]
     for run in runs[1:]:
         for key in ("test_images", "labels"):
             if run.results.get(key) != first.results.get(key):
                 raise ConfigError(
                     f"{run.folder} was measured on other {key.replace('_', ' ')} than "
-                    f"{first.folder}: their accuracies cannot be compared"
+                    f"{first.folder}: leave out one of them, or measure both on the same images"
                 )
         _check_same_probes(first, run)
 
 
+def _check_measured(run: RunSummary) -> None:
+    """Raise ConfigError if a run has no accuracy."""
+    if not run.results:
+        raise ConfigError(
+            f"{run.folder} has no accuracy yet ({run.state}): finish it with `fedssl run`, or leave "
+            "it out"
+        )
+    if not run.results.get("table"):
+        raise ConfigError(
+            f"{run.folder} has no accuracy: it has no labelled test images. Measure it with "
+            "data.test, or leave it out"
+        )
+
+
 def _check_same_probes(first: RunSummary, other: RunSummary) -> None:
-    """Raise ConfigError if two runs were measured with other settings."""
-    ignored = {"every", "picture", "beside"}
+    """Raise ConfigError if two runs were measured with differing settings."""
     old = flatten(first.experiment.to_dict()["probe"])
     new = flatten(other.experiment.to_dict()["probe"])
-    for key in sorted({*old, *new} - ignored):
-        if old.get(key) != new.get(key):
-            raise ConfigError(
-                f"{first.folder} was measured with probe.{key} = {old.get(key)}, {other.folder} "
-                f"with {new.get(key)}: run one again with --set probe.{key}={old.get(key)}; that "
-                "measures it anew and trains nothing"
-            )
+    for key in sorted({*old, *new} - NOT_MEASURED):
+        if old.get(key) == new.get(key):
+            continue
+        if key in old:
+            command = _measure_command(other, key, old[key])
+        else:
+            command = _measure_command(first, key, new[key])
+        raise ConfigError(
+            f"{first.folder} and {other.folder} were measured with differing settings: probe.{key} "
+            f"is {_text(old.get(key))} and {_text(new.get(key))}. `{command}` measures again and "
+            "trains nothing"
+        )
+
+
+def _measure_command(run: RunSummary, key: str, value: Any) -> str:
+    """Return the command that measures a run with another setting."""
+    assignment = shlex.quote(f"probe.{key}={_text(value)}")
+    return f"fedssl run {run.folder / EXPERIMENT} --dir {run.folder} --set {assignment}"
+
+
+def _text(value: Any) -> str:
+    """Return a value as in an assignment: TOML, without quotes."""
+    if value is None:
+        return "not set"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def group_runs(runs: Sequence[RunSummary]) -> list[Group]:
     """Return the runs in groups that differ in their seeds only, in the order given."""
-    settings = [training_values(run.experiment) for run in runs]
-    varying = [key for key in _all_keys(settings) if _differs(key, settings) and key != "seed"]
-    grouped: dict[str, tuple[dict[str, Any], list[RunSummary]]] = {}
+    settings = []
+    for run in runs:
+        values = training_values(run.experiment)
+        del values["seed"]
+        settings.append(values)
+    varying = varying_keys(settings)
+    shown = labelled_keys(varying, settings)
+    groups: dict[str, Group] = {}
     for run, values in zip(runs, settings, strict=True):
-        own = {key: values.get(key) for key in varying}
-        label = _label(own) or run.folder.name
-        grouped.setdefault(label, (own, []))[1].append(run)
-    return [Group(label, own, members) for label, (own, members) in grouped.items()]
+        own = {key: values[key] for key in varying if key in values}
+        name = label(values, shown) or _kind(values)
+        group = groups.setdefault(json.dumps(own), Group(name, own, []))
+        _check_new_seed(group, run)
+        group.runs.append(run)
+    return list(groups.values())
 
 
-def _all_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys: dict[str, None] = {}
-    for values in settings:
-        keys |= dict.fromkeys(values)
-    return list(keys)
+def _check_new_seed(group: Group, run: RunSummary) -> None:
+    """Raise ConfigError if the group has a run with this seed: it would count twice."""
+    for known in group.runs:
+        if known.experiment.seed == run.experiment.seed:
+            raise ConfigError(
+                f"{known.folder} and {run.folder} have the same settings and the same seed: "
+                "name only one of them"
+            )
 
 
-def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    return any(values.get(key) != settings[0].get(key) for values in settings[1:])
-
-
-def _label(values: Mapping[str, Any]) -> str:
-    """Return the differences as text; keys of a table whose name differs are left out."""
-    tables = tuple(key.removesuffix("name") for key in values if key.endswith(".name"))
-    words = []
-    for key, value in values.items():
-        if key.endswith(".name"):
-            words.append(str(value))
-        elif value is not None and not key.startswith(tables):
-            words.append(f"{key.rpartition('.')[2]} {value}")
-    return ", ".join(words)
+def _kind(values: Mapping[str, Any]) -> str:
+    """Return a label for runs that all have the same settings: "simclr × fedavg × star"."""
+    return " × ".join(values[f"{table}.name"] for table in ("method", "algorithm", "topology"))
 
 
 def swept_key(groups: Sequence[Group]) -> str | None:
@@ -114,11 +171,43 @@ def swept_key(groups: Sequence[Group]) -> str | None:
     if len(groups) < 2 or len(groups[0].values) != 1:
         return None
     key = next(iter(groups[0].values))
-    values = [group.values[key] for group in groups]
-    numeric = all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in values
-    )
-    return key if numeric else None
+    for group in groups:
+        value = group.values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+    return key
+
+
+def knn_curve(group: Group) -> list[CurvePoint]:
+    """Return the kNN accuracy after those rounds in which it was measured for every seed."""
+    curves = list(map(_knn_by_round, group.runs))
+    points = []
+    for number in sorted(set.intersection(*map(set, curves))):
+        accuracies = [curve[number] for curve in curves]
+        mean = statistics.fmean(accuracies)
+        points.append(CurvePoint(number, mean, min(accuracies), max(accuracies)))
+    return points
+
+
+def _knn_by_round(run: RunSummary) -> dict[int, float]:
+    """Return the kNN accuracies of a run; round 0 is the untrained backbone, if measured."""
+    accuracies = {}
+    untrained = run.results["table"].get("random", {}).get("knn")
+    if untrained is not None:
+        accuracies[0] = untrained["mean"]
+    for line in read_rounds(run.folder / "rounds.jsonl", ignore_message):
+        if line.get("knn") is not None:
+            accuracies[line["round"]] = line["knn"]
+    final = run.accuracy("knn")
+    if final is not None:
+        accuracies[run.rounds] = final
+    return accuracies
+
+
+def group_interval(group: Group, probe: str) -> Interval | None:
+    """Return the mean accuracy over seeds with its interval; None without saved outcomes."""
+    outcome = _mean_outcome(group, probe)
+    return None if outcome is None else accuracy_interval(outcome)
 
 
 def paired_difference(first: Group, other: Group, probe: str) -> Interval | None:
@@ -131,6 +220,12 @@ def paired_difference(first: Group, other: Group, probe: str) -> Interval | None
     if before is None or after is None:
         return None
     return difference_interval(after, before)
+
+
+def count_test_images(group: Group, probe: str) -> int | None:
+    """Return the number of test images; None without saved outcomes."""
+    outcome = _mean_outcome(group, probe)
+    return None if outcome is None else len(outcome)
 
 
 def _mean_outcome(group: Group, probe: str) -> Tensor | None:

@@ -25,7 +25,7 @@ MAX_NAMED = 3  # differences in the name of a directory
 MAX_VALUE = 20  # characters of a value in the name
 MAX_NAME = 100  # characters
 # These may change when a run is resumed, but another number of rounds is another training.
-NOT_TRAINED = tuple(key for key in CHANGEABLE if key != "rounds")
+NON_TRAINING_KEYS = tuple(key for key in CHANGEABLE if key != "rounds")
 
 
 def default_dir(
@@ -62,7 +62,7 @@ def training_values(experiment: Experiment) -> dict[str, Any]:
 
 
 def _not_trained(key: str) -> bool:
-    return any(key == ignored or key.startswith(f"{ignored}.") for ignored in NOT_TRAINED)
+    return any(key == ignored or key.startswith(f"{ignored}.") for ignored in NON_TRAINING_KEYS)
 
 
 def suffix(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,16 +15,17 @@ from fedssl.core.files import integrity
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.lock import locked
 from fedssl.core.provenance import UNKNOWN, code, environment
+from fedssl.core.user_modules import imported_hashes
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, export, models_of
-from fedssl.evaluation.outcomes import OUTCOMES, write_outcomes
+from fedssl.evaluation.outcomes import OUTCOMES, outcomes_of, write_outcomes
 from fedssl.evaluation.score import Score
-from fedssl.evaluation.verdict import judge
+from fedssl.evaluation.verdict import THIS_RUN, judge
 from fedssl.experiment.experiment import Experiment
+from fedssl.runs.baselines import Baselines, Choice, choose_baselines, untrained_models
 from fedssl.runs.collapse_warning import Collapse
-from fedssl.runs.comparisons import Comparisons, untrained_models
 from fedssl.runs.feature_check import check_features
 from fedssl.runs.picture import draw_if_wanted
 from fedssl.runs.resume_checks import read_experiment
@@ -45,8 +46,8 @@ def finish(
 ) -> bool:
     """Export and measure a run whose last round is done; False if it was finished already.
 
-    Runs to compare with train on the same images, `public` ones included. With `alone` none of
-    them is trained, because not all images are on this machine.
+    Baselines train on the same images, `public` ones included. With `alone` none of them is
+    trained, because not all images are on this machine.
     """
     with locked(folder):
         return _finish(folder, data, public, device, quiet=quiet, alone=alone)
@@ -65,30 +66,42 @@ def _finish(
     experiment = read_experiment(folder, notify)
     snapshot = Store(folder).load(ignore_message, check_rows=False)
     assert snapshot is not None
-    names = [name for name in experiment.probe.beside if name == "random" or not alone]
-    comparisons = Comparisons(
-        experiment, folder, data, public=public, device=device, names=names, quiet=quiet
+    evaluation = Evaluation(experiment, data, device, notify=notify)
+    choice = _choose_baselines(evaluation, folder, alone)
+    baselines = Baselines(
+        experiment, folder, data, public=public, device=device, names=choice.names, quiet=quiet
     )
     hashes = {"test_images": hash_images(data.test), "labels": hash_labels(data)}
     damaged = integrity.damaged(folder)
     measured = MEASUREMENTS.isdisjoint(damaged) and is_up_to_date(
-        folder, experiment, snapshot.rounds, hashes=hashes, comparisons=names, notify=notify
+        folder, evaluation, snapshot.rounds, hashes=hashes, baselines=choice.names, notify=notify
     )
     _remove_damaged(folder, damaged, notify)
     if measured and not damaged:
-        comparisons.repair()
+        baselines.repair()
         return False
-    evaluation = Evaluation(experiment, data, device)
+    if choice.note is not None and not measured:
+        notify(choice.note)
     _write_outputs(
-        evaluation, snapshot, comparisons, hashes=hashes, damaged=damaged, measured=measured
+        evaluation, snapshot, baselines, hashes=hashes, damaged=damaged, measured=measured
     )
     return True
+
+
+def _choose_baselines(evaluation: Evaluation, folder: Path, alone: bool) -> Choice:
+    """Return the baselines of a run; none without labels, since nothing is measured then."""
+    if not evaluation.images.possible:
+        return Choice([])
+    choice = choose_baselines(evaluation.experiment, read_rounds(folder / "rounds.jsonl"))
+    if alone:
+        return Choice([name for name in choice.names if name == "random"])
+    return choice
 
 
 def _write_outputs(
     evaluation: Evaluation,
     snapshot: Snapshot,
-    comparisons: Comparisons,
+    baselines: Baselines,
     *,
     hashes: Mapping[str, str | None],
     damaged: list[str],
@@ -96,7 +109,7 @@ def _write_outputs(
 ) -> None:
     """Export the models, and measure them unless results.json is up to date."""
     experiment = evaluation.experiment
-    folder = comparisons.folder
+    folder = baselines.folder
     image = evaluation.data.train.image
     rounds = snapshot.rounds
     models = models_of(experiment, snapshot.sites, snapshot.memory)
@@ -107,7 +120,7 @@ def _write_outputs(
     if measured:  # only exported models or the picture were damaged
         results = integrity.read_json(folder, "results.json") or results
     else:
-        _measure(evaluation, comparisons, models, results)
+        _measure(evaluation, baselines, models, results)
     draw_if_wanted(folder, evaluation, models, results["table"])
     integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
 
@@ -140,7 +153,7 @@ def _describe(
 ) -> dict[str, Any]:
     """Return the contents of results.json, with an empty table."""
     history = _read_history(folder)
-    return {
+    results = {
         "experiment": evaluation.experiment.hash(),
         "rounds": rounds,
         **hashes,
@@ -149,6 +162,10 @@ def _describe(
         "notes": _notes(evaluation, models, history.notes),
         "table": {},
     }
+    imports = imported_hashes()
+    if imports:
+        results["imports"] = imports
+    return results
 
 
 def _notes(evaluation: Evaluation, models: Models, of_rounds: list[str]) -> list[str]:
@@ -211,38 +228,59 @@ def probes(experiment: Experiment) -> tuple[str, ...]:
 
 
 def _measure(
-    evaluation: Evaluation, comparisons: Comparisons, models: Models, results: dict[str, Any]
+    evaluation: Evaluation, baselines: Baselines, models: Models, results: dict[str, Any]
 ) -> None:
     """Fill in the results, and write them together with classes and outcomes."""
-    folder = comparisons.folder
+    folder = baselines.folder
     if _measurable(evaluation, models):
-        scores = table(evaluation, comparisons, models)
-        for name, row in scores.items():
-            results["table"][name] = {probe: score.summary() for probe, score in row.items()}
-        classes = json.dumps(by_class(scores, evaluation.data.test))
-        write_atomic(folder / "classes.json", f"{classes}\n".encode())
-        write_outcomes(folder, scores)
-        results["verdict"] = judge(scores).values()
+        results["knn_settings"] = evaluation.knn_settings
+        scores: dict[str, dict[str, Score]] = {}
+        for name, row in _rows(evaluation, baselines, models):
+            scores[name] = row
+            # After each row: training the next baseline may take long, or be interrupted.
+            _write_scores(folder, scores, evaluation.data.test, results)
+    else:
+        _write_results(folder, results)
+
+
+def _write_scores(
+    folder: Path,
+    scores: Mapping[str, Mapping[str, Score]],
+    test: Images | None,
+    results: dict[str, Any],
+) -> None:
+    """Write the scores, by class and by test image too, and the verdict on them."""
+    for name, row in scores.items():
+        results["table"][name] = {probe: score.summary() for probe, score in row.items()}
+    classes = json.dumps(by_class(scores, test))
+    write_atomic(folder / "classes.json", f"{classes}\n".encode())
+    outcomes = outcomes_of(scores)
+    write_outcomes(folder, outcomes)
+    results["verdict"] = judge([outcomes]).values()
+    _write_results(folder, results)
+
+
+def _write_results(folder: Path, results: Mapping[str, Any]) -> None:
     write_atomic(folder / "results.json", f"{json.dumps(results, indent=2)}\n".encode())
 
 
-def table(
-    evaluation: Evaluation, comparisons: Comparisons, models: Models
-) -> dict[str, dict[str, Score]]:
-    """Return the score of every probe, for this run and for those it is compared with."""
+def _rows(
+    evaluation: Evaluation, baselines: Baselines, models: Models
+) -> Iterator[tuple[str, dict[str, Score]]]:
+    """Yield the score of every probe, for this run and for each of its baselines."""
     experiment = evaluation.experiment
     chosen = probes(experiment)
-    rows = {"this run": evaluation.measure(models, chosen, models.apart)}
-    for name in comparisons.names:
+    own = evaluation.measure(models, chosen, models.apart)
+    yield THIS_RUN, own
+    for name in baselines.names:
         if name == "random":
             untrained = untrained_models(experiment, evaluation.data.train.image, evaluation.device)
-            rows[name] = evaluation.measure(untrained, chosen)
-        elif comparisons.is_same_training(name):
-            rows[name] = rows["this run"]
+            yield name, evaluation.measure(untrained, chosen)
+        elif baselines.is_same_training(name):
+            yield name, own
         else:
-            trained = comparisons.trained_models(name)
-            rows[name] = evaluation.measure(trained, chosen, trained.apart)
-    return rows
+            trained = baselines.trained_models(name)
+            yield name, evaluation.measure(trained, chosen, trained.apart)
 
 
 def by_class(scores: Mapping[str, Mapping[str, Score]], test: Images | None) -> dict[str, Any]:

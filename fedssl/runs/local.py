@@ -17,6 +17,7 @@ from fedssl.core.devices.precision import numerics
 from fedssl.core.errors import ConfigError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked_directory
+from fedssl.core.state.layout import PARAMETERS
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.client_memory import Memory
 from fedssl.engine.checkpoints.store import Snapshot, Store
@@ -27,11 +28,11 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.federation import Federation
 from fedssl.runs.progress import Progress
 from fedssl.runs.resume_checks import (
-    EXPERIMENT,
     FLOWER,
     IMAGES,
     check_resumable,
     check_same_images,
+    record_experiment,
     started,
 )
 from fedssl.runs.session import STOPPING as STOPPING
@@ -63,7 +64,7 @@ def train_locally(run: LocalRun) -> None:
     """Train the rounds of an experiment that are left; nothing if it is finished."""
     settings = run.experiment.train
     mode = resolve_mode(settings.mode, run.device)
-    problem = kernels.missing(run.device)
+    problem = kernels.unavailable_reason(run.device)
     if mode == "captured" and problem:
         run.notify(f"{problem}, so training is not compiled and takes about twice as long")
     if mode != "eager":
@@ -89,7 +90,7 @@ def _train_in_folder(run: LocalRun) -> None:
 
     def record() -> None:
         """Write the experiment and the hash of its images, once nothing can be refused any more."""
-        integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
+        record_experiment(folder, experiment)
         integrity.write_copied(folder, IMAGES, images)
         integrity.remove_copied(folder, FLOWER)  # of a start on Flower that failed
 
@@ -131,17 +132,20 @@ class LocalSession:
             clients=federation.clients,
             checkpoint_every=federation.experiment.train.checkpoint_every,
             notify=run.notify,
+            workers=len(federation.trainers),
         )
 
     def train(self, resumed: Snapshot | None, record: Callable[[], None]) -> None:
         """Train the rounds that are left; call `record` once nothing can be refused any more."""
         last = resumed
         if last is None:
+            self._print_workload(done=0)
             sites = self._federation.first_sites(self._meter())
             record()
             last = self._session.begin(sites)
             self._print_client_warning()
         else:
+            self._print_workload(last.rounds)
             record()
         memory = Memory(
             self._store.rows,
@@ -164,6 +168,25 @@ class LocalSession:
         if self._run.quiet:
             return unmetered
         return lambda title, total: meter(title, total, self._run.notify)
+
+    def _print_workload(self, done: int) -> None:
+        """Print what is trained, on which device and for how many rounds; `done` are finished."""
+        federation = self._federation
+        experiment = federation.experiment
+        layout = federation.trainer.method.state.layout
+        weights = layout.pick(("backbone",), PARAMETERS).floats
+        clients = f"{len(federation.clients):,} clients"
+        per_round = self._session.clients_per_round
+        if per_round < len(federation.clients):
+            clients += f" ({per_round:,} in each round)"
+        images = sum(federation.image_counts().values())
+        rounds = f"{experiment.rounds:,} rounds"
+        if done:
+            rounds = f"{experiment.rounds - done:,} of {rounds}"
+        self._run.notify(
+            f"{self._run.title}: training {experiment.method.backbone} ({weights:,} weights) on "
+            f"{self._run.device}, {clients}, {images:,} images, {rounds}"
+        )
 
     def _print_client_warning(self) -> None:
         """Print the method's advice for a client with the median number of images."""

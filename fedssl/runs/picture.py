@@ -10,14 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedssl.core.console import print_to_stderr
+from fedssl.core.console import print_to_stderr, steps
 from fedssl.core.errors import ConfigError
+from fedssl.core.files.atomic import write_atomic
 from fedssl.core.state.state import State
 from fedssl.data import Images
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.evaluation.intervals import accuracy_interval
 from fedssl.evaluation.models import Models
-from fedssl.plots.run_picture import MAPPED, draw_run
-from fedssl.runs.comparisons import untrained_models
+from fedssl.evaluation.outcomes import read_outcomes
+from fedssl.plots.feature_map import MAPPED
+from fedssl.plots.run_picture import draw_run
+from fedssl.plots.style import encode_png, need_matplotlib
+from fedssl.runs.baselines import untrained_models
 from fedssl.runs.rounds_log import read_rounds
 
 
@@ -40,25 +45,38 @@ def draw(
     folder: Path, evaluation: Evaluation, test: Images, *, table: Mapping[str, Any], models: Models
 ) -> None:
     """Draw picture.png: the rounds, the table, and features of test images before and after."""
+    need_matplotlib()
     mapped = test.select(torch.arange(min(MAPPED, len(test))))
     image = evaluation.data.train.image
     untrained = untrained_models(evaluation.experiment, image, evaluation.device)
-    before = _features(evaluation, untrained, mapped)
-    after = _features(evaluation, models, mapped)
     rounds = [
         {"round": line["round"], "knn": line["knn"]}
         for line in read_rounds(folder / "rounds.jsonl")
     ]
-    path = folder / "picture.png"
-    draw_run(
-        path,
-        rounds,
-        table,
-        before=before,
-        after=after,
-        labels=mapped.labels.numpy(),
-        classes=mapped.classes,
-    )
+    with steps("drawing picture.png", 2, evaluation.notify) as show:
+        show(0, "features before and after training")
+        before = _features(evaluation, untrained, mapped)
+        after = _features(evaluation, models, mapped)
+        show(1, "maps of the features")
+        figure = draw_run(
+            rounds,
+            table,
+            intervals=_intervals(folder),
+            before=before,
+            after=after,
+            labels=mapped.labels.numpy(),
+            classes=mapped.classes,
+        )
+        write_atomic(folder / "picture.png", encode_png(figure))
+
+
+def _intervals(folder: Path) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the ends of the 95% interval of each accuracy, by row and probe."""
+    ends = {}
+    for key, correct in read_outcomes(folder).items():
+        interval = accuracy_interval(correct)
+        ends[key] = (interval.low, interval.high)
+    return ends
 
 
 def _features(

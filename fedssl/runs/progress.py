@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from fedssl.core.console import approximate_time, duration, print_to_stderr
 from fedssl.engine.uploads.records import Reply
+
+# Seconds of training before the estimate is printed: the first steps are slower than later ones.
+SECONDS_BEFORE_ESTIMATE = 2.0
+SECONDS_BEFORE_ESTIMATE_WITHIN_ROUND = 10.0
 
 
 class Progress(Protocol):
@@ -32,8 +37,70 @@ class Silent:
         """Do nothing."""
 
 
-def summary(line: dict[str, Any], rounds: int) -> str:
-    """Return one line about a finished round."""
+class Pace:
+    """The time left, from the client-rounds that this process has finished.
+
+    Rounds that were finished before the run was resumed are left out.
+    """
+
+    def __init__(
+        self, rounds: int, done: int = 0, per_round: int = 1, workers: int | None = None
+    ) -> None:
+        """`per_round`: clients asked in a round; `workers` of them train at the same time."""
+        self.rounds = rounds
+        self._done = done
+        self._per_round = per_round
+        self._workers = workers or per_round
+        self._finished = 0  # client-rounds
+        self._start = time.monotonic()
+        self._estimated = False
+        self._lock = threading.Lock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first round of this process began."""
+        return time.monotonic() - self._start
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the last round is finished; None until two clients per worker are."""
+        if self._finished < min(2 * self._workers, self._per_round):
+            return None
+        total = (self.rounds - self._done) * self._per_round
+        return self.elapsed * max(0, total - self._finished) / self._finished
+
+    def finish_client(self) -> str | None:
+        """Count a client; return the estimate of a long round's run, once. Called in any thread."""
+        with self._lock:
+            self._finished += 1
+            return self._estimate(SECONDS_BEFORE_ESTIMATE_WITHIN_ROUND)
+
+    def finish_round(self, number: int) -> str | None:
+        """Count a round, from 1; return the estimate of the whole training, once."""
+        with self._lock:
+            self._finished = (number - self._done) * self._per_round
+            return self._estimate(SECONDS_BEFORE_ESTIMATE)
+
+    def _estimate(self, seconds: float) -> str | None:
+        left = self.left
+        if self._estimated or left is None or self.elapsed < seconds:
+            return None
+        self._estimated = True
+        if not left:
+            return None
+        rounds = self.rounds - self._done
+        return f"estimated time about {approximate_time(self.elapsed + left)} for {rounds} rounds"
+
+    def summary(self) -> str:
+        """Return the time elapsed and the time left."""
+        text = f"{duration(self.elapsed)} elapsed"
+        if self.left:
+            text += f", {duration(self.left)} left"
+        return text
+
+
+def summary(line: dict[str, Any], rounds: int, times: str = "") -> str:
+    """Return one line about a finished round; `times` are the time elapsed and the time left."""
     clients = line["clients"]
     dropped = [client for client in clients if client["dropped"]]
     parts = [
@@ -45,6 +112,8 @@ def summary(line: dict[str, Any], rounds: int) -> str:
         parts.append(f"{line['images_per_s']:,.0f} images/s")
     if line["knn"] is not None:
         parts.append(f"kNN {line['knn']:.1f}%")
+    if times:
+        parts.append(times)
     for client in dropped:
         parts.append(f"client {client['client']} dropped: {client['dropped']}")
     for client in clients:
@@ -65,86 +134,119 @@ class Lines:
     first and the last one.
     """
 
-    def __init__(self, title: str, rounds: int, every: float = 5.0) -> None:
+    def __init__(self, title: str, pace: Pace, every: float = 5.0) -> None:
         self.title = title
-        self.rounds = rounds
         self.every = every
+        self._pace = pace
         self._last = 0.0
 
     def client(self, reply: Reply) -> None:
-        """Do nothing: only rounds are printed."""
+        """Count a client; print the estimate of the training time when it is possible."""
+        self._print(self._pace.finish_client())
 
     def round(self, line: dict[str, Any]) -> None:
         """Print a finished round if it is due."""
+        estimate = self._pace.finish_round(line["round"])
         due = time.monotonic() - self._last > self.every
-        if not due and not self._important(line):
-            return
-        self._last = time.monotonic()
-        # One write, so that nothing comes between a line and its end.
-        text = f"{self.title}: {summary(line, self.rounds)}\n"
-        print(text, end="", file=sys.stderr, flush=True)
+        if due or self._important(line):
+            self._last = time.monotonic()
+            self._print(summary(line, self._pace.rounds, self._pace.summary()))
+        self._print(estimate)
+
+    def _print(self, text: str | None) -> None:
+        if text is not None:
+            print_to_stderr(f"{self.title}: {text}")
 
     def _important(self, line: dict[str, Any]) -> bool:
         if line["knn"] is not None or line["failed"]:
             return True
-        return line["round"] in (1, self.rounds) or _any_dropped(line)
+        return line["round"] in (1, self._pace.rounds) or _any_dropped(line)
 
 
 class Bars:
     """Show one bar that counts client-rounds, with images/s, the last kNN and the time left."""
 
-    def __init__(self, bar: Any, task: Any, title: str, rounds: int, per_round: int) -> None:
+    def __init__(self, bar: Any, task: Any, title: str, pace: Pace, per_round: int) -> None:
         self._bar = bar
         self._task = task
         self._title = title
-        self._rounds = rounds
+        self._pace = pace
         self._per_round = per_round
         self._knn = ""
-        self._lock = threading.Lock()
 
     def client(self, reply: Reply) -> None:
         """Advance the bar by one client."""
-        with self._lock:
-            self._bar.advance(self._task, 1)
+        estimate = self._pace.finish_client()
+        self._bar.update(self._task, advance=1, left=self._time_left())
+        self._print(estimate)
 
     def round(self, line: dict[str, Any]) -> None:
         """Update the bar; print the round above it if an upload was dropped."""
+        estimate = self._pace.finish_round(line["round"])
+        rounds = self._pace.rounds
         if line["knn"] is not None:
             self._knn = f"kNN {line['knn']:.1f}%  "
         if _any_dropped(line):
-            self._bar.console.print(f"{self._title}: {summary(line, self._rounds)}", markup=False)
-        loss = f"loss {line['loss']:.4f}  " if line["loss"] is not None else ""
+            self._print(summary(line, rounds))
+        loss = ""
+        if line["loss"] is not None:
+            loss = f"loss {line['loss']:.4f}  "
         self._bar.update(
             self._task,
             completed=line["round"] * self._per_round,
-            description=f"{self._title}  round {line['round']}/{self._rounds}",
+            description=f"{self._title}  round {line['round']}/{rounds}",
             note=f"{loss}{self._knn}{line['images_per_s']:,.0f} images/s",
+            left=self._time_left(),
         )
+        self._print(estimate)
+
+    def _time_left(self) -> str:
+        if not self._pace.left:
+            return ""
+        return f"{duration(self._pace.left)} left"
+
+    def _print(self, text: str | None) -> None:
+        if text is not None:
+            self._bar.console.print(f"{self._title}: {text}", markup=False)
 
 
 @contextmanager
 def round_progress(
-    title: str, rounds: int, done: int, per_round: int, quiet: bool
+    title: str,
+    rounds: int,
+    done: int,
+    per_round: int,
+    quiet: bool,
+    workers: int | None = None,
 ) -> Iterator[Progress]:
-    """Show progress as it suits standard error. `per_round`: clients asked in a round."""
+    """Show progress as it suits standard error.
+
+    `per_round`: clients asked in a round; `workers` of them train at the same time, or all.
+    """
     if quiet:
         yield Silent()
         return
+    pace = Pace(rounds, done, per_round, workers)
     if not sys.stderr.isatty():
-        yield Lines(title, rounds)
+        yield Lines(title, pace)
         return
     from rich import progress
-    from rich.console import Console
+
+    from fedssl.core.rich_console import Console
 
     columns = (
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.TextColumn("{task.fields[note]}"),
         progress.TimeElapsedColumn(),
-        progress.TextColumn("left"),
-        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[left]}"),
     )
     with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"{title}  round {done}/{rounds}", total=rounds * per_round, note="")
-        bar.update(task, completed=done * per_round)
-        yield Bars(bar, task, title, rounds=rounds, per_round=per_round)
+        task = bar.add_task(
+            f"{title}  round {done}/{rounds}",
+            total=rounds * per_round,
+            completed=done * per_round,
+            note="",
+            left="",
+        )
+        yield Bars(bar, task, title, pace, per_round)

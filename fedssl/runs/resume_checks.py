@@ -15,6 +15,7 @@ from torch import Tensor
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.files import integrity
+from fedssl.core.user_modules import changed_modules, write_record
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.experiment import Experiment
@@ -51,6 +52,12 @@ def read_experiment(folder: Path, notify: Notify) -> Experiment:
     _check_not_edited(path, recorded)
     notify(f"{path} is damaged; its copy in {integrity.NAME} is used")
     return recorded
+
+
+def record_experiment(folder: Path, experiment: Experiment) -> None:
+    """Write experiment.toml, and the modules of the user that it may need."""
+    integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
+    write_record(folder)
 
 
 def _check_not_edited(path: Path, recorded: Experiment) -> None:
@@ -113,6 +120,8 @@ def check_resumable(
         raise ConfigError(f"{folder} is a file, not a run directory. Choose another --dir")
     if path.is_file() and (started(folder) or not _left_over(path)):
         _check_resumable(folder, read_experiment(folder, notify), wanted, notify)
+        for module in changed_modules(folder):
+            notify(f"{module} has changed since the run was started; training uses it as it is now")
     return wanted
 
 

@@ -23,7 +23,7 @@ from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.transfer import On, other_images
-from fedssl.experiment.client_data import partition_data, read_data, read_public
+from fedssl.experiment.client_data import partition_data, read_data, read_public, with_given_images
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.plain_values import flatten
 from fedssl.probes import PROBES
@@ -141,7 +141,7 @@ class Run:
         if on is not None and not self._trained_on(on):
             return self._transfer(changed, probe, on, models)
         data = self.data()
-        evaluation = Evaluation(changed, data, self.device)
+        evaluation = Evaluation(changed, data, self.device, notify=print_to_stderr)
         if probe in WITH_CLIENTS:
             return WITH_CLIENTS[probe](evaluation, models, *self.partition_data(data))
         if PROBES[probe].learns == "few" and changed.data.leave_out:
@@ -163,7 +163,7 @@ class Run:
         data = other_images(on, self._image(), self._data_dir, print_to_stderr)
         # Images left out of pre-training are not among these.
         all_images = changed.with_changes({"data.leave_out": 0.0})
-        evaluation = Evaluation(all_images, data, self.device, seen=False)
+        evaluation = Evaluation(all_images, data, self.device, seen=False, notify=print_to_stderr)
         score = evaluation.measure(models, (probe,), models.apart)[probe]
         if self._same_source(on) is not None:
             score.add_note(MAY_BE_SEEN)
@@ -231,12 +231,12 @@ def run(
     (`rounds=3`, `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`);
     a table changes only the keys that it names, in both. `dataset`, and `test` for labelled images
     to measure with, take images straight from Python: a pair of arrays, a torch or a Hugging Face
-    data set.
+    data set. `dataset` may also be a dict {client: images}, which defines the clients.
     """
-    dataset = _from_python(dataset, test)
     changed = flatten(changes) | flatten(set or {})
     if dataset is not None:
-        changed.setdefault("data.name", "given")
+        changed = with_given_images(changed, dataset)
+    dataset = _from_python(dataset, test)
     title, original, chosen = _choose(experiment, changed)
     torch_device = resolve_device(device)
     folder = default_dir(title, chosen, original, torch_device) if dir is None else Path(dir)

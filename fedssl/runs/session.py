@@ -27,7 +27,6 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import models_of
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
-from fedssl.probes import PROBES
 from fedssl.runs.collapse_warning import Collapse
 from fedssl.runs.feature_check import FeatureCheck
 from fedssl.runs.progress import Progress, round_progress
@@ -115,6 +114,7 @@ class Session:
     clients: Sequence[str]  # those that have images, in order
     checkpoint_every: float  # seconds between checkpoints, at least
     notify: Notify
+    workers: int | None = None  # clients that train at the same time; None: all of a round
 
     def begin(self, sites: Sites) -> Snapshot:
         """Save the state before the first round: it marks the run as started."""
@@ -136,9 +136,8 @@ class Session:
         """Run the rounds after `last`. Finished rounds are saved also if this is interrupted."""
         code()  # computed now: source files may be edited during the run
         self._announce(last, resumed, quiet)
-        first_plan = self.experiment.topology.plan(self.clients, 0, self.experiment.seed)
         with round_progress(
-            title, self.experiment.rounds, last.rounds, len(first_plan.site_of), quiet
+            title, self.experiment.rounds, last.rounds, self.clients_per_round, quiet, self.workers
         ) as progress:
             recorder = Recorder(self, progress, last)
             active = open_runtime(progress)
@@ -153,6 +152,12 @@ class Session:
                 ) from None
             finally:
                 self._close(active, recorder.unsaved)
+
+    @property
+    def clients_per_round(self) -> int:
+        """The number of clients that are asked in a round."""
+        first_plan = self.experiment.topology.plan(self.clients, 0, self.experiment.seed)
+        return len(first_plan.site_of)
 
     def _announce(self, last: Snapshot, resumed: bool, quiet: bool) -> None:
         note = self.evaluation.images.note
@@ -215,7 +220,7 @@ class Session:
         mean = None
         common = None
         if knn is not None:
-            settings = {key: getattr(experiment.probe, key) for key in PROBES["knn"].uses}
+            settings = self.evaluation.knn_settings
             mean = knn.mean
             common = knn.common
         return record(

@@ -11,7 +11,7 @@ import torch
 from fedssl.core.console import Notify
 from fedssl.core.files import integrity
 from fedssl.data import Dataset, Images
-from fedssl.experiment.experiment import Experiment
+from fedssl.evaluation.evaluate import Evaluation
 
 
 def hash_images(images: Images | None) -> str | None:
@@ -41,16 +41,17 @@ def hash_labels(data: Dataset) -> str | None:
 
 def is_up_to_date(
     folder: Path,
-    experiment: Experiment,
+    evaluation: Evaluation,
     rounds: int,
     hashes: Mapping[str, str | None],
-    comparisons: list[str],
+    baselines: list[str],
     notify: Notify,
 ) -> bool:
     """True if the results there are those of this experiment, probes, test images and labels.
 
-    `hashes` are those of test images and labels; `comparisons` names the runs to compare with.
+    `hashes` are those of test images and labels.
     """
+    experiment = evaluation.experiment
     try:
         results = integrity.read_json(folder, "results.json")
     except ValueError:  # a directory of an earlier version, without hashes
@@ -63,7 +64,12 @@ def is_up_to_date(
         return False
     if experiment.probe.picture and not (folder / "picture.png").is_file():
         return False
-    if results.get("table") and not set(comparisons) <= results["table"].keys():
-        return False
+    if results.get("table"):
+        if not set(baselines) <= results["table"].keys():
+            return False
+        # Earlier versions recorded no settings of kNN; their default was 200 neighbours.
+        earlier = evaluation.knn_settings | {"k": experiment.probe.k or 200}
+        if results.get("knn_settings", earlier) != evaluation.knn_settings:
+            return False
     expected = {"experiment": experiment.hash(), "rounds": rounds, **hashes}
     return all(results.get(key) == value for key, value in expected.items())

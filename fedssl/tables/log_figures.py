@@ -38,7 +38,7 @@ def divergence(rounds: Rounds, at: float) -> float | None:
 
 
 # The figures of published.LOGGED.
-LOG_FIGURES: dict[str, Callable[..., float | None]] = {
+LOG_METRICS: dict[str, Callable[..., float | None]] = {
     "rounds-to": rounds_to,
     "divergence": divergence,
 }

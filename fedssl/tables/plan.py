@@ -21,6 +21,7 @@ import tomli_w
 import torch
 
 from fedssl.core.errors import ConfigError, FedsslError
+from fedssl.core.user_modules import import_options, imported_modules
 from fedssl.evaluation.evaluate import RESET_SETTINGS, check_suits
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values
@@ -33,7 +34,7 @@ from fedssl.training.trainer import resolve_precision
 
 # Final measurements of a run other than kNN are switched off: the probes of the cells replace them.
 # Other keys of [probe] are kept, because the rounds log or every probe depends on them.
-NO_FINAL_PROBES: dict[str, Any] = {"linear": False, "beside": [], "picture": False}
+NO_FINAL_PROBES: dict[str, Any] = {"linear": False, "baselines": [], "picture": False}
 # Settings that only change the measurement, with their defaults.
 PROBE_DEFAULTS: dict[str, Any] = {
     key: ProbeSettings.model_fields[key].default
@@ -239,7 +240,7 @@ def _machine_options(device: str, data_dir: Path) -> list[str]:
     options = ["--device", device]
     if data_dir != Path("data"):
         options += ["--data-dir", str(data_dir)]
-    return options
+    return [*options, *import_options(imported_modules())]
 
 
 def _set_options(changes: Iterable[tuple[str, Any]]) -> list[str]:

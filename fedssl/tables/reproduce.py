@@ -17,6 +17,7 @@ from fedssl.core.console import print_to_stderr
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import check_writable
+from fedssl.core.user_modules import import_modules
 from fedssl.experiment.recipes import matching
 from fedssl.runs.local import Interrupted
 from fedssl.tables import results_on_disk
@@ -99,12 +100,15 @@ def sweep(
     data_dir: str | Path = "data",
     display: Display | None = None,
     fresh: bool = False,
+    imports: Sequence[str] = (),
 ) -> Outcome:
     """Train and measure a recipe or a TOML file with every combination of settings.
 
     `set` is e.g. ["algorithm.tau=0.5,0.7", "method=byol,simsiam"]; commas within brackets or quotes
-    do not separate values. Raises TableError as `reproduce` does.
+    do not separate values. `imports` are files or modules that register your own classes: the
+    processes that train import them too. Raises TableError as `reproduce` does.
     """
+    import_modules(imports)
     table = sweep_table(recipe, set, probes)
     return _run_table(
         table,

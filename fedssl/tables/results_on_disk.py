@@ -46,7 +46,7 @@ def write_measurement(folder: Path, file: str, measurement: Mapping[str, Any]) -
     integrity.record_hashes(folder / MEASURES, [file])
 
 
-def figure_of(measurement: Mapping[str, Any]) -> float | None:
+def value_of(measurement: Mapping[str, Any]) -> float | None:
     """Return the figure that a cell shows.
 
     For `per-client` this is the mean over clients in their own mix of classes, because `linear` has

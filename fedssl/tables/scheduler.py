@@ -27,7 +27,7 @@ from fedssl.core.files.lock import locked, make_private
 from fedssl.core.provenance import code
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.tables import results_on_disk
-from fedssl.tables.log_figures import LOG_FIGURES
+from fedssl.tables.log_figures import LOG_METRICS
 from fedssl.tables.plan import Measure, Training
 
 # The program fedssl. It ends with this process, even if this process is killed.
@@ -158,8 +158,8 @@ class Pool:
     def _measure(self, device: str, training: Training, measure: Measure) -> None:
         """Measure a trained model, or read a figure from its log, and write the measurement."""
         start = time.perf_counter()
-        if measure.probe in LOG_FIGURES:
-            read_figure = LOG_FIGURES[measure.probe]
+        if measure.probe in LOG_METRICS:
+            read_figure = LOG_METRICS[measure.probe]
             rounds = read_rounds(training.folder / "rounds.jsonl")
             figure = read_figure(rounds, **dict(measure.settings))
             values: dict[str, Any] = {"code": code(), "value": figure}

@@ -179,7 +179,7 @@ class Outcome:
         codes.add(results_on_disk.measurement_code(measurement))
         return replace(
             result,
-            value=results_on_disk.figure_of(measurement),
+            value=results_on_disk.value_of(measurement),
             done=True,
             problem=plan.problem,
             note=measurement.get("note"),

@@ -75,7 +75,7 @@ class CapturedSteps:
 
     def _record(self, inputs: Inputs, objective: Objective, constants: Constants) -> Graph:
         step = self._step
-        before = [tensor.clone() for tensor in step.moving()]
+        before = [tensor.clone() for tensor in step.mutable_tensors()]
         recorded_inputs = _clone(inputs)
         recorded_constants = {name: tensor.clone() for name, tensor in constants.items()}
         graph = torch.cuda.CUDAGraph()
@@ -95,7 +95,7 @@ class CapturedSteps:
                 f'"eager" to train without one. The error was: {problem}'
             ) from problem
         torch.cuda.synchronize(step.device)
-        for tensor, value in zip(step.moving(), before, strict=True):  # undo the warm-up
+        for tensor, value in zip(step.mutable_tensors(), before, strict=True):  # undo the warm-up
             tensor.copy_(value)
         step.refresh()
         return Graph(graph, _tensors(recorded_inputs), recorded_constants, out)

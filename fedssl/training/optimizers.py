@@ -17,15 +17,14 @@ from torch import Tensor
 NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
-class Follower(NamedTuple):
-    """A moving average of the slice of an optimizer's row that begins at `start`.
+class EmaTarget(NamedTuple):
+    """A moving average of `optimizer.row[start:end]`: after each step, `row.lerp_(slice, share)`.
 
-    After each step `row` (m,) moves by `share` of the way to it. `low`, a bfloat16 copy of `row`,
-    is kept up to date.
+    `row` is (m,); `bf16_copy`, if there is one, is set to `row` after each step.
     """
 
     row: Tensor
-    low: Tensor | None
+    bf16_copy: Tensor | None
     share: float
     start: int
 
@@ -36,17 +35,17 @@ class Follower(NamedTuple):
 
 
 class Optimizer(ABC):
-    """Moves `row` (n,) along `grad` (n,); `decay` is one number or one per element.
+    """Updates `row` (n,) from `grad` (n,); `decay` is one number or one per element.
 
-    `low` may be set to a bfloat16 copy of the row, which is then kept up to date. An optimizer that
-    `leads` may also have a `follower`, which it moves in every step.
+    If `bf16_copy` is set, it receives a bfloat16 copy of the row after each step. If the optimizer
+    `supports_ema` and `ema_target` is set, each step updates that too.
     """
 
-    low: Tensor | None = None
-    follower: Follower | None = None
-    leads: ClassVar[bool] = False
+    bf16_copy: Tensor | None = None
+    ema_target: EmaTarget | None = None
+    supports_ema: ClassVar[bool] = False
     # Gradients of at least this size may be passed separately from the row; None: no gradients.
-    large: ClassVar[int | None] = None
+    min_separate_size: ClassVar[int | None] = None
 
     def __init__(self, row: Tensor, decay: float | Tensor) -> None:
         self.row = row
@@ -68,8 +67,8 @@ class Optimizer(ABC):
         `separate` are gradients (m,) stored elsewhere, by their offset in `grad`.
         """
         self._move(grad)
-        if self.low is not None:
-            self.low.copy_(self.row)
+        if self.bf16_copy is not None:
+            self.bf16_copy.copy_(self.row)
 
     @abstractmethod
     def _move(self, grad: Tensor) -> None:
@@ -96,13 +95,13 @@ class SGD(Optimizer):
 class FusedSGD(SGD):
     """SGD on CUDA in one pass over memory, with one decay for all parameters.
 
-    Large gradients are read in place. A follower is moved in the same pass, while the new values
+    Large gradients are read in place. The EMA target is updated in the same pass, while the new values
     are in registers.
     """
 
     decay: float
-    large = 1 << 20
-    leads = True
+    min_separate_size = 1 << 20
+    supports_ema = True
 
     def step(self, grad: Tensor, separate: Mapping[int, Tensor] = NO_GRADIENTS) -> None:
         end = 0
@@ -113,37 +112,42 @@ class FusedSGD(SGD):
         self._sweep(end, grad[end:])
 
     def _sweep(self, start: int, grad: Tensor) -> None:
-        """Move along a gradient (m,) at offset `start`, cut where the follower begins and ends.
+        """Move along a gradient (m,) at offset `start`, cut where the EMA target begins and ends.
 
-        A kernel moves the follower for all of its slice or for none of it.
+        A kernel updates the EMA target for all of its slice or for none of it.
         """
         cuts = {0, len(grad)}
-        if self.follower is not None:
-            for boundary in (self.follower.start, self.follower.end):
+        if self.ema_target is not None:
+            for boundary in (self.ema_target.start, self.ema_target.end):
                 if start < boundary < start + len(grad):
                     cuts.add(boundary - start)
         for first, last in pairwise(sorted(cuts)):
             self._launch(slice(start + first, start + last), grad[first:last])
 
     def _launch(self, span: slice, grad: Tensor) -> None:
-        """Move one slice of the row, and the follower's slice that corresponds to it."""
+        """Move one slice of the row, and the corresponding slice of the EMA target."""
         from fedssl.core.kernels.update import sgd  # needs Triton, which needs CUDA
 
         optimized = (
             self.row[span],
-            _sliced(self.low, span),
+            _sliced(self.bf16_copy, span),
             self.buffer[span],
             grad,
             self.rate,
             self.decay,
             self.momentum,
         )
-        follower = self.follower
-        if follower is None or not follower.start <= span.start < follower.end:
+        ema_target = self.ema_target
+        if ema_target is None or not ema_target.start <= span.start < ema_target.end:
             sgd(*optimized)
             return
-        followed = slice(span.start - follower.start, span.stop - follower.start)
-        sgd(*optimized, follower.row[followed], _sliced(follower.low, followed), follower.share)
+        followed = slice(span.start - ema_target.start, span.stop - ema_target.start)
+        sgd(
+            *optimized,
+            ema_target.row[followed],
+            _sliced(ema_target.bf16_copy, followed),
+            ema_target.share,
+        )
 
 
 class Adam(Optimizer):

@@ -13,7 +13,7 @@ from fedssl.core.state.flatten import Shadow
 from fedssl.core.state.layout import PARAMETERS
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.capture_lock import CAPTURE_LOCK
-from fedssl.training.optimizers import Follower, Optimizer
+from fedssl.training.optimizers import EmaTarget, Optimizer
 
 Objective: TypeAlias = Callable[[Method, Batch, Output, Constants], Tensor]
 
@@ -77,11 +77,11 @@ class Step:
         self._loss = torch.compile(self._loss, dynamic=False)
         if method.precision == "bf16":
             self._shadow = method.shadow()
-            optimizer.low = self._shadow.slice_of(optimizer.row)
+            optimizer.bf16_copy = self._shadow.slice_of(optimizer.row)
         if self._momentum is None or "target" in method.trained:
             return
-        if optimizer.leads:
-            optimizer.follower = self._follower(self._momentum)
+        if optimizer.supports_ema:
+            optimizer.ema_target = self._follower(self._momentum)
 
     def _find_leaves(self) -> None:
         """Find the tensors that gradients are computed for, and their slots in the flat row."""
@@ -109,7 +109,7 @@ class Step:
         self.optimizer.rate.fill_(rate)
         self.progress.fill_(progress)
         self.loss.zero_()
-        self.method.passed = 0  # not 0 after a client that failed in mid-step
+        self.method.uncounted_batches = 0  # not 0 after a client that failed in mid-step
 
     def refresh(self) -> None:
         """Update the bfloat16 copy after weights were changed elsewhere, for example loaded."""
@@ -138,7 +138,7 @@ class Step:
         with torch.no_grad():
             self.optimizer.step(self.grad, self._collect(grads))
             method.count_batch()
-            if self._momentum is not None and self.optimizer.follower is None:
+            if self._momentum is not None and self.optimizer.ema_target is None:
                 method.move_target(self._momentum)
             method.after_step(out)
             if self._has_rule:
@@ -156,17 +156,17 @@ class Step:
             out = self.method(batch)
         return out
 
-    def _follower(self, momentum: float) -> Follower:
-        """Return the target as a follower of the optimizer, which a sibling shares."""
+    def _follower(self, momentum: float) -> EmaTarget:
+        """Return the target as a ema_target of the optimizer, which a sibling shares."""
         row = self.optimizer.row
         target = self.method.parameter_row(("target",))
         online = self.method.parameter_row(self.method.mirrored)
         start = int(online.storage_offset() - row.storage_offset())
         assert 0 <= start <= len(row) - len(target), "the target mirrors a part that does not train"
-        low = None
+        bf16_copy = None
         if self._shadow is not None:
-            low = self._shadow.slice_of(target)
-        return Follower(target, low, share=1 - momentum, start=start)
+            bf16_copy = self._shadow.slice_of(target)
+        return EmaTarget(target, bf16_copy, share=1 - momentum, start=start)
 
     def batch(self, inputs: Inputs) -> Batch:
         """Return a step's inputs as the batch of a method, with views."""
@@ -210,10 +210,10 @@ class Step:
 
     def _is_large(self, grad: Tensor) -> bool:
         """True if the optimizer can read a gradient (n,) in place."""
-        large = self.optimizer.large
-        return large is not None and len(grad) >= large
+        smallest = self.optimizer.min_separate_size
+        return smallest is not None and len(grad) >= smallest
 
-    def moving(self) -> list[Tensor]:
+    def mutable_tensors(self) -> list[Tensor]:
         """Return every tensor that a step changes and the next one reads."""
         state = self.method.state
         return [state.floats, state.counts, self.loss, *self.optimizer.tensors()]

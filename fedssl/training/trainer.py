@@ -80,7 +80,7 @@ class Trainer:
         method.precision = resolve_precision(settings.precision, self.device)
         mode = resolve_mode(settings.mode, self.device)
         _check_trainable(method)
-        compiled = mode != "eager" and kernels.missing(self.device) is None
+        compiled = mode != "eager" and kernels.unavailable_reason(self.device) is None
         cuda = self.device.type == "cuda"
         row = method.parameter_row(method.trained)
         optimizer = make_optimizer(settings, method, row, fused=compiled and cuda)
@@ -186,7 +186,7 @@ class Trainer:
             finally:
                 method.train(training)
                 method.state.load(before)  # running statistics have changed
-                method.passed = 0
+                method.uncounted_batches = 0
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[Method]:
@@ -275,7 +275,7 @@ def resolve_mode(mode: str, device: torch.device) -> str:
             'set train.mode = "auto"'
         )
     if mode == "compiled":
-        problem = kernels.missing(device)
+        problem = kernels.unavailable_reason(device)
         if problem:
             raise ConfigError(
                 f'train.mode = "compiled" is not possible here: {problem}. Set train.mode = "auto"'

@@ -402,7 +402,7 @@ def test_the_alignment_has_a_gradient_and_moves_no_statistics() -> None:
         grads[beta] = torch.autograd.grad(loss, weights, retain_graph=True)
     assert torch.equal(method.state.floats, before.floats)
     assert torch.equal(method.state.counts, before.counts)
-    assert method.passed == 0
+    assert method.uncounted_batches == 0
     for name, none, once, twice in zip(names, grads[0.0], grads[1.0], grads[2.0], strict=True):
         if not name.endswith("bias"):  # a bias before a norm layer has none
             assert not torch.allclose(once, none), name

@@ -97,7 +97,7 @@ def test_the_pull_is_half_lambda_times_the_squared_distance(name: str) -> None:
     method = trainer.method
     sent = method.state.pick(method.online)
     moved = sent.clone()
-    for stretch in moved.stretches(PARAMETERS):
+    for stretch in moved.float_slices(PARAMETERS):
         stretch.add_(0.5)
     for lam in (0.0, 0.6):
         client = make_client(trainer, random_pixels(16), memory={"own": moved}, rate=0.0)

@@ -125,7 +125,7 @@ def test_the_command_prints_a_table_and_the_files_it_wrote(go: Go, cli: Cli) -> 
         (["divergence", "DIR", "--out", "."], "--out . is a folder"),
         (
             ["divergence", "DIR", "--set", "key=1"],
-            'unknown key "divergence.key", did you mean "keys"?',
+            'unknown key "divergence.key", did you mean "divergence.keys"?',
         ),
         (
             ["divergence", "DIR", "--set", 'keys=["nu"]'],

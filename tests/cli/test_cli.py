@@ -79,12 +79,19 @@ def test_run(here: Path, cli: Cli) -> None:
     code, out, err = cli("run", "mine.toml")
     assert code == 0
     title, top = out.splitlines()[:2]
-    assert title == "simclr × fedavg × star: accuracy in %"
+    assert title == (
+        "simclr × fedavg × star: accuracy in % ± std over clients (95% interval, 12 test images)"
+    )
     assert set(top) <= set("┏━┳┓")
+    assert max(map(len, out.split("verdict:")[0].splitlines()[1:])) <= 80
+    assert re.search(r"│ gain over clients alone +│ +[+-][\d.]+ \([+-][\d.]+…[+-][\d.]+\) │", out)
+    assert re.search(r"^verdict: [\d.]+ points (above|below) each client training alone", out, re.M)
     assert "run directory  runs/mine\n" in out
     assert "backbone       runs/mine/backbone.safetensors\n" in out
     assert re.search(
-        r"^mine: round 2/2  3/3 clients  loss [\d.]+  [\d,]+ images/s  kNN [\d.]+%$", err, re.M
+        r"^mine: round 2/2  3/3 clients  loss [\d.]+  [\d,]+ images/s  kNN [\d.]+%  \d+ s elapsed$",
+        err,
+        re.M,
     )
     rounds = Path("runs/mine/rounds.jsonl").read_text()
     code, out, err = cli("run", "mine.toml", "--json", "--quiet")  # again: only the results
@@ -93,6 +100,27 @@ def test_run(here: Path, cli: Cli) -> None:
         Path("runs/mine/results.json").read_text()
     )
     assert Path("runs/mine/rounds.jsonl").read_text() == rounds
+
+
+def test_no_baselines(here: Path, cli: Cli) -> None:
+    code, out, _ = cli("run", "mine.toml", "--no-baselines", "--quiet", "--json")
+    assert code == 0
+    assert list(json.loads(out)["table"]) == ["this run"]
+    rounds = Path("runs/mine/rounds.jsonl").read_text()
+    code, out, _ = cli("run", "mine.toml", "--baselines", "random,centralized", "--quiet", "--json")
+    assert list(json.loads(out)["table"]) == ["this run", "random", "centralized"]
+    assert Path("runs/mine/rounds.jsonl").read_text() == rounds  # not trained again
+    code, _, err = cli("run", "mine.toml", "--baselines", "random", "--no-baselines")
+    assert code == 2
+    assert "exclude each other" in err
+
+
+def test_seeds(here: Path, cli: Cli) -> None:
+    code, out, _ = cli("run", "mine.toml", "--seeds", "2", "--baselines", "random", "--quiet")
+    assert code == 0
+    assert out.startswith("simclr × fedavg × star: accuracy in % ± std over seeds (95% interval,")
+    assert "(mean of 2 seeds, std " in out
+    assert "seed 1: runs/mine-seed1\n" in out
 
 
 def test_a_changed_recipe_gets_another_directory(here: Path, cli: Cli) -> None:

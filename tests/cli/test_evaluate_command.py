@@ -98,7 +98,7 @@ def test_wrong_arguments_of_evaluate(finished: str, cli: Cli) -> None:
         (["runs/mine", "--set", "data={size=3}"], "add --on NAME"),
         (
             ["runs/mine", "--set", "probe={label=3}"],
-            'unknown key "probe.label", did you mean "labels"?',
+            'unknown key "probe.label", did you mean "probe.labels"?',
         ),
         (
             ["runs/mine", "--on", "data"],
@@ -108,7 +108,10 @@ def test_wrong_arguments_of_evaluate(finished: str, cli: Cli) -> None:
             ["runs/mine", "--probe", "knn", "--set", "labels=100"],
             'probe "knn" has no setting "labels"; its settings: k, temp',
         ),
-        (["runs/mine", "--set", "label=3"], 'unknown key "probe.label", did you mean "labels"?'),
+        (
+            ["runs/mine", "--set", "label=3"],
+            'unknown key "probe.label", did you mean "probe.labels"?',
+        ),
     ):
         code, _, err = cli("evaluate", *args)
         assert (code, err.count("\n")) == (2, 1)

@@ -2,12 +2,76 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from fedssl.experiment.experiment import load
+
+
+def write_image(path: Path, mode: str = "RGB") -> None:
+    """Write an image of noise, 32 pixels a side."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stream = np.random.default_rng(zlib.crc32(path.as_posix().encode()))
+    noise = stream.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    if mode == "I;16":
+        Image.fromarray(noise[..., 0].astype(np.uint16) * 16).save(path)
+    else:
+        Image.fromarray(noise).convert(mode).save(path)
+
+
+def write_images(folder: Path, groups: dict[str, int], mode: str = "RGB") -> None:
+    """Write the given numbers of images into folders."""
+    for group, count in groups.items():
+        for number in range(count):
+            write_image(folder / group / f"image {number}.png", mode)
+
+
+FOLDERS = {
+    "grey 16-bit clients": ({"north": 4, "south": 4}, "I;16"),
+    "clients and classes": ({"north/a": 8, "north/b": 8, "south/a": 8, "south/b": 8}, "RGB"),
+    "flat": ({".": 12}, "RGB"),
+    "train and test": ({"train/a": 6, "train/b": 6, "test/a": 4, "test/b": 4}, "RGB"),
+    "clients and test": ({"train/n": 6, "train/s": 6, "test/a": 4, "test/b": 4}, "RGB"),
+    "three images": ({".": 3}, "RGB"),
+    "'quoted' \"names\" with ümlauts": ({"O'Neil": 4, 'the "big" one': 4, "Zürich": 4}, "RGB"),
+    "one client": ({"only": 8}, "RGB"),
+    "tiny clients": ({"a": 1, "b": 2, "c": 3}, "RGB"),
+    "one client with two images": ({"a": 1, "b": 1, "c": 2}, "RGB"),
+    "ambiguous": ({"p1/left": 6, "p1/right": 6, "p2/left": 6, "p2/extra": 6, ".": 2}, "RGB"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_written_experiment_runs_as_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    groups, mode = FOLDERS[name]
+    write_images(Path(name), groups, mode)
+    assert cli("new", name)[0] == 0
+    quick = ["rounds=1", "probe.baselines=[]", "probe.epochs=1"]
+    sets = [word for setting in quick for word in ("--set", setting)]
+    code, out, err = cli("run", f"{name}.toml", "--quiet", "--device", "cpu", *sets)
+    assert (code, err) == (0, "")
+    assert "backbone.safetensors" in out
+
+
+def test_a_folder_of_classes_runs_with_its_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_images(Path("pets"), {"cat": 12, "dog": 12})
+    _, out, _ = cli("new", "pets")
+    assert "clients: each folder has its own images; --layout classes if the folders are" in out
+    assert cli("new", "pets", "--layout", "classes", "--force")[0] == 0
+    quick = ["--set", "rounds=1", "--set", "probe.baselines=[]", "--set", "probe.epochs=1"]
+    assert cli("run", "pets.toml", "--quiet", "--device", "cpu", *quick)[0] == 0
 
 
 @pytest.fixture
@@ -24,8 +88,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_written_experiment_is_valid(photos: Path, cli: Any) -> None:
     code, out, _ = cli("new", "photos")
     assert code == 0
-    assert "6 images" in out
-    assert "2 clients: north (3), south (3)" in out
+    assert "6 files in photos" in out
+    assert "clients   2: north (3), south (3)" in out
     code, out, _ = cli("partition", "photos.toml")
     assert code == 0
 
@@ -43,3 +107,39 @@ def test_an_unknown_preset_is_reported(photos: Path, cli: Any) -> None:
     code, _, err = cli("new", "photos", "--views", "xrays")
     assert code == 2
     assert 'unknown view preset "xrays", did you mean "xray"?' in err
+
+
+def test_a_path_is_found_from_the_working_directory(photos: Path, cli: Any) -> None:
+    """Relative inside the working directory, absolute outside of it."""
+    assert cli("new", "photos")[0] == 0
+    assert load("photos.toml").data.path == "photos"  # type: ignore[attr-defined]
+    elsewhere = photos.parent / "elsewhere"
+    elsewhere.mkdir()
+    os.chdir(elsewhere)
+    assert cli("new", "../photos")[0] == 0
+    assert load("photos.toml").data.path == str(photos)  # type: ignore[attr-defined]
+    assert cli("partition", "photos.toml")[0] == 0
+
+
+def test_a_folder_of_the_same_name_in_the_data_directory_is_not_taken(
+    photos: Path, cli: Any
+) -> None:
+    write_images(Path("data/photos"), {"east": 1})
+    assert cli("new", "photos")[0] == 0
+    assert load("photos.toml").data.path == str(photos)  # type: ignore[attr-defined]
+
+
+def test_nothing_is_written_among_the_images(photos: Path, cli: Any) -> None:
+    code, _, err = cli("new", "photos", "-o", "photos/mine.toml")
+    assert (code, "would be among the images" in err) == (2, True)
+    os.chdir(photos)
+    code, _, err = cli("new", ".")
+    assert (code, "runs would be written among the images" in err) == (2, True)
+
+
+def test_the_machine_may_be_chosen(photos: Path, cli: Any) -> None:
+    for machine, backbone in (("cpu", "cnn"), ("gpu", "resnet18")):
+        assert cli("new", "photos", "--force", "--machine", machine)[0] == 0
+        assert load("photos.toml").method.backbone == backbone
+    code, _, err = cli("new", "photos", "--force", "--machine", "tpu")
+    assert (code, 'unknown machine "tpu"' in err) == (2, True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fedssl.cli.recipes import COMMAND_LINES
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.recipes import families, recipes
 
@@ -17,7 +19,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 def test_recipes(cli: Cli) -> None:
     """Without a terminal, one line for each recipe, with its description and source."""
-    code, out, _ = cli("recipes")
+    code, out, _ = cli("recipes", "--all")
     lines = {
         line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.strip()
     }
@@ -29,6 +31,26 @@ def test_recipes(cli: Cli) -> None:
     listed = json.loads(cli("recipes", "--json")[1])
     assert listed.keys() == recipes().keys()
     assert listed["fedu-ablation"]["source"] == "FedU, Figures 5 and 6"
+
+
+def test_the_overview_fits_one_screen_and_counts_every_recipe(cli: Cli) -> None:
+    code, out, _ = cli("recipes")
+    assert code == 0
+    assert len(out.splitlines()) <= 24
+    counts = []
+    for line in out.splitlines():
+        words = line.split()
+        if len(words) > 2 and words[1].isdigit():
+            counts.append(int(words[1]))
+    assert len(counts) == len(families())
+    assert sum(counts) == len(recipes())
+
+
+@pytest.mark.parametrize(("name", "about"), COMMAND_LINES)
+def test_every_command_in_the_overview_works(name: str, about: str, cli: Cli) -> None:
+    _, command, *args = shlex.split(name)
+    if command == "recipes":
+        assert cli(command, *args)[0] == 0
 
 
 @pytest.mark.parametrize(

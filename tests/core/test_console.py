@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 
 from fedssl.core import console
 
@@ -38,3 +39,53 @@ def test_elsewhere_plain_lines_are_printed_now_and_then(monkeypatch):
         clock[0] = 100
         advance(1234)
     assert lines[-1] == "listing: 1,234"
+
+
+def test_a_terminal_shows_the_present_step(monkeypatch):
+    lines = []
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with console.steps("measuring", 4, lines.append) as show:
+        show(1, "model global, linear probe")
+    shown = sys.stderr.getvalue()
+    assert "measuring: model global, linear probe" in shown
+    assert "1/4" in shown
+    assert lines == []
+
+
+def test_elsewhere_a_step_is_printed_every_few_seconds(monkeypatch):
+    """One step takes as long as two intervals."""
+    printed = threading.Semaphore(0)
+    lines = []
+
+    def notify(line):
+        lines.append(line.rpartition(",")[0])
+        printed.release()
+
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(console, "_SECONDS_BETWEEN_STEPS", 0.01)
+    with console.steps("measuring", 2, notify) as show:
+        for finished in (0, 1):
+            show(finished, f"probe {finished}")
+            for _ in range(2):
+                assert printed.acquire(timeout=60)
+    assert list(dict.fromkeys(lines)) == [
+        "measuring: probe 0 (step 1 of 2)",
+        "measuring: probe 1 (step 2 of 2)",
+    ]
+
+
+def test_short_work_prints_no_steps(monkeypatch):
+    lines = []
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with console.steps("measuring", 2, lines.append) as show:
+        show(0, "probe 0")
+    assert lines == []
+
+
+def test_a_quiet_command_shows_no_bar(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with console.meter("reading", 2, console.ignore_message) as advance:
+        advance(2)
+    with console.steps("measuring", 2, console.ignore_message) as show:
+        show(0, "probe 0")
+    assert sys.stderr.getvalue() == ""

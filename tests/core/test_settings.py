@@ -57,13 +57,13 @@ def test_suggest(word: str, expected: str) -> None:
     ("values", "where", "sentence"),
     [
         ({"rouns": 3}, "", 'unknown key "rouns", did you mean "rounds"?'),
-        ({"rouns": 3}, "train", 'unknown key "train.rouns", did you mean "rounds"?'),
+        ({"rouns": 3}, "train", 'unknown key "train.rouns", did you mean "train.rounds"?'),
         ({"zzz": 3}, "train", 'unknown key "train.zzz"; known: inner, rounds, first'),
-        ({"inner": {"widht": 3}}, "", 'unknown key "inner.widht", did you mean "width"?'),
+        ({"inner": {"widht": 3}}, "", 'unknown key "inner.widht", did you mean "inner.width"?'),
         (
             {"inner": {"widht": 3}},
             "method",
-            'unknown key "method.inner.widht", did you mean "width"?',
+            'unknown key "method.inner.widht", did you mean "method.inner.width"?',
         ),
         ({"inner": {"zzz": 3}}, "", 'unknown key "inner.zzz"; known: width, strength'),
         ({"inner": {"width": 0}}, "a", "a.inner.width: input should be greater than 0 (got 0)"),
@@ -139,7 +139,7 @@ def test_a_registry_imports_the_modules_of_its_classes(lookup: str) -> None:
 def test_unknown_names_get_the_nearest() -> None:
     with raises(ConfigError):
         _registry()["aple"]
-    known = r"known: apple, and yours once their module is imported or installed as a plugin"
+    known = r"known: apple, and yours once their module is imported \(--import FILE\) or installed as a plugin"
     with pytest.raises(ConfigError, match=rf'^unknown fruit "zzz"; {known}$'):
         _registry()["zzz"]
 
@@ -147,8 +147,29 @@ def test_unknown_names_get_the_nearest() -> None:
 def test_a_name_means_one_class() -> None:
     registry = _registry()
     registry.register("apple")(Apple)
-    with pytest.raises(ValueError, match='fruit "apple" is registered twice'):
+    with raises(ConfigError):
         registry.register("apple")(Pear)
+
+
+def test_a_class_that_is_defined_again_replaces_the_first() -> None:
+    """As if a cell of a notebook were executed twice."""
+    registry = _registry()
+    again = type("Apple", (Fruit,), {"__module__": Apple.__module__})
+    registry.register("apple")(again)
+    assert registry["apple"] is again
+
+
+def test_a_users_class_cannot_take_a_name_of_the_package() -> None:
+    """Also if the modules of the package are not imported yet."""
+    script = (
+        "from fedssl.algorithm import ALGORITHMS\n"
+        "ALGORITHMS.register('fedavg')(type('Mine', (), {}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (
+        'algorithm "fedavg" is registered twice, by fedssl.algorithms.fedavg.FedAvg and by '
+        "__main__.Mine: choose another name"
+    ) in done.stderr
 
 
 def test_entry_points_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:

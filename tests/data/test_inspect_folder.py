@@ -33,6 +33,7 @@ def _inspect(folder: Path) -> FolderSummary:
         # Dates differ between clients, so they are no classes.
         (["north/2020/a.png", "south/2021/b.png"], [], "clients"),
         (["north/a.png", "stray.png"], [], "clients"),
+        (["a.png", "b.png", "c.png", "other/d.png"], [], "flat"),
     ],
 )
 def test_layouts(names: list[str], test_classes: list[str], layout: str) -> None:
@@ -49,7 +50,8 @@ def test_a_folder_of_clients(tmp_path: Path) -> None:
 
 
 def test_train_and_test_folders(tmp_path: Path) -> None:
-    _write(tmp_path / "train/north/a.png", mode="L")
+    for name in ("a", "b"):
+        _write(tmp_path / f"train/north/{name}.png", mode="L")
     _write(tmp_path / "test/cat/b.png", mode="L")
     summary = _inspect(tmp_path)
     assert (summary.train, summary.test) == (tmp_path / "train", tmp_path / "test")
@@ -67,8 +69,48 @@ def test_classes_in_clients(tmp_path: Path) -> None:
 
 
 def test_the_layout_may_be_given(tmp_path: Path) -> None:
-    _write(tmp_path / "cat/a.png")
+    for name in ("cat/a.png", "dog/b.png"):
+        _write(tmp_path / name)
     assert inspect_folder(tmp_path, lambda line: None, "classes").layout == "classes"
+
+
+def test_a_layout_that_does_not_fit(tmp_path: Path) -> None:
+    _write(tmp_path / "cat/a.png")
+    with raises(DataError):
+        inspect_folder(tmp_path, lambda line: None, "clients-classes")
+
+
+def test_other_folders_next_to_train(tmp_path: Path) -> None:
+    for name in ("train/a.png", "train/b.png", "valid/c.png"):
+        _write(tmp_path / name)
+    with raises(DataError):
+        _inspect(tmp_path)
+    assert inspect_folder(tmp_path, lambda line: None, "clients").groups == {"train": 2, "valid": 1}
+
+
+def test_test_images_without_classes(tmp_path: Path) -> None:
+    _write(tmp_path / "train/north/a.png")
+    _write(tmp_path / "test/b.png")
+    with raises(DataError):
+        _inspect(tmp_path)
+
+
+def test_files_that_are_no_images(tmp_path: Path) -> None:
+    """One of three files of a client, and none of the other's; a file outside is left out."""
+    for name in ("north/a.png", "north/b.png", "south/c.png"):
+        _write(tmp_path / name)
+    for name in ("north/notes.txt", "readme.txt"):
+        (tmp_path / name).write_text("no image")
+    summary = _inspect(tmp_path)
+    assert (summary.images, summary.outside) == (4, 1)
+    assert (summary.sampled, summary.unreadable, summary.bad_share) == (4, 1, 1 / 3)
+
+
+def test_too_few_images(tmp_path: Path) -> None:
+    for name in ("north/a.png", "south/b.png"):
+        _write(tmp_path / name)
+    with raises(DataError):
+        _inspect(tmp_path)
 
 
 def test_a_folder_without_images(tmp_path: Path) -> None:

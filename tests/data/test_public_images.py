@@ -72,8 +72,8 @@ def test_experiments_without_public_images_do_not_mention_them() -> None:
             r"\[public\] and \[data\] are the same images, .*",
         ),
         ({"public": "nowhere"}, 'unknown public data set "nowhere"; known: .*'),
-        ({"public.pictures": 3}, 'unknown key "public.pictures"; known: .*images'),
-        ({"public": {"name": "npz"}}, "public.path: field required"),
+        ({"public.xyzzy": 3}, 'unknown key "public.xyzzy"; known: .*images'),
+        ({"public": {"name": "npz"}}, 'missing key "public.path", which has no default'),
         (
             {"method": {"name": "mae", "backbone": "vit_mini"}},
             'algorithm "fedca" needs a method with a projector; .*"mae" .*',

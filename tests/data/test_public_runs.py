@@ -44,7 +44,7 @@ def test_home_and_clients_get_them_and_the_number_of_rounds(
 
     monkeypatch.setattr(ALGORITHMS, "_classes", {**ALGORITHMS._classes, "seeing": Seeing})
     chosen = experiment(
-        {"algorithm": {"name": "seeing"}, "train.workers": 1, "probe.beside": ["random"]}
+        {"algorithm": {"name": "seeing"}, "train.workers": 1, "probe.baselines": ["random"]}
     )
     fedssl.run(chosen, tmp_path / "run", dataset=dataset(), quiet=True, device="cpu")
     public = read_public(chosen, dataset(), tmp_path, print)
@@ -61,7 +61,7 @@ def test_home_and_clients_get_them_and_the_number_of_rounds(
 
 def test_an_untrained_backbone_is_measured_without_the_algorithm(tmp_path: Path) -> None:
     """`random` is the initial model, not one that an algorithm trained before the first round."""
-    changes = {"probe.beside": ["random"], "probe.k": 5}
+    changes = {"probe.baselines": ["random"], "probe.k": 5}
     for name in ("fedca", "fedavg"):
         chosen = experiment(changes | {"algorithm": {"name": name}})
         run = fedssl.run(chosen, tmp_path / name, dataset=dataset(), quiet=True, device="cpu")

@@ -54,7 +54,7 @@ def test_any_data_set_except_images_from_python_may_be_public() -> None:
     ("keys", "sentence"),
     [
         ({"images": 0}, "public.images: input should be greater than 0"),
-        ({"image": 5}, 'unknown key "public.image", did you mean "images"'),
+        ({"image": 5}, 'unknown key "public.image", did you mean "public.images"'),
         ({"holdout": 5}, "public: mean, std, holdout and leave_out must be set under"),
         ({"leave_out": 0.1}, "public: mean, std, holdout and leave_out must be set under"),
         (

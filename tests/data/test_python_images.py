@@ -133,6 +133,58 @@ def test_owners_are_kept():
     assert from_python(COLOUR, owners=owners).owners == owners
 
 
+def test_a_dict_of_clients_is_one_data_set_with_owners():
+    """Labels are read on first use, from each client in turn."""
+    pairs = Pairs(COLOUR)
+    data = from_python({"north": (FIRST, [4, 5]), "south": pairs, "west": (FIRST[:1], [6])}, FIRST)
+    assert data.train.pixels.equal(torch.cat([FIRST, FIRST, FIRST[:1]]))
+    owners = {name: index.tolist() for name, index in data.owners.items()}
+    assert owners == {"north": [0, 1], "south": [2, 3], "west": [4]}
+    pairs.open = True
+    assert data.train.labels.tolist() == [4, 5, 0, 1, 6]
+    assert data.test.pixels.equal(FIRST)
+
+
+def test_classes_of_clients_are_kept():
+    data = from_python({"north": Table(), "south": Table()})
+    assert data.train.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        {},
+        {"north": FIRST, "south": FIRST[:, :, :, :4]},
+        {"north": FIRST, "south": FIRST[:, :1]},
+        {"north": FIRST, "south": (FIRST, [0, 1])},
+        {"north": (FIRST, [0, 1]), "south": FIRST},
+        {"north": Table(), "south": (FIRST, [0, 1])},
+        {"north": FIRST, "south": FIRST.int()},
+        {"north": FIRST, "south": []},
+        {"north": FIRST, 3: FIRST},
+        {"north": FIRST, "south": {"a": FIRST}},
+    ],
+    ids=lambda clients: "-".join(type(images).__name__ for images in clients.values()),
+)
+def test_clients_that_do_not_fit_together(clients):
+    with raises(DataError):
+        from_python(clients)
+
+
+def test_a_dict_of_clients_has_no_other_owners():
+    with raises(ConfigError):
+        from_python({"north": FIRST}, owners={"north": torch.arange(2)})
+
+
+def test_the_splits_of_a_table_are_not_clients():
+    class Splits(dict):
+        column_names = {"train": ["image"]}  # noqa: RUF012
+        features = None
+
+    with raises(DataError):
+        from_python(Splits(train=Table()))
+
+
 @pytest.mark.parametrize(
     ("images", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -16,10 +17,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedssl import federation
+from fedssl.core.console import Notify, ShowStep
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
+from fedssl.evaluation import evaluate
 from fedssl.evaluation.evaluate import Evaluation, backbone_of, with_probe_settings
 from fedssl.evaluation.labelled_images import FROZEN
 from fedssl.evaluation.missing_labels import missing_labels
@@ -483,3 +486,30 @@ def test_semi_passes_frozen_on(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (FROZEN in str(scores["semi"].note)) is frozen
         assert FROZEN not in str(scores["knn"].note)
     assert asked == [False, True]
+
+
+def test_the_steps_of_a_measurement_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with two names is measured once; a probe without fixed features computes none."""
+    shown: list[tuple[int, str]] = []
+
+    @contextmanager
+    def record(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
+        shown.append((total, title))
+        yield lambda finished, step: shown.append((finished, step))
+
+    monkeypatch.setattr(evaluate, "steps", record)
+    first = state(0)
+    evaluation = Evaluation(experiment(epochs=1, labels=10), DATA, CPU)
+    evaluation.measure({"a": first, "b": first, "c": state(1)}, ("knn", "linear"))
+    assert shown == [
+        (9, "measuring"),
+        (0, "model a, features"),
+        (1, "model a, knn probe"),
+        (2, "model a, linear probe"),
+        (6, "model c, features"),
+        (7, "model c, knn probe"),
+        (8, "model c, linear probe"),
+    ]
+    shown.clear()
+    evaluation.measure({"a": first}, ("semi",))
+    assert shown == [(2, "measuring"), (1, "model a, semi probe")]

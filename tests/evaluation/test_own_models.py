@@ -211,7 +211,7 @@ def test_missing_memories(go: Go) -> None:
 @pytest.mark.parametrize("name", SHARED)
 def test_the_table(name: str, go: Go, capsys: pytest.CaptureFixture[str]) -> None:
     """A mean ± spread over clients, a row for each model apart, and the comparisons."""
-    run = go(name, **{"probe.beside": ["random", "isolated"], "probe.picture": name == "fedbn"})
+    run = go(name, **{"probe.baselines": ["random", "isolated"], "probe.picture": name == "fedbn"})
     print_results(run)
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
     names = [row[0].strip() for row in rows]

@@ -61,6 +61,48 @@ def test_fitted_to_the_runs_images() -> None:
     assert other_images(OTHER, (1, 12, 12), Path(), quiet).train is OTHER.train
 
 
+def photos(folder: Path, size: int = 20) -> Path:
+    """Write two classes of four colour images each."""
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        for n in range(4):
+            Image.effect_noise((size, size), 90).convert("RGB").save(folder / name / f"{n}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "expected"),
+    [
+        ((3, 8, 8), None, (3, 8, 8)),
+        ((1, 12, 12), None, (1, 12, 12)),
+        ((1, 12, 12), 16, (1, 16, 16)),
+    ],
+)
+def test_a_folder_is_read_in_the_shape_of_the_runs_images(
+    image: tuple[int, int, int], size: int | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Files are decoded in that shape, so nothing is converted and no line is printed."""
+    table = {"name": "folder", "path": str(photos(tmp_path / "photos")), "layout": "classes"}
+    if size is not None:
+        table["size"] = size
+    lines: list[str] = []
+    found = other_images(table, image, Path(), lines.append)
+    assert found.train.image == expected
+    assert not [line for line in lines if "converted" in line]
+
+
+def test_a_fixed_size_is_converted_and_reported() -> None:
+    lines: list[str] = []
+    found = other_images("fashion-mini", (3, 16, 16), Path(), lines.append)
+    assert found.train.image == (3, 16, 16)
+    assert lines == [
+        "images of (1, 28, 28) (channels, height, width) are converted to (3, 16, 16), the shape "
+        "of the run's images unless data.size sets another"
+    ]
+    larger = other_images({"name": "fashion-mini", "size": 32}, (1, 16, 16), Path(), quiet)
+    assert larger.train.image == (1, 32, 32)
+
+
 @pytest.mark.parametrize("probe", ["knn", "linear", "semi"])
 def test_measured_on_their_classes(run: fedssl.Run, probe: str) -> None:
     """Five classes where the run had three; no note on images that were left out or seen."""
@@ -104,6 +146,7 @@ def test_a_data_set_by_name(run: fedssl.Run, tmp_path: Path) -> None:
             {"name": "cifar10", "leave_out": 0.1},
             "normalised like the training images, and all of them are used",
         ),
+        ({"name": "cifar10", "size": 0}, "data.size: input should be greater than or equal to 1"),
         ("given", "need the name of a data set"),
         ({"path": "x"}, "need the name of a data set"),
         (3, "the name of a data set, a table of settings as under"),
@@ -138,13 +181,8 @@ def test_the_runs_own_images_are_recognised(tmp_path: Path) -> None:
 
 def test_a_folder_has_to_be_named(tmp_path: Path) -> None:
     """A run of images in a folder does not take "folder" alone for its own."""
-    for name in ("a", "b"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for n in range(4):
-            Image.effect_noise((8, 8), 90).convert("RGB").save(
-                tmp_path / "photos" / name / f"{n}.png"
-            )
-    data = {"name": "folder", "path": str(tmp_path / "photos"), "layout": "classes", "size": 8}
+    path = str(photos(tmp_path / "photos", 8))
+    data = {"name": "folder", "path": path, "layout": "classes", "size": 8}
     method = {"name": "simclr", "backbone": "cnn", "hidden": 8, "dim": 4}
     chosen = Experiment.from_dict({"clients": 2, "rounds": 1, "data": data, "method": method})
     run = fedssl.run(chosen, tmp_path / "run", "cpu", quiet=True)

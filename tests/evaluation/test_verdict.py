@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedssl.evaluation.outcomes import OUTCOMES, read_outcomes, write_outcomes
+from fedssl.evaluation.outcomes import OUTCOMES, outcomes_of, read_outcomes, write_outcomes
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.verdict import judge
 
@@ -33,45 +34,76 @@ def test_models_apart_do_not_count() -> None:
     assert score.mean == 50.0
 
 
+def _right(count: int, n: int = 100) -> torch.Tensor:
+    """Return the outcomes of a model that is right on the first `count` of n images."""
+    return (torch.arange(n) < count).float()
+
+
 def test_the_verdict_names_the_gain_over_clients_alone() -> None:
     """80 of 100 images instead of 70: ten images only the run classifies, none only the clients.
 
     Bonett and Price: (10 - 0) / 102 = 0.0980, variance (0.1176 - 0.0096) / 102.
     """
-    rows = {
-        "this run": {"linear": _score([1] * 80 + [0] * 20)},
-        "random": {"linear": _score([1] * 50 + [0] * 50)},
-        "isolated": {"linear": _score([1] * 70 + [0] * 30)},
-    }
-    verdict = judge(rows)
+    verdict = judge(
+        [
+            {
+                ("this run", "linear"): _right(80),
+                ("random", "linear"): _right(50),
+                ("isolated", "linear"): _right(70),
+            }
+        ]
+    )
     assert verdict.sentence == (
-        "+10.0 points over each client training alone by the linear probe, 100 test images, "
+        "10.0 points above each client training alone by the linear probe, 100 test images, "
         "95% interval +3.4 … +16.2"
     )
-    assert verdict.values()["over"]["random"]["estimate"] == 30.0
+    assert verdict.values()["gains"]["random"]["linear"]["estimate"] == 30.0
 
 
 def test_a_small_gain_is_not_claimed() -> None:
-    rows = {
-        "this run": {"knn": _score([1] * 8 + [0] * 2)},
-        "isolated": {"knn": _score([1] * 7 + [0] * 3)},
-    }
-    sentence = judge(rows).sentence
-    assert sentence.startswith("+10.0 points over each client training alone by kNN, 10 test")
-    assert sentence.endswith(": too few test images to tell them apart")
+    outcomes = {("this run", "knn"): _right(8, 10), ("isolated", "knn"): _right(7, 10)}
+    sentence = judge([outcomes]).sentence
+    assert sentence.startswith("10.0 points above each client training alone by kNN, 10 test")
+    assert sentence.endswith(": these test images do not show a difference")
+
+
+def test_a_loss_is_stated_as_such() -> None:
+    outcomes = {("this run", "knn"): _right(40), ("isolated", "knn"): _right(70)}
+    assert judge([outcomes]).sentence.startswith("30.0 points below each client training alone")
 
 
 def test_without_baselines_there_is_the_accuracy_alone() -> None:
-    sentence = judge({"this run": {"linear": _score([1] * 81 + [0] * 182)}}).sentence
+    sentence = judge([{("this run", "linear"): _right(81, 263)}]).sentence
     assert sentence == (
-        "30.8% by the linear probe on 263 test images, 95% interval 25.5 … 36.6; "
+        "30.8% by the linear probe, 263 test images, 95% interval 25.5 … 36.6; "
         "there is no baseline to compare with"
     )
 
 
+def test_seeds_are_averaged_and_their_spread_is_stated() -> None:
+    """Gains of 10 and 20 points: mean 15, standard deviation √50 = 7.07.
+
+    Paired on the 100 images: ten images with a difference of 1, ten with 1/2. Bonett and Price:
+    15 / 102 = 0.147, variance ((10 + 2.5 + 2) / 102 - 0.0216) / 102.
+    """
+    verdict = judge(
+        [
+            {("this run", "knn"): _right(80), ("isolated", "knn"): _right(70)},
+            {("this run", "knn"): _right(90), ("isolated", "knn"): _right(70)},
+        ]
+    )
+    gain = verdict.gains["isolated"]["knn"]
+    assert gain.interval.estimate == pytest.approx(15)
+    assert gain.std == pytest.approx(math.sqrt(50))
+    margin = 1.959964 * math.sqrt((14.5 / 102 - (15 / 102) ** 2) / 102)
+    assert gain.interval.low == pytest.approx(100 * (15 / 102 - margin), abs=1e-4)
+    assert " by kNN (mean of 2 seeds, std 7.1), 100 test images," in verdict.sentence
+    assert gain.values()["seeds"] == [10.0, 20.0]
+
+
 def test_outcomes_are_written_and_read(tmp_path: Path) -> None:
     scores = {"this run": {"knn": _score([1, 1, 0, 0], [1, 0, 0, 0])}}
-    write_outcomes(tmp_path, scores)
+    write_outcomes(tmp_path, outcomes_of(scores))
     assert read_outcomes(tmp_path)["this run", "knn"].tolist() == [1.0, 0.5, 0.0, 0.0]
 
 

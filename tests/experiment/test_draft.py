@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from fedssl.data.inspect_folder import FolderSummary
-from fedssl.experiment.draft import Choices, choose_rounds, choose_size, draft, guess_preset
+from fedssl.experiment.draft import (
+    Choices,
+    choose_clients,
+    choose_rounds,
+    choose_size,
+    draft,
+    guess_preset,
+)
 from fedssl.experiment.experiment import Experiment
 from fedssl.views import Augment
 
@@ -19,10 +26,13 @@ SUMMARY = FolderSummary(
     groups={"north": 300, "south": 500},
     classes=[],
     images=800,
+    outside=0,
     side=70,
     smallest_side=50,
     grey=False,
-    deep=False,
+    sampled=200,
+    unreadable=0,
+    bad_share=0.0,
 )
 
 
@@ -69,6 +79,25 @@ def test_labelled_images_are_held_out() -> None:
     assert _drafted(SUMMARY._replace(layout="clients-classes")).data.holdout == 160
 
 
+def test_few_images_are_all_trained_on() -> None:
+    assert _drafted(SUMMARY._replace(layout="classes", images=19)).data.holdout == 0
+
+
+@pytest.mark.parametrize(("images", "clients"), [(1, 1), (3, 1), (5, 2), (11, 5), (10_000, 5)])
+def test_simulated_clients_have_two_images_each(images: int, clients: int) -> None:
+    summary = SUMMARY._replace(layout="flat", groups={}, images=images)
+    assert choose_clients(summary) == clients
+    experiment = _drafted(summary)
+    assert experiment.clients == clients
+    assert experiment.min_uploads == min(2, clients)
+
+
+def test_files_that_are_no_images_are_allowed() -> None:
+    """Half as much again as the share of 1/16 in the sample: 9.375%, rounded up."""
+    assert _drafted().data.bad_share == 0.01
+    assert _drafted(SUMMARY._replace(unreadable=2, bad_share=1 / 16)).data.bad_share == 0.1
+
+
 def test_test_images_need_no_holdout() -> None:
     summary = SUMMARY._replace(layout="clients-classes", test=Path("photos/test"))
     assert _drafted(summary).data.holdout == 0
@@ -95,4 +124,5 @@ def test_views_may_be_given() -> None:
 
 
 def test_a_path_with_quotes_and_backslashes() -> None:
-    assert _drafted(folder='my "best"\\photos').data.path == 'my "best"\\photos'
+    for path in ('my "best"\\photos', "Zürich's\tphotos", "two\nlines"):
+        assert _drafted(folder=path).data.path == path

@@ -95,7 +95,7 @@ tables = {
         optional={
             "temperature": positive,
             "k": size,
-            "beside": st.lists(st.sampled_from(["random", "isolated"])),
+            "baselines": st.lists(st.sampled_from(["random", "isolated"])),
         },
     ),
 }
@@ -174,14 +174,14 @@ def test_variants_are_loaded_by_name_and_changed_as_recipes_are(tmp_path: Path) 
     [
         ("rouns", "rounds"),
         ("train.learning_rate", ""),
-        ("train.bach", "batch"),
-        ("probe.lables", "labels"),
-        ("data.hold_out", "holdout"),
+        ("train.bach", "train.batch"),
+        ("probe.lables", "probe.labels"),
+        ("data.hold_out", "data.holdout"),
         ("partition.alpah", ""),
-        ("method.momentm", "momentum"),
-        ("method.augment.crp", "crop"),
-        ("algorithm.agregate", "aggregate"),
-        ("topology.participations", "participation"),
+        ("method.momentm", "method.momentum"),
+        ("method.augment.crp", "method.augment.crop"),
+        ("algorithm.agregate", "algorithm.aggregate"),
+        ("topology.participations", "topology.participation"),
     ],
 )
 def test_unknown_keys_are_refused_at_every_level(key: str, nearest: str) -> None:
@@ -189,6 +189,47 @@ def test_unknown_keys_are_refused_at_every_level(key: str, nearest: str) -> None
         default_experiment().with_changes({key: 1})
     assert str(refusal.value).startswith(f'unknown key "{key}"')
     assert (f'did you mean "{nearest}"?' in str(refusal.value)) == bool(nearest)
+
+
+@pytest.mark.parametrize(
+    ("key", "suggested"),
+    [
+        ("lr", '"train.lr" or "probe.lr"'),
+        ("method.lr", '"train.lr" or "probe.lr"'),
+        ("epochs", '"train.epochs" or "probe.epochs"'),
+        ("train.rounds", '"rounds" above the first table'),
+        ("train.stem", '"method.stem"'),
+        ("flip", '"method.augment.flip"'),
+        ("optimiser", '"train.optimizer"'),
+        ("dat.name", "[data]"),
+        ("augment.flip", "[method.augment]"),
+        ("method.augmnt.flip", "[method.augment]"),
+    ],
+)
+def test_keys_of_other_tables_are_suggested_with_their_full_names(key: str, suggested: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        default_experiment().with_changes({key: 1})
+    assert str(refusal.value).endswith(f", did you mean {suggested}?")
+
+
+def test_a_misspelt_table_is_not_reported_as_missing_too() -> None:
+    with raises(ConfigError):
+        Experiment.from_dict({"dat": {"name": "fashion-mini"}, "method": "byol", "clients": 2})
+
+
+def test_all_unknown_and_missing_keys_are_reported_at_once() -> None:
+    """A wrong value, here of rounds, is reported only once all keys are right."""
+    with raises(ConfigError):
+        Experiment.from_dict(
+            {
+                "rounds": "ten",
+                "roundss": 3,
+                "partition": {"name": "dirichlet"},
+                "method": {"name": "byol", "lr": 0.1, "augment": {"flp": 1}},
+                "train": {"bach": 8},
+                "xyzzy": {"deep": 1},
+            }
+        )
 
 
 @pytest.mark.parametrize(
@@ -225,7 +266,7 @@ def test_unknown_names_are_refused_with_the_nearest(table: str, name: str, neare
         ("train.optimizer", "sdg"),
         ("train.deterministic", "perhaps"),
         ("probe.every", -1),
-        ("probe.beside", 3),
+        ("probe.baselines", 3),
         ("data", 3),
         ("method.name", 3),
         ("method.name", ["byol"]),
@@ -261,8 +302,8 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"method.init": "gone.safetensors"}, "method.init: there is no file gone.safetensors"),
         ({"data.mean": [0.5]}, "data: mean and std must be given together"),
         (
-            {"probe.beside": ["randm"]},
-            'experiment: unknown comparison "randm", did you mean "random"[?]',
+            {"probe.baselines": ["randm"]},
+            'experiment: unknown baseline "randm", did you mean "random"[?]',
         ),
         (
             {"method.view_size": 4, "method.augment.blur": 1.0, "method.augment.blur_kernel": 9},
@@ -329,9 +370,9 @@ def test_an_algorithm_that_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> No
         lonely.check()
     default_experiment().check()
     # Here "random" is an untrained backbone, not the graph of that name.
-    default_experiment(probe__beside=["random", "centralized"]).check()
+    default_experiment(probe__baselines=["random", "centralized"]).check()
     with raises(ConfigError):
-        default_experiment(probe__beside=["isolated"]).check()
+        default_experiment(probe__baselines=["isolated"]).check()
 
 
 def test_checking_is_quick_reads_no_data_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

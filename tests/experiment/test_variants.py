@@ -27,7 +27,7 @@ BRIEF = {
     "rounds": 2,
     "probe.every": 0,
     "probe.linear": False,
-    "probe.beside": [],
+    "probe.baselines": [],
     "probe.picture": False,
 }
 

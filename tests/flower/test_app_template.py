@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from fedssl.core import user_modules
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.flower.telemetry import TELEMETRY_OFF
@@ -27,6 +29,21 @@ def test_an_app_can_be_built_and_imported_by_flower(cli: Cli, tmp_path: Path) ->
     assert len(build_fab_from_disk(folder)) > 1000
     assert isinstance(runpy.run_path(str(folder / "server_app.py"))["app"], ServerApp)
     assert isinstance(runpy.run_path(str(folder / "client_app.py"))["app"], ClientApp)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by Flower
+def test_an_app_with_a_file_of_its_user(cli: Cli, own_modules: Path) -> None:
+    """The file is in the app that Flower builds, and both halves import it."""
+    (own_modules / "own_code.py").write_text("x = 1\n")
+    assert cli("flower", "init", "plain", "demo")[0] == 0
+    assert cli("flower", "init", "app", "demo", "--import", "own_code.py")[0] == 0
+    assert len(build_fab_from_disk(Path("app"))) > len(build_fab_from_disk(Path("plain")))
+    (own_modules / "own_code.py").unlink()
+    for half in ("server_app.py", "client_app.py"):
+        user_modules._imported.clear()
+        sys.modules.pop("own_code", None)
+        runpy.run_path(f"app/{half}")
+        assert list(user_modules.imported_hashes()) == ["own_code.py"]
 
 
 def test_its_config_has_every_setting_with_its_default(cli: Cli, tmp_path: Path) -> None:

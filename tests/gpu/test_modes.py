@@ -19,7 +19,7 @@ from fedssl.core.state.layout import PARAMETERS
 from fedssl.data.fashion_mini import FashionMini
 from fedssl.method import METHODS, Method
 from fedssl.nets.norm import BatchNorm2d
-from fedssl.training.optimizers import SGD, Follower, FusedSGD
+from fedssl.training.optimizers import SGD, EmaTarget, FusedSGD
 from fedssl.training.trainer import Task, Trainer, TrainSettings
 
 CUDA = torch.device("cuda")
@@ -269,8 +269,8 @@ def test_update(start: int, size: int, low: bool) -> None:
     row, target = torch.randn(n, device=CUDA), torch.randn(size, device=CUDA)
     ours = FusedSGD(row, decay, momentum)
     ours.rate.fill_(rate)
-    ours.low = row.bfloat16() if low else None
-    ours.follower = Follower(target, target.bfloat16() if low else None, share, start)
+    ours.bf16_copy = row.bfloat16() if low else None
+    ours.ema_target = EmaTarget(target, target.bfloat16() if low else None, share, start)
     true, true_target, buffer = (
         row.double(),
         target.double(),
@@ -285,9 +285,9 @@ def test_update(start: int, size: int, low: bool) -> None:
         true_target = true_target + share * (true[start : start + size] - true_target)
     for mine, truth in ((row, true), (ours.buffer, buffer), (target, true_target)):
         assert (mine.double() - truth).norm() / truth.norm() < 1e-6
-    if ours.low is not None and ours.follower.low is not None:
-        assert torch.equal(ours.low, row.bfloat16())
-        assert torch.equal(ours.follower.low, target.bfloat16())
+    if ours.bf16_copy is not None and ours.ema_target.bf16_copy is not None:
+        assert torch.equal(ours.bf16_copy, row.bfloat16())
+        assert torch.equal(ours.ema_target.bf16_copy, target.bfloat16())
 
 
 def test_stem() -> None:

@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "train.deterministic": True,
     "train.checkpoint_every": 0,
     "probe.every": 0,
-    "probe.beside": [],
+    "probe.baselines": [],
     "probe.picture": False,
     "probe.epochs": 1,
 }

@@ -17,7 +17,7 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree
 from fedssl.engine.federate import Round, Runtime, federate
 from fedssl.engine.round_rules import RoundRules
-from fedssl.engine.uploads.norm_bound import Typical
+from fedssl.engine.uploads.norm_bound import TypicalUpdate
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.experiment.experiment import Experiment
@@ -73,7 +73,7 @@ class Record(NamedTuple):
     topology: Topology
     schema: Mapping[str, Spec]
     sites: Sites  # before it
-    typical: Typical | None
+    typical: TypicalUpdate | None
     first: Mapping[str, Reply]  # of the round before
     replies: Mapping[str, Reply]
 

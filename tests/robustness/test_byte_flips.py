@@ -57,7 +57,7 @@ every = 1
 linear = false
 k = 3
 picture = true
-beside = ["random", "isolated"]
+baselines = ["random", "isolated"]
 """
 
 

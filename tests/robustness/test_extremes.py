@@ -262,25 +262,42 @@ def test_other_errors_of_torch_are_not_memory_errors(
         federation.here("run", "simclr", "rounds=1")
 
 
+ASCII_ONLY = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+
+
 @pytest.mark.parametrize(
     "args",
     [
+        ("--help",),
         ("recipes", "FedEMA"),
         pytest.param(("reproduce", "--list"), marks=pytest.mark.slow),
         pytest.param(("combinations",), marks=pytest.mark.slow),
     ],
 )
 def test_standard_output_that_takes_ascii_only(args: tuple[str, ...]) -> None:
-    env = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-m", "fedssl", *args], capture_output=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedssl", *args], capture_output=True, env=os.environ | ASCII_ONLY
+    )
     assert (done.returncode, done.stderr) == (0, b""), args
     assert done.stdout.isascii()
     assert done.stdout
+    assert b"\\" not in done.stdout  # no escapes
+
+
+def test_a_locale_without_an_encoding_takes_ascii_only() -> None:
+    """Python then writes with "surrogateescape", which raises for all other characters."""
+    env = os.environ | {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    env.pop("PYTHONIOENCODING", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedssl", "recipes", "FedEMA"], capture_output=True, env=env
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b" x " in done.stdout
 
 
 def test_a_run_whose_output_takes_ascii_only(federation: Any) -> None:
-    code, out, err = federation.run(
-        "λ", "simclr", "rounds=1", env=os.environ | {"PYTHONIOENCODING": "ascii"}
-    )
+    code, out, err = federation.run("λ", "simclr", "rounds=1", env=os.environ | ASCII_ONLY)
     assert code == 0, err
-    assert "\\u03bb" in out
+    assert "simclr x fedavg x star" in out
+    assert "+-----" in out  # the table
+    assert (out + err).isascii()

@@ -296,7 +296,7 @@ def test_further_signals_do_not_interrupt_saving(
 
 
 def test_killed_while_a_comparison_trains(federation: Any, kill: Kill) -> None:
-    sets = ("probe.beside=['isolated']", "rounds=3")
+    sets = ("probe.baselines=['isolated']", "rounds=3")
     federation.here("whole", "simclr", *sets)
     process = federation.start("run", "simclr", *sets)
     federation.wait_for_round("run/isolated", 1, process)

@@ -31,7 +31,7 @@ EXPERIMENT = {
     "partition": {"name": "natural"},
     "method": {"name": "mocov2", "backbone": "cnn", "dim": 16, "queue": 32},
     "train": {"batch": 4, "checkpoint_every": 0},
-    "probe": {"every": 1, "epochs": 3, "picture": True, "beside": ["random", "isolated"]},
+    "probe": {"every": 1, "epochs": 3, "picture": True, "baselines": ["random", "isolated"]},
 }
 
 
@@ -85,7 +85,7 @@ def _experiment(folder: Path, share: float) -> Path:
         "data.bad_share": share,
         "data.cache": "off",
         "probe.linear": False,
-        "probe.beside": [],
+        "probe.baselines": [],
     }
     experiment = fedssl.Experiment.from_dict(EXPERIMENT).with_changes(changed)
     (folder / "sweep.toml").write_text(experiment.to_toml())

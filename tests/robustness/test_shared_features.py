@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from fedssl.algorithm import ALGORITHMS, Features
 from fedssl.algorithms import CCL, FedCA
 from fedssl.core.state.tree import Tree, tensor
 from fedssl.engine.uploads.records import Reply
-from fedssl.runs.progress import Lines
+from fedssl.runs.progress import Lines, Pace
 from fedssl.training.client import Client
 
 SHARING = [case for case, algorithm in CASES.items() if algorithm["name"] in ("ccl", "fedca")]
@@ -169,7 +170,7 @@ def test_a_run_continues_and_reports_dropped_rows(
 
 
 def test_dropped_rows_are_reported_at_once(capsys: Any) -> None:
-    lines = Lines("run", 9)
+    lines = Lines("run", Pace(9))
     line = {
         "round": 1,
         "loss": None,
@@ -186,9 +187,10 @@ def test_dropped_rows_are_reported_at_once(capsys: Any) -> None:
             "clients": [{"client": "a", "dropped": None, "rows_left_out": "x: 1 of 2"}],
         }
     )
-    assert capsys.readouterr().err.splitlines() == [
-        "run: round 1/9  1/1 clients",
-        "run: round 3/9  1/1 clients  client a: x: 1 of 2",
+    printed = capsys.readouterr().err.splitlines()
+    assert [text.split("  ") for text in printed] == [
+        ["run: round 1/9", "1/1 clients", ANY],  # the time elapsed and left
+        ["run: round 3/9", "1/1 clients", ANY, "client a: x: 1 of 2"],
     ]
 
 

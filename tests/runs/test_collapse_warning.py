@@ -113,7 +113,7 @@ def run(
         "partition.share": 0.3,
         "method.name": "simsiam",
         "method.stop_gradient": stop_gradient,
-        "probe": {"every": 0, "linear": False, "beside": [], "picture": False},
+        "probe": {"every": 0, "linear": False, "baselines": [], "picture": False},
     }
     done = fedssl.run("demo", folder, set=changes)
     return "more alike" in capfd.readouterr().err, done.results["notes"]

@@ -104,7 +104,7 @@ def test_a_run_is_not_trained_again_to_be_compared_with_itself(
         return fit(self, *args)
 
     monkeypatch.setattr(Trainer, "fit", counted)
-    run = go({"topology.name": name, "probe.beside": ["random", name]}, quiet=True)
+    run = go({"topology.name": name, "probe.baselines": ["random", name]}, quiet=True)
     assert len(trained) == 2 * (2 if name == "isolated" else 1)  # rounds, clients
     table = run.results["table"]
     assert list(table) == ["this run", "random", name]
@@ -174,7 +174,6 @@ def test_a_run_of_a_method_that_is_not_known_here(
     assert (code, out) == (2, "")
     assert err == (
         f'fedssl: {tmp_path / "run" / "experiment.toml"}: unknown method "simclr2", did you mean '
-        '"simclr"? (if it is your own: in Python, import the module that registers it before you '
-        "open the run; for the command line, install it as a plugin, with "
-        'the entry point "simclr2" in the group "fedssl.methods")\n'
+        '"simclr"? (if it is your own: add --import FILE with the module that registers it, or in '
+        "Python import that module before you open the run)\n"
     )

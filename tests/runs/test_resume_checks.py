@@ -29,7 +29,7 @@ from fedssl.runs.resume_checks import check_resumable
         ("probe.labels", 100, True),
         ("probe.epochs", 3, True),
         ("probe.picture", True, True),
-        ("probe.beside", ["random"], True),
+        ("probe.baselines", ["random"], True),
         ("train.workers", 2, True),
         ("train.checkpoint_every", 0, True),
         ("train.memory", "disk", True),

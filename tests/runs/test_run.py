@@ -29,7 +29,7 @@ from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
-from fedssl.runs.comparisons import untrained_models
+from fedssl.runs.baselines import untrained_models
 from fedssl.runs.finalize import finish
 
 
@@ -302,7 +302,7 @@ def test_init_that_does_not_fit(small: Experiment, labelled: Dataset, tmp_path: 
 def test_a_finished_run_is_not_run_again(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set = {"probe.beside": ["random", "isolated"]}
+    set = {"probe.baselines": ["random", "isolated"]}
     first = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=set)
     before = (first.dir / "rounds.jsonl").read_text()
     results = first.results
@@ -353,6 +353,31 @@ def test_test_images_without_training_images_are_refused(
         with raises(ConfigError):
             fedssl.run(small, tmp_path / "run", dataset=dataset, test=bright_pixels(6), quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dict_defines_the_clients(small: Experiment, tmp_path: Path) -> None:
+    """The run equals one with the same images in one array and their owners."""
+    images, labels = bright_pixels(24)
+    test = bright_pixels(12, seed=1)
+    by_client = {"north": (images[:10], labels[:10]), "south": (images[10:], labels[10:])}
+    run = fedssl.run(small, tmp_path / "dict", dataset=by_client, test=test, quiet=True)
+    owners = {"north": torch.arange(10), "south": torch.arange(10, 24)}
+    data = from_python((images, labels), test, owners)
+    changes = {"partition": "natural", "clients": 2}
+    same = fedssl.run(small, tmp_path / "same", dataset=data, quiet=True, set=changes)
+    assert [c["client"] for c in run.rounds[0]["clients"]] == ["north", "south"]
+    assert (run.experiment, _tensors(run)) == (same.experiment, _tensors(same))
+    again = fedssl.Run(run.dir, dataset=by_client)
+    assert again.partition_data(again.data())[1].keys() == by_client.keys()
+
+
+def test_a_dict_can_be_dealt_to_other_clients(small: Experiment, tmp_path: Path) -> None:
+    images = bright_pixels(24)[0]
+    by_client = {"north": images[:10], "south": images[10:]}
+    run = fedssl.run(
+        small, tmp_path / "run", dataset=by_client, quiet=True, partition="iid", rounds=1
+    )
+    assert [c["client"] for c in run.rounds[0]["clients"]] == ["0", "1", "2"]
 
 
 def test_natural_clients_need_no_number(tmp_path: Path) -> None:
@@ -476,7 +501,7 @@ def test_participation(small: Experiment, tmp_path: Path) -> None:
         "clients": 4,
         "topology.participation": 0.5,
         "rounds": 4,
-        "probe.beside": ["centralized", "isolated"],
+        "probe.baselines": ["centralized", "isolated"],
     }
     data = from_python(bright_pixels(40), bright_pixels(12))
     run = fedssl.run(small, tmp_path / "run", dataset=data, quiet=True, set=changes)
@@ -637,7 +662,7 @@ def test_predictions_by_class_are_stored(
     small: Experiment, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal to evaluate(), for each row and probe; a row of too many models is empty."""
-    alone = {"probe.beside": ["isolated"]}
+    alone = {"probe.baselines": ["isolated"]}
     run = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, set=alone)
     found = json.loads((run.dir / "classes.json").read_text())
     assert found["table"].keys() == run.results["table"].keys() == {"this run", "isolated"}
@@ -725,7 +750,7 @@ def test_the_duration_of_a_round_excludes_measuring(
         return measure(*args)
 
     monkeypatch.setattr(Evaluation, "measure", slowly)
-    small = small.with_changes({"rounds": 1, "probe.beside": []})
+    small = small.with_changes({"rounds": 1, "probe.baselines": []})
     assert (
         fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).rounds[0]["seconds"] < 1.5
     )

@@ -9,7 +9,7 @@ import torch
 from factories import make_trainer
 from torch import Tensor
 
-from fedssl.training.optimizers import SGD, Adam, Follower, FusedSGD, Optimizer
+from fedssl.training.optimizers import SGD, Adam, EmaTarget, FusedSGD, Optimizer
 from fedssl.training.trainer import TrainSettings, make_optimizer
 
 OURS: dict[str, Callable[[Tensor, float | Tensor], Optimizer]] = {
@@ -130,7 +130,7 @@ def test_a_slice_is_followed(
     target = torch.full((end - start,), 3.0)
     plain = SGD(row.clone(), 0.1, 0.9)
     ours = FusedSGD(row.clone(), 0.1, 0.9)
-    ours.follower = Follower(target.clone(), target.bfloat16() if low else None, 0.25, start)
+    ours.ema_target = EmaTarget(target.clone(), target.bfloat16() if low else None, 0.25, start)
     for step in range(3):
         grad = torch.linspace(1, 2 + step, 10)
         pieces = {at: grad[at : at + n].clone() for at, n in apart.items()}
@@ -142,6 +142,6 @@ def test_a_slice_is_followed(
         ours.step(grad, pieces)
         target.lerp_(plain.row[start:end], 0.25)
         torch.testing.assert_close(ours.row, plain.row)
-        torch.testing.assert_close(ours.follower.row, target)
-        if ours.follower.low is not None:
-            assert torch.equal(ours.follower.low, ours.follower.row.bfloat16())
+        torch.testing.assert_close(ours.ema_target.row, target)
+        if ours.ema_target.bf16_copy is not None:
+            assert torch.equal(ours.ema_target.bf16_copy, ours.ema_target.row.bfloat16())

@@ -354,7 +354,7 @@ def test_measuring_is_a_step_that_changes_nothing(name: str, training: bool) -> 
     assert torch.equal(method.state.floats, before.floats)
     assert torch.equal(method.state.counts, before.counts)
     assert {module.training for module in method.modules()} == {training}
-    assert method.passed == 0
+    assert method.uncounted_batches == 0
     stepped = trainer.fit(task(random_pixels(8))._replace(draw=draw), objective, constants)
     assert values == [stepped.loss, 2 * stepped.loss]
     for measured, again, trained in zip(*seen, strict=True):

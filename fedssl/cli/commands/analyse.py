@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.options import AsJson, DataDir, Device, Sets
+from fedssl.cli.options import AsJson, DataDir, Device, Imports, Sets
+from fedssl.core.user_modules import import_modules
 
 Kind = Annotated[
     str,
@@ -31,17 +32,23 @@ def analyse(
     ] = None,
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
+    imports: Imports = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Analyse runs: write DIR/analysis/KIND.json and .png, and print a table.
 
     --set images=500 changes a setting of the analysis.
     """
+    import_modules(imports)
+
     from fedssl.analysis import analyse as run_analysis
     from fedssl.cli.analysis_summary import print_summary
     from fedssl.experiment.plain_values import parse_assignment
 
-    settings = dict(map(parse_assignment, set))
+    settings = {}
+    for assignment in set:
+        key, value = parse_assignment(assignment)
+        settings[key.removeprefix(f"{kind}.")] = value
     done = run_analysis(kind, dirs or [], out, device=device, data_dir=data_dir, set=settings)
     if as_json:
         print(json.dumps(done.results))

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedssl.cli.options import AsJson, DataDir, Device, Sets
+from fedssl.cli.options import AsJson, DataDir, Device, Imports, Sets
 from fedssl.core.errors import ConfigError
+from fedssl.core.user_modules import import_modules
 
 Probe = Annotated[
     str, typer.Option(help="knn, linear, semi, classifier, per-client or collaborative.")
@@ -25,12 +26,15 @@ def evaluate(
     set: Sets = [],  # noqa: B006
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
+    imports: Imports = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Measure the models of a run with a probe; --set labels=100 changes a setting under probe.
 
     With --on, --set data.size=64 changes a setting of that data set.
     """
+    import_modules(imports)
+
     from fedssl.cli.score import print_score
     from fedssl.core.provenance import code
     from fedssl.experiment.plain_values import parse_assignments

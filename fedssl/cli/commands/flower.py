@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.options import DataDir, Name, Quiet, RunDir, Sets
+from fedssl.cli.options import DataDir, Imports, Name, Quiet, RunDir, Sets
 from fedssl.core.errors import ConfigError
+from fedssl.core.user_modules import import_modules
 
 if TYPE_CHECKING:
     from fedssl.experiment.experiment import Experiment
@@ -28,11 +29,13 @@ def init(
         Path | None,
         typer.Option(help="Directory of the images of the server and of simulated nodes."),
     ] = None,
+    imports: Imports = [],  # noqa: B006
 ) -> None:
     """Write a Flower app for an experiment, to be started with `flwr run`."""
     from fedssl.experiment.lookup import check_source
 
     check_source(name)
+    import_modules(imports)
 
     from fedssl.experiment.experiment import load
     from fedssl.flower.app_template import write_app
@@ -59,6 +62,7 @@ def up(
         str, typer.Option(help="cpu, cuda, cuda:N or auto; for the server and every node.")
     ] = "auto",
     data_dir: DataDir = Path("data"),
+    imports: Imports = [],  # noqa: B006
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment on a local SuperLink and SuperNodes, with TLS and new keys."""
@@ -67,6 +71,7 @@ def up(
     from fedssl.runs.run import Run
 
     _check_flower()
+    import_modules(imports)
     from fedssl.flower.local_federation import run_local_federation
 
     experiment = load(name, set)

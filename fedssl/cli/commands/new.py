@@ -19,6 +19,9 @@ Layout = Annotated[
         help="What the folders are: clients, classes, clients-classes or flat; detected if not set."
     ),
 ]
+Machine = Annotated[
+    str | None, typer.Option(help="Size of the network: cpu or gpu; detected if not set.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
@@ -27,6 +30,7 @@ def new(
     out: Out = None,
     views: Views = None,
     layout: Layout = None,
+    machine: Machine = None,
     force: Force = False,
 ) -> None:
     """Inspect a folder of images and write an experiment for it, with comments."""
@@ -39,4 +43,4 @@ def new(
 
     from fedssl.cli.new_experiment import write_experiment
 
-    write_experiment(folder, file, views=views, layout=layout)
+    write_experiment(folder, file, views=views, layout=layout, machine=machine)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.options import AsJson, DataDir, Name, Sets, check_output_file
+from fedssl.cli.options import AsJson, DataDir, Imports, Name, Sets, check_output_file
+from fedssl.core.user_modules import import_modules
 
 
 def partition(
@@ -21,12 +22,15 @@ def partition(
         Path | None,
         typer.Option(help='Write the indices as JSON, for partition.name = "listed".'),
     ] = None,
+    imports: Imports = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Print how many images of each class each client has."""
+    check_output_file(picture, ".png")
+    check_output_file(save)
+    import_modules(imports)
+
     from fedssl.cli.partition import show_partition
     from fedssl.experiment.experiment import load
 
-    check_output_file(picture, ".png")
-    check_output_file(save)
     show_partition(load(name, set), data_dir, picture=picture, save=save, as_json=as_json)

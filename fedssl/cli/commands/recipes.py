@@ -1,4 +1,4 @@
-"""`fedssl recipes`: list recipes, or print one."""
+"""`fedssl recipes`: print an overview, a list of recipes, or one recipe."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ def recipes(
             help='Name of a recipe to print, or pattern to list: tau, "Table 6", "*-mu#".',
         ),
     ] = None,
+    all: Annotated[bool, typer.Option("--all", help="List all recipes.")] = False,
     toml: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Print this recipe with all default values."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes that come with fedssl, by paper, or print one as TOML."""
-    from fedssl.cli.recipes import is_one
+    """Print an overview of the recipes, list some or all of them, or print one as TOML."""
+    from fedssl.cli.recipes import is_one, print_overview
 
     if toml:
         _print_one(toml, as_json)
     elif pattern and is_one(pattern):
         _print_one(pattern, as_json)
-    else:
+    elif pattern or all or as_json:
         _list(pattern, as_json)
+    else:
+        print_overview()
 
 
 def _print_one(name: str, as_json: bool) -> None:

@@ -4,8 +4,37 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated, Any
 
-from fedssl.cli.options import AsJson, DataDir, Device, Name, Quiet, RunDir, Sets, Views, with_views
+import typer
+
+from fedssl.cli.options import (
+    AsJson,
+    DataDir,
+    Device,
+    Imports,
+    Name,
+    Quiet,
+    RunDir,
+    Sets,
+    Views,
+    with_views,
+)
+from fedssl.core.errors import ConfigError
+from fedssl.core.user_modules import import_modules
+
+Baselines = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Compare with these: random, isolated (each client alone), centralized; "
+        "comma-separated. Default: random, and isolated if it takes at most twice as long.",
+    ),
+]
+NoBaselines = Annotated[bool, typer.Option("--no-baselines", help="Compare with no baseline.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, help="Run this many seeds; report their mean and spread.")
+]
 
 
 def run(
@@ -15,6 +44,10 @@ def run(
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
     views: Views = None,
+    baselines: Baselines = None,
+    no_baselines: NoBaselines = False,
+    seeds: Seeds = 1,
+    imports: Imports = [],  # noqa: B006
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -23,13 +56,30 @@ def run(
     from fedssl.experiment.plain_values import parse_assignments
 
     check_source(name)
-    changes = parse_assignments(with_views(set, views))
+    changes = parse_assignments(with_views(set, views)) | _baselines(baselines, no_baselines)
+    import_modules(imports)
 
-    from fedssl.cli.results import print_results
-    from fedssl.runs.run import run as run_experiment
+    from fedssl.cli.results import print_results, print_seeds, seeds_as_values
+    from fedssl.runs.seeds import run_seeds
 
-    finished = run_experiment(name, dir, device, data_dir=data_dir, quiet=quiet, set=changes)
-    if as_json:
-        print(json.dumps({"dir": str(finished.dir)} | finished.results))
+    finished = run_seeds(name, seeds, dir, device, data_dir=data_dir, quiet=quiet, changes=changes)
+    first = finished[0]
+    if len(finished) > 1 and as_json:
+        print(json.dumps(seeds_as_values(finished)))
+    elif len(finished) > 1:
+        print_seeds(finished)
+    elif as_json:
+        print(json.dumps({"dir": str(first.dir)} | first.results))
     else:
-        print_results(finished)
+        print_results(first)
+
+
+def _baselines(names: str | None, none: bool) -> dict[str, Any]:
+    """Return the setting that --baselines or --no-baselines changes."""
+    if names is not None and none:
+        raise ConfigError("--baselines and --no-baselines exclude each other: pass one of them")
+    if none:
+        return {"probe.baselines": []}
+    if names is None:
+        return {}
+    return {"probe.baselines": [name.strip() for name in names.split(",") if name.strip()]}

@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.options import AsJson
+from fedssl.cli.options import AsJson, Imports
+from fedssl.core.user_modules import import_modules
 
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder of run directories.")] = Path("runs"),
+    imports: Imports = [],  # noqa: B006 - typer reads the default and does not change it
     as_json: AsJson = False,
 ) -> None:
     """List runs: state, accuracy, time, and how each differs from the most similar one."""
+    import_modules(imports)
+
     from fedssl.cli.run_list import print_runs
 
     print_runs(folder, as_json)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.options import AsJson, DataDir, Name
+from fedssl.cli.options import AsJson, DataDir, Imports, Name
 from fedssl.core.errors import ConfigError
 from fedssl.tables.published import SCALES, TABLES_DIR, find_table
 
@@ -106,6 +106,7 @@ def sweep(
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
     fresh: Fresh = False,
+    imports: Imports = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Train and measure an experiment with every combination of some settings.
@@ -119,7 +120,18 @@ def sweep(
     from fedssl.tables.reproduce import sweep as run_sweep
 
     probes = probe or ["linear"]
-    run = partial(run_sweep, name, set, seeds, probes, dir, device, data_dir=data_dir, fresh=fresh)
+    run = partial(
+        run_sweep,
+        name,
+        set,
+        seeds,
+        probes,
+        dir,
+        device,
+        data_dir=data_dir,
+        fresh=fresh,
+        imports=imports,
+    )
     _run_and_print(run, as_json)
 
 

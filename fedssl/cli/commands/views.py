@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedssl.cli.options import DataDir, Name, Sets, Views, check_output_file, with_views
+from fedssl.cli.options import DataDir, Imports, Name, Sets, Views, check_output_file, with_views
 from fedssl.core.errors import FedsslError
+from fedssl.core.user_modules import import_modules
 
 if TYPE_CHECKING:
     from fedssl.experiment.experiment import Experiment
@@ -21,12 +22,15 @@ def views(
     set: Sets = [],  # noqa: B006
     views: Views = None,
     data_dir: DataDir = Path("data"),
+    imports: Imports = [],  # noqa: B006
     out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("views.png"),
 ) -> None:
     """Draw some training images of an experiment with their augmented views."""
+    check_output_file(out, ".png")
+    import_modules(imports)
+
     from fedssl.experiment.experiment import load
 
-    check_output_file(out, ".png")
     _draw_views(load(name, with_views(set, views)), data_dir, out)
     print(f"wrote {out}")
 

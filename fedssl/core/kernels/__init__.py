@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 
-def missing(device: torch.device) -> str | None:
+def unavailable_reason(device: torch.device) -> str | None:
     """Return the reason why steps cannot be compiled on a device, in a few words; None if they
     can."""
     if device.type == "cuda":

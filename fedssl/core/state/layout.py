@@ -151,8 +151,7 @@ def _replace_prefix(layout: Layout, old: str, new: str) -> Layout:
 
 @lru_cache(maxsize=256)
 def shared_slices(outer: Layout, inner: Layout) -> tuple[SharedSlice, ...]:
-    """Return the slices that together hold all entries of `inner` in both layouts, as long as
-    possible."""
+    """Map the entries of `inner` to their offsets in `outer`; adjacent entries form one slice."""
     outer_entries = {entry.name: entry for entry in outer.entries}
     slices: list[SharedSlice] = []
     for entry in inner.entries:

@@ -32,7 +32,7 @@ class ResidentModule(nn.Module):
     precision: str = "fp32"
     compiled: bool = False  # see `compile_with`
     fused: bool = False
-    passed: int = 0  # batches since the last step, for the counters of norm layers
+    uncounted_batches: int = 0  # batches since the last step, for the counters of norm layers
     _shadow: Shadow | None = None
     _target_low: Tensor | None = None  # the target's slice of the bfloat16 copy
 
@@ -79,8 +79,8 @@ class ResidentModule(nn.Module):
 
     def count_batch(self) -> None:
         """Advance the batch counters of all norm layers at once."""
-        self._counters.add_(self.passed)
-        self.passed = 0
+        self._counters.add_(self.uncounted_batches)
+        self.uncounted_batches = 0
 
     @torch.no_grad()
     def move_target(self, momentum: float) -> None:

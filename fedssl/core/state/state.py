@@ -116,7 +116,7 @@ class State:
             )
         return total.sqrt().float()
 
-    def stretches(self, roles: Collection[Role]) -> list[Tensor]:
+    def float_slices(self, roles: Collection[Role]) -> list[Tensor]:
         """Return live slices of the float row that hold the entries in some roles."""
         slices = shared_slices(self.layout, self.layout.pick(None, roles))
         return [self.floats[s.outer : s.outer + s.length] for s in slices if not s.is_counter]

@@ -158,7 +158,7 @@ class Memory:
             tree = stored.tree
         except (OSError, ValueError) as problem:
             raise RunError(
-                f"the stored memory of client {turn.client} cannot be read: {problem}. Run the "
+                f"the saved state of client {turn.client} cannot be read: {problem}. Run the "
                 "same command again to resume from the last intact checkpoint"
             ) from problem
         if read_from_disk and self._device.type == "cuda":

@@ -28,7 +28,7 @@ from fedssl.core.files.sealed import seal, unseal
 from fedssl.core.state.codec import dumps, loads
 from fedssl.core.state.tree import Tree, Value
 from fedssl.engine.checkpoints.client_memory import StoredMemory
-from fedssl.engine.uploads.norm_bound import Typical
+from fedssl.engine.uploads.norm_bound import TypicalUpdate
 
 CHECKPOINTS_KEPT = 2
 MAX_READ_ATTEMPTS = 10  # while another process replaces checkpoints
@@ -40,7 +40,7 @@ class Snapshot(NamedTuple):
     rounds: int
     sites: Sites
     memory: Mapping[str, StoredMemory]
-    typical: Typical | None = None  # the typical upload that the next round is compared with
+    typical: TypicalUpdate | None = None  # the typical upload that the next round is compared with
 
 
 class _Opened(NamedTuple):
@@ -183,10 +183,10 @@ class Store:
         )
 
     def resume(self, notify: Callable[[str], None]) -> Snapshot | None:
-        """Load the newest intact checkpoint to resume from it, and set damaged ones aside.
+        """Load the newest intact checkpoint to resume from it; rename damaged ones to `.damaged`.
 
-        A newer, damaged one would be mistaken for that of a round about to be repeated. The older
-        one is the spare: it is verified now, while the newest is intact.
+        Newer ones are renamed because training writes the checkpoints of those rounds again. The
+        older one, the spare, is verified now, while the newest is intact.
         """
         snapshot = self.load(notify)
         if snapshot is None:
@@ -247,7 +247,7 @@ class Store:
                 memory[client].check()
         flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])
         numbers = body.get("usual")
-        typical = Typical(*numbers) if numbers else None
+        typical = TypicalUpdate(*numbers) if numbers else None
         return Snapshot(body["rounds"], _unflatten(flat, body["sites"]), memory, typical)
 
 

@@ -74,14 +74,14 @@ class ClientRound:
 
 
 def run_client(
-    work: RunContext, client_round: ClientRound, trainer: Trainer, upload_device: torch.device
+    context: RunContext, client_round: ClientRound, trainer: Trainer, upload_device: torch.device
 ) -> Reply:
     """Train one client on the trainer's device; return its reply, the upload on `upload_device`."""
     try:
         with trainer.active():
-            client = _client(work, client_round, trainer)
+            client = _client(context, client_round, trainer)
             message = on_device(client_round.message, trainer.device)
-            upload, memory = work.algorithm.client(client, message)
+            upload, memory = context.algorithm.client(client, message)
             client_round.store_memory(memory)
         return Reply(
             client_round.client,
@@ -106,8 +106,8 @@ def failed_reply(client: str, error: str) -> Reply:
     return Reply(client, images=0, upload=None, metrics=None, error=error)
 
 
-def _client(work: RunContext, client_round: ClientRound, trainer: Trainer) -> Client:
-    position = work.position(client_round.round)
+def _client(context: RunContext, client_round: ClientRound, trainer: Trainer) -> Client:
+    position = context.position(client_round.round)
     device = trainer.device
     return Client(
         id=client_round.client,
@@ -115,11 +115,11 @@ def _client(work: RunContext, client_round: ClientRound, trainer: Trainer) -> Cl
         labels=client_round.shard.labels,
         memory=on_device(client_round.load_memory(), device),
         trainer=trainer,
-        seed=work.seed,
+        seed=context.seed,
         round=client_round.round,
         rate=position.rate,
         progress=position.progress,
         rounds=position.rounds,
-        public=work.public.get(device),
-        stop=work.stop,
+        public=context.public.get(device),
+        stop=context.stop,
     )

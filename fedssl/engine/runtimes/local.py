@@ -32,14 +32,14 @@ class LocalRuntime:
 
     def __init__(
         self,
-        work: RunContext,
+        context: RunContext,
         shards: Mapping[str, Shard],
         trainers: Sequence[Trainer],
         memory: Memory,
         on_client: Callable[[Reply], None] = ignore_reply,
     ) -> None:
         self.clients = [client for client, shard in shards.items() if shard.images]
-        self._work = work
+        self._context = context
         self._shards = shards
         self._memory = memory
         self._on_client = on_client
@@ -100,7 +100,7 @@ class LocalRuntime:
         )
         trainer = self._idle.get()
         try:
-            reply = run_client(self._work, client_round, trainer, self._merge_device)
+            reply = run_client(self._context, client_round, trainer, self._merge_device)
         finally:
             self._idle.put(trainer)
         self._on_client(reply)

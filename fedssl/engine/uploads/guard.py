@@ -21,7 +21,7 @@ from fedssl.engine.uploads.records import (
 )
 from fedssl.engine.uploads.running_statistics import variance_fault
 from fedssl.engine.uploads.upload_weights import UploadWeights
-from fedssl.engine.uploads.validate import Schema, drop_bad_rows, update_norm, validation_error
+from fedssl.engine.uploads.validate import Schema, drop_bad_rows, measure_update, validation_error
 from fedssl.topologies.topology import Plan
 
 NO_PLAN = Plan({}, {})
@@ -30,8 +30,9 @@ NO_PLAN = Plan({}, {})
 class Guard:
     """Validates the replies of one round and keeps a report of every client.
 
-    No reply is pulled before the previous one was passed on, and no name holds an upload longer
-    than that, except for the few that must wait to be compared with each other.
+    Replies are processed lazily, one at a time. No reference to an upload is kept after it was
+    passed on, so that at most a few uploads are in memory: those that must wait to be compared with
+    each other.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Guard:
         candidate = Candidate(
             reply, error=None, trained=reply.upload is not None, bytes_down=nbytes(message)
         )
-        upload, dropped_rows = drop_bad_rows(reply.upload or {}, self.schema)
+        upload, dropped_rows_reason = drop_bad_rows(reply.upload or {}, self.schema)
         error = (
             reply.error
             or validation_error(reply.images, upload, self.schema)
@@ -108,7 +109,7 @@ class Guard:
         if error is not None or reply.upload is None:
             return candidate.rejected(error or "no upload")
         sent = self._sent_models(message, upload)
-        norm, error = update_norm(sent, upload)
+        norm, error = measure_update(sent, upload)
         error = error or variance_fault(upload)
         if error is not None:
             return candidate.rejected(error)
@@ -118,7 +119,7 @@ class Guard:
             sent=sent,
             norm=norm,
             movement=self._movement(reply.client, sent, upload, norm),
-            dropped_rows=dropped_rows,
+            dropped_rows_reason=dropped_rows_reason,
         )
 
     def _count_error(self, reply: Reply) -> str | None:
@@ -223,9 +224,9 @@ def _report(candidate: Candidate, kept: float | None) -> Report:
     norm = candidate.norm
     if norm is not None and not math.isfinite(norm):
         norm = None  # JSON has no infinity
-    dropped_rows = candidate.dropped_rows
-    if dropped_rows is not None:
-        dropped_rows = sanitize(dropped_rows)
+    dropped_rows_reason = candidate.dropped_rows_reason
+    if dropped_rows_reason is not None:
+        dropped_rows_reason = sanitize(dropped_rows_reason)
     return Report(
         candidate.client,
         dropped=None,
@@ -235,7 +236,7 @@ def _report(candidate: Candidate, kept: float | None) -> Report:
         divergence=norm,
         notes=loggable_notes(candidate.reply.notes),
         clipped=kept,
-        rows_left_out=dropped_rows,
+        rows_left_out=dropped_rows_reason,
     )
 
 
@@ -247,5 +248,5 @@ def reply_error(reply: Reply, schema: Schema) -> str | None:
     error = validation_error(reply.images, upload, schema)
     if error is not None:
         return error
-    _, error = update_norm({}, upload)
+    _, error = measure_update({}, upload)
     return error

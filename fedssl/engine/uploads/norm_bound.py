@@ -50,7 +50,7 @@ class Movement(NamedTuple):
     untrained: bool = False  # the statistics that were sent are those of a new model
 
 
-class Typical(NamedTuple):
+class TypicalUpdate(NamedTuple):
     """The reference for later rounds: medians over the uploads that counted."""
 
     norm: float
@@ -79,18 +79,20 @@ class Typical(NamedTuple):
 
 @dataclass(frozen=True)
 class NormBound:
-    """The bound during one round, as a value: what changes it returns the next value."""
+    """The immutable state of the norm check in one round; `with_…` methods return the next one."""
 
     settings: GuardSettings = NO_BOUNDS
     rate: float = 1.0  # the learning rate of this round
-    earlier: Typical | None = None  # over the rounds before
-    first: Typical | None = None  # over this round's first uploads, where there is no earlier one
+    earlier: TypicalUpdate | None = None  # over the rounds before
+    first: TypicalUpdate | None = (
+        None  # over this round's first uploads, where there is no earlier one
+    )
     accepted: tuple[Movement, ...] = ()
     norms: tuple[float, ...] = ()  # of accepted uploads, ascending
     shifts: tuple[float, ...] = ()  # of all uploads so far, ascending
 
     @property
-    def reference(self) -> Typical | None:
+    def reference(self) -> TypicalUpdate | None:
         """The typical upload that this round is compared with."""
         return self.first or self.earlier
 
@@ -179,9 +181,9 @@ class NormBound:
             f"limit of {limit:.3g} (guard.statistics_bound)"
         )
 
-    def next_typical(self) -> Typical | None:
+    def next_typical(self) -> TypicalUpdate | None:
         """Return the reference for the next round, given the uploads that counted in this one."""
-        before = self.earlier or Typical(0.0, 0, 1.0)
+        before = self.earlier or TypicalUpdate(0.0, 0, 1.0)
         window = self._window(before)
         new = self._median(window) or self.earlier
         if new is None:
@@ -197,13 +199,13 @@ class NormBound:
         recent_shifts = tuple(shifts[-WARMUP_UPLOADS:])
         return new._replace(recent=recent, shift=shift, recent_shifts=recent_shifts)
 
-    def _window(self, before: Typical) -> list[Movement]:
+    def _window(self, before: TypicalUpdate) -> list[Movement]:
         """Return the uploads of this round, with earlier ones if there are fewer than five."""
         earlier = [Movement(norm, int(images)) for norm, images in before.recent]
         size = max(WARMUP_UPLOADS, len(self.accepted))
         return [*earlier, *self.accepted][-size:]
 
-    def _median(self, movements: Sequence[Movement]) -> Typical | None:
+    def _median(self, movements: Sequence[Movement]) -> TypicalUpdate | None:
         """Return the median movement; None if no client moved, which gives no reference."""
         if not movements:
             return None
@@ -213,7 +215,7 @@ class NormBound:
         images = int(median_low([movement.images for movement in movements]))
         shifts = _known_shifts(movements)
         shift = median_low(shifts) if shifts else None
-        return Typical(norm, images, self.rate, shift=shift)
+        return TypicalUpdate(norm, images, self.rate, shift=shift)
 
     @property
     def _typical_shift(self) -> float | None:

@@ -46,7 +46,7 @@ class Candidate(NamedTuple):
     sent: Tree = NO_TREE  # the models that the upload is measured from
     norm: float | None = None  # of the update; None: no model was sent and returned
     movement: Movement | None = None  # compared with other uploads; None: this one has no bound
-    dropped_rows: str | None = None  # rows of shared features that do not count, and why
+    dropped_rows_reason: str | None = None  # rows of shared features that do not count, and why
 
     @property
     def client(self) -> str:

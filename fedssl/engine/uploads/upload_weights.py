@@ -79,9 +79,10 @@ class UploadWeights:
         return self.weight(site, client, self.declared.get(client, 0))
 
     def share(self, client: str) -> float:
-        """Return a client's share of the server's mean by declared counts, at least an equal one.
+        """Return a client's share of the server's mean by declared counts, at least 1/n of n clients.
 
-        A client that declares many images must not make the others look small. The share is 1 for
+        Without that minimum, a client that declares too many images would shrink the shares of the
+        others, and with them the influence of which their norms are limited. The share is 1 for
         peers, and where counts are not known.
         """
         if client not in self.declared or self._total <= 0:

@@ -99,7 +99,7 @@ def _empty_rows(specs: Mapping[str, Rows], upload: Tree) -> Tree:
 def validation_error(images: object, upload: Tree, schema: Schema) -> str | None:
     """Return why an upload does not match the schema; None if it does.
 
-    Whether its models are finite is checked by `update_norm`, in the same pass over memory.
+    Whether its models are finite is checked by `measure_update`, in the same pass over memory.
     """
     if not isinstance(images, int) or isinstance(images, bool) or not 0 < images <= MAX_IMAGES:
         return f"claims {images!r} images"
@@ -170,11 +170,12 @@ def _shape_error(value: Value, rows: Rows) -> str | None:
     return None
 
 
-def update_norm(sent: Tree, upload: Tree) -> tuple[float | None, str | None]:
-    """Return the L2 norm of an upload's update over parameters, and what is wrong with its models.
+def measure_update(sent: Tree, upload: Tree) -> tuple[float | None, str | None]:
+    """Return the L2 norm of an upload's update over parameters, and an error if it has a NaN.
 
     The norm is None where no model was sent under the same key, and infinite where float32
-    overflows. One pass does both: a distance is finite only if its terms are.
+    overflows. The error is that of a model with a NaN or an infinity. One pass computes both: a
+    distance is finite only if its terms are.
     """
     squares = []
     for key, back in upload.items():
@@ -195,4 +196,4 @@ def update_norm(sent: Tree, upload: Tree) -> tuple[float | None, str | None]:
 
 def _others_finite(state: State) -> bool:
     """True if the floats that a distance does not cover are finite: statistics and buffers."""
-    return all(map(finite, state.stretches(("statistic", "buffer"))))
+    return all(map(finite, state.float_slices(("statistic", "buffer"))))

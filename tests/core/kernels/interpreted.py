@@ -14,7 +14,7 @@ from fedssl import nets
 from fedssl.core.kernels import update
 from fedssl.method import METHODS
 from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
-from fedssl.training.optimizers import Follower, FusedSGD
+from fedssl.training.optimizers import EmaTarget, FusedSGD
 from fedssl.training.trainer import Task, Trainer, TrainSettings
 
 CASES: dict[str, dict[str, Any]] = {
@@ -88,7 +88,7 @@ def follow() -> float:
     piece = torch.randn(5000)
     optimizer = FusedSGD(row, 0.01, 0.9)
     optimizer.rate.fill_(0.1)
-    optimizer.follower = Follower(target, None, 0.3, 3001)
+    optimizer.ema_target = EmaTarget(target, None, 0.3, 3001)
     expected = row - 0.1 * (torch.cat([grad[:6000], piece, grad[11000:]]) + 0.01 * row)
     moved = torch.lerp(target, expected[3001:9001], 0.3)
     optimizer.step(grad, {6000: piece})

@@ -24,7 +24,7 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.movement import clip_update, update_norm_float64
-from fedssl.engine.uploads.norm_bound import NormBound, Typical
+from fedssl.engine.uploads.norm_bound import NormBound, TypicalUpdate
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.settings import NO_BOUNDS, GuardSettings
 from fedssl.engine.uploads.upload_weights import ImageCounts, UploadWeights
@@ -56,7 +56,7 @@ class History:
 
     settings: GuardSettings = NO_BOUNDS
     rate: Callable[[int], float] = lambda round: 1.0
-    typical: Typical | None = None
+    typical: TypicalUpdate | None = None
 
     def bound(self, round: int = 0) -> NormBound:
         return NormBound(self.settings, self.rate(round), self.typical)
@@ -132,24 +132,24 @@ def test_the_reference_is_the_largest_median_or_the_last() -> None:
     for usual, expected in (("largest", []), ("last", ["c"])):
         history = History(GuardSettings(usual=usual))  # type: ignore[arg-type]
         received(history, {"a": 2, "b": 2, "c": 500})
-        assert history.typical == Typical(2, 10, 1.0, [(2, 10), (2, 10)])
+        assert history.typical == TypicalUpdate(2, 10, 1.0, [(2, 10), (2, 10)])
         received(history, {"a": 1, "b": 1, "c": 1}, round=1)
         assert dropped(received(history, {"a": 1, "b": 1, "c": 15}, round=2)) == expected
 
 
 def test_a_round_without_valid_uploads_or_without_a_step_sets_no_reference() -> None:
-    history = History(GuardSettings(usual="last"), typical=Typical(1.0, 10, 1.0))
+    history = History(GuardSettings(usual="last"), typical=TypicalUpdate(1.0, 10, 1.0))
     assert dropped(received(history, {"a": 11, "b": 12})) == ["a", "b"]
     assert dropped(received(history, {"a": 0, "b": 0})) == []
-    assert history.typical == Typical(1.0, 10, 1.0, [(0, 10), (0, 10)])
+    assert history.typical == TypicalUpdate(1.0, 10, 1.0, [(0, 10), (0, 10)])
     assert dropped(received(History(GuardSettings()), {"a": 0, "b": 0, "c": 5})) == []
 
 
 def test_more_images_and_a_higher_rate_allow_larger_updates() -> None:
-    """Typical: 1 with 10 images at a rate of 0.5. Forty images: 4; at a rate of 1: 8. Fewer or
+    """TypicalUpdate: 1 with 10 images at a rate of 0.5. Forty images: 4; at a rate of 1: 8. Fewer or
     lower: still 1.
     """
-    usual = Typical(1.0, 10, 0.5)
+    usual = TypicalUpdate(1.0, 10, 0.5)
     assert [usual.norm_at(*case, 10) for case in ((0.5, 10), (0.5, 40), (1.0, 40), (0.1, 2))] == [
         1,
         4,
@@ -179,7 +179,7 @@ def test_clipped_to_the_bound(far: float) -> None:
     """Sent (1, 0); the others move by 1, so 10 is allowed. Statistics are scaled by the same share,
     counters are unchanged.
     """
-    history = History(GuardSettings(clip=True), typical=Typical(1.0, 10, 1.0))
+    history = History(GuardSettings(clip=True), typical=TypicalUpdate(1.0, 10, 1.0))
     sent = {"model": at(1.0, mean=2.0)}
     guard = Guard({"model": LAYOUT}, 0, ["a"], {"a": sent}, bound=history.bound(), bounded=["a"])
     back = at(1.0, far, mean=far, count=7)
@@ -194,11 +194,13 @@ def test_clipped_to_the_bound(far: float) -> None:
     assert report.clipped == pytest.approx(10 / far, rel=1e-5)
     assert report.divergence == (pytest.approx(far) if far < 1e18 else None)
     history.end(guard)
-    assert history.typical == Typical(10.0, 0, 1.0, [(10.0, 0)])  # this guard has no image counts
+    assert history.typical == TypicalUpdate(
+        10.0, 0, 1.0, [(10.0, 0)]
+    )  # this guard has no image counts
 
 
 def test_updates_within_the_bound_are_not_clipped() -> None:
-    history = History(GuardSettings(clip=True), typical=Typical(1.0, 10, 1.0))
+    history = History(GuardSettings(clip=True), typical=TypicalUpdate(1.0, 10, 1.0))
     upload = {"model": at(10.0)}
     guard = Guard({"model": LAYOUT}, 0, ["a"], {"a": SENT}, bound=history.bound(), bounded=["a"])
     (one,) = guard([Reply("a", 10, upload, METRICS)])
@@ -233,7 +235,7 @@ def test_the_norm_is_relative_to_the_model_that_was_trained() -> None:
     """Of two clusters at 0 and 100 the second was chosen: a distance of 1, not of 101."""
     schema: dict[str, Any] = {"model": LAYOUT, "cluster": range(2)}
     message: Tree = {"first": 0, "model.0": at(0), "model.1": at(100)}
-    history = History(GuardSettings(), typical=Typical(1.0, 10, 1.0))
+    history = History(GuardSettings(), typical=TypicalUpdate(1.0, 10, 1.0))
     guard = Guard(
         schema,
         0,
@@ -258,7 +260,7 @@ def test_clients_whose_uploads_reach_others() -> None:
 
 
 def test_an_upload_that_reaches_no_other_client_has_no_bound() -> None:
-    history = History(GuardSettings(), typical=Typical(1.0, 10, 1.0))
+    history = History(GuardSettings(), typical=TypicalUpdate(1.0, 10, 1.0))
     guard = Guard(
         {"model": LAYOUT}, 0, "ab", dict.fromkeys("ab", SENT), bound=history.bound(), bounded=["a"]
     )
@@ -471,7 +473,7 @@ def test_from_initial_statistics_shifts_may_be_larger() -> None:
 def test_a_checkpoint_of_an_earlier_version_has_no_typical_shift() -> None:
     """The first round after it is compared with itself, in any order of clients."""
     for ways in ({"a": 2.0, "b": 2.0, "c": 20.0}, {"c": 20.0, "a": 2.0, "b": 2.0}):
-        history = History(GuardSettings(), typical=Typical(1.0, 0, 1.0, [(1.0, 0)] * 5))
+        history = History(GuardSettings(), typical=TypicalUpdate(1.0, 0, 1.0, [(1.0, 0)] * 5))
         assert shifted(history, ways) == ["c"]
 
 
@@ -493,7 +495,7 @@ def test_statistics_have_a_bound_where_no_parameter_moves() -> None:
 
 def test_a_negative_variance_is_dropped_and_never_clipped() -> None:
     """After clipping it would be positive again, and would count."""
-    history = History(GuardSettings(clip=True), typical=Typical(1.0, 10, 1.0))
+    history = History(GuardSettings(clip=True), typical=TypicalUpdate(1.0, 10, 1.0))
     bad = State(NORM, torch.tensor([1e3, 0.0, 0.0, 1.0, -1.0]), torch.tensor([9]))
     guard = Guard(
         {"model": NORM},

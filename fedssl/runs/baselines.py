@@ -1,15 +1,17 @@
-"""The runs that a finished run is compared with, as `probe.beside` names them."""
+"""Baselines: untrained models, and runs with another topology, that a run is compared with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedssl import federation
-from fedssl.core.console import ignore_message, print_to_stderr
+from fedssl.core.console import approximate_time, ignore_message, print_to_stderr
 from fedssl.core.errors import FedsslError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset
@@ -18,9 +20,64 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import undamaged
 
+MAX_RELATIVE_TIME = 2.0  # of a baseline that is trained without being asked for
+
+
+class Choice(NamedTuple):
+    """The baselines of a run."""
+
+    names: list[str]
+    note: str | None = None  # on the time of those that the experiment does not name
+
+
+def choose_baselines(experiment: Experiment, rounds: Iterable[Mapping[str, Any]]) -> Choice:
+    """Return the baselines that an experiment names or, if it names none, those worth their time.
+
+    `rounds` are the records of the finished run. Clients that train alone take part in every
+    round, so they take longer than the run if only some clients took part in each.
+    """
+    if experiment.probe.baselines is not None:
+        return Choice(list(experiment.probe.baselines))
+    if not experiment.topology.merges or experiment.algorithm.needs_server:
+        return Choice(["random"])
+    cost = _isolated_cost(rounds)
+    time = approximate_time(cost.seconds)
+    if cost.relative <= MAX_RELATIVE_TIME:
+        return Choice(
+            ["random", "isolated"],
+            f"each client also trains alone, for comparison: about {time}; --no-baselines skips it",
+        )
+    return Choice(
+        ["random"],
+        f"clients do not train alone for comparison: it would take about {time}, "
+        f"{cost.relative:.1f} times as long as this run; --baselines random,isolated does it",
+    )
+
+
+class Cost(NamedTuple):
+    """The estimated time of training each client alone."""
+
+    seconds: float
+    relative: float  # to the time of the run
+
+
+def _isolated_cost(rounds: Iterable[Mapping[str, Any]]) -> Cost:
+    """Estimate the time of training alone, from the clients that took part in each round."""
+    seconds = 0.0
+    trained = 0
+    clients: set[str] = set()
+    count = 0
+    for line in rounds:
+        seconds += line["seconds"]
+        trained += len(line["clients"])
+        clients.update(client["client"] for client in line["clients"])
+        count += 1
+    relative = len(clients) * count / max(1, trained)
+    return Cost(seconds * relative, relative)
+
 
 @dataclass(frozen=True)
-class Comparisons:
+class Baselines:
     """Runs of the same experiment with another topology, in directories below that of the run."""
 
     experiment: Experiment
@@ -56,7 +113,7 @@ class Comparisons:
                 print_to_stderr(f"{folder} is damaged and could not be repaired: {problem}")
 
     def _experiment(self, name: str) -> Experiment:
-        changes = {"probe.every": 0, "probe.beside": [], "probe.picture": False}
+        changes = {"probe.every": 0, "probe.baselines": [], "probe.picture": False}
         return self.experiment.with_changes({"topology.name": name, **changes})
 
     def _train(self, name: str) -> None:

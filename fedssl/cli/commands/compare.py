@@ -1,0 +1,31 @@
+"""`fedssl compare`: compare finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.options import AsJson, check_output_file
+
+Dirs = Annotated[
+    list[Path],
+    typer.Argument(metavar="DIR …", help="Run directories, or folders that contain some."),
+]
+
+
+def compare(
+    dirs: Dirs,
+    out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("compare.png"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare finished runs: accuracy over seeds, and the gain over the first with its interval.
+
+    Runs that differ only in their seeds are averaged.
+    """
+    check_output_file(out, ".png")
+
+    from fedssl.cli.comparison import compare_runs
+
+    compare_runs(dirs, out, as_json)

@@ -1,0 +1,217 @@
+"""Plot several settings next to each other: accuracy by round, final accuracies, and sweeps."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedssl.plots.style import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    SMALL,
+    legend_below,
+    line_style,
+    new_figure,
+    set_accuracy_axis,
+    set_round_axes,
+)
+
+LABEL_CHARACTERS = 26  # of a line of a label
+MAX_VALUE_TICKS = 8  # values of a sweep that are written on its axis
+SEED_STYLE: dict[str, Any] = {"marker": ".", "markersize": 5, "linestyle": "", "color": GREY}
+
+
+class Accuracy(NamedTuple):
+    """A final accuracy in percent: the mean over seeds, each seed, and the ends of an interval."""
+
+    mean: float
+    seeds: Sequence[float]
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def extent(self) -> list[float]:
+        """All values that an axis must show."""
+        ends = [end for end in (self.low, self.high) if end is not None]
+        return [self.mean, *self.seeds, *ends]
+
+    @property
+    def error(self) -> list[list[float]] | None:
+        """The distances of the ends from the mean, as matplotlib's errorbar takes them."""
+        if self.low is None or self.high is None:
+            return None
+        return [[max(0.0, self.mean - self.low)], [max(0.0, self.high - self.mean)]]
+
+
+class Setting(NamedTuple):
+    """One of the settings that are compared."""
+
+    label: str
+    finals: Mapping[str, Accuracy]  # by the name of the probe
+    curve: Sequence[tuple[int, float, float, float]] = ()  # round, mean, lowest, highest
+    value: float | None = None  # of the setting that is swept
+
+
+def draw_comparison(settings: Sequence[Setting], swept: str | None, bars: str) -> Any:
+    """Return a figure: accuracy by round on the left, final accuracies on the right.
+
+    Final accuracies are drawn against the value of the setting named `swept`, or in a row for each
+    setting. `bars` states what the error bars are.
+    """
+    height = max(4.4, 1.8 + 0.5 * len(settings))
+    figure, axes = new_figure(1, 2, width=5.0, height=height)
+    left, right = axes[0]
+    _draw_curves(left, settings)
+    if swept is not None:
+        draw_sweep(right, settings, swept, bars)
+    else:
+        _draw_finals(right, settings, bars)
+    right.set_title("final accuracy", fontsize=10)
+    legend_below(figure, [left, right])
+    return figure
+
+
+def draw_sweep_alone(settings: Sequence[Setting], swept: str, bars: str) -> Any:
+    """Return a figure of final accuracies against the value of the setting named `swept`."""
+    figure, axes = new_figure(1, 1, width=6.5, height=4.2)
+    draw_sweep(axes[0, 0], settings, swept, bars)
+    legend_below(figure, [axes[0, 0]])
+    return figure
+
+
+def draw_sweep(axes: Any, settings: Sequence[Setting], swept: str, bars: str) -> None:
+    """Draw a line for each probe: accuracy against the value of the setting named `swept`."""
+    ordered = sorted(settings, key=lambda setting: setting.value or 0.0)
+    values = [float(setting.value or 0.0) for setting in ordered]
+    # The last colours of the palette: a panel of curves next to it has the first ones.
+    for number, probe in enumerate(reversed(_probes(settings)), 1):
+        style = line_style(len(COLOURS) - number)
+        finals = [setting.finals[probe] for setting in ordered]
+        means = [final.mean for final in finals]
+        axes.plot(values, means, label=probe, **style)
+        for value, final in zip(values, finals, strict=True):
+            _draw_seeds_and_bar(axes, value, final, style["color"])
+    _set_value_axis(axes, values, swept)
+    set_accuracy_axis(axes, _extent(settings), "accuracy (%)")
+    _explain(axes, settings, bars)
+
+
+def _draw_seeds_and_bar(axes: Any, value: float, final: Accuracy, colour: str) -> None:
+    if final.error is not None:
+        axes.errorbar(
+            [value], [final.mean], yerr=final.error, color=colour, capsize=3, linewidth=1.2
+        )
+    if len(final.seeds) > 1:
+        axes.plot([value] * len(final.seeds), final.seeds, zorder=3, **SEED_STYLE)
+
+
+def _set_value_axis(axes: Any, values: Sequence[float], name: str) -> None:
+    """Label the axis of a swept setting; it is logarithmic if the values span a decade."""
+    axes.set_xlabel(name)
+    if is_logarithmic(values):
+        axes.set_xscale("log")
+        axes.set_xlabel(f"{name} (logarithmic)")
+        axes.minorticks_off()
+    if len(values) <= MAX_VALUE_TICKS:
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+
+
+def is_logarithmic(values: Sequence[float]) -> bool:
+    """True if the values are positive and span a decade."""
+    return min(values) > 0 and max(values) >= 10 * min(values)
+
+
+def _draw_curves(axes: Any, settings: Sequence[Setting]) -> None:
+    """Draw a line for each setting, with a band from the lowest to the highest seed."""
+    extent = []
+    banded = False
+    for number, setting in enumerate(settings):
+        if not setting.curve:
+            continue
+        rounds, means, lows, highs = zip(*setting.curve, strict=True)
+        style = line_style(number)
+        axes.plot(rounds, means, label=setting.label, **style)
+        extent += [*lows, *highs]
+        if lows != highs:
+            axes.fill_between(rounds, lows, highs, alpha=0.2, color=style["color"], linewidth=0)
+            banded = True
+    set_round_axes(axes, "")
+    if extent:
+        set_accuracy_axis(axes, extent, "kNN accuracy (%)")
+    title = "accuracy by round"
+    if banded:
+        title += " (line: mean, band: all seeds)"
+    axes.set_title(title, fontsize=10)
+
+
+def _draw_finals(axes: Any, settings: Sequence[Setting], bars: str) -> None:
+    """Draw a row for each setting, with a point for each probe; the last probe is filled."""
+    probes = _probes(settings)
+    for row, setting in enumerate(settings):
+        style = line_style(row)
+        for number, probe in enumerate(probes):
+            final = setting.finals[probe]
+            y = row + 0.3 * (number - (len(probes) - 1) / 2)
+            filled = number == len(probes) - 1
+            axes.errorbar(
+                [final.mean],
+                [y],
+                xerr=final.error,
+                color=style["color"],
+                marker=style["marker"],
+                markerfacecolor=style["color"] if filled else "white",
+                markersize=6,
+                capsize=3,
+                linewidth=1.2,
+            )
+            if len(final.seeds) > 1:
+                axes.plot(final.seeds, [y] * len(final.seeds), zorder=3, **SEED_STYLE)
+    labels = [textwrap.fill(setting.label, LABEL_CHARACTERS) for setting in settings]
+    axes.set_yticks(range(len(settings)), labels, fontsize=SMALL)
+    axes.set_ylim(len(settings) - 0.5, -0.5)
+    set_accuracy_axis(axes, _extent(settings), "accuracy (%)", "x")
+    _add_probe_marks(axes, probes)
+    _explain(axes, settings, bars)
+
+
+def _add_probe_marks(axes: Any, probes: Sequence[str]) -> None:
+    """Add the meaning of filled and hollow points to the legend."""
+    for number, probe in enumerate(probes):
+        face = "black" if number == len(probes) - 1 else "white"
+        axes.plot(
+            [],
+            [],
+            marker=MARKERS[0],
+            linestyle="",
+            color="black",
+            markerfacecolor=face,
+            label=probe,
+        )
+
+
+def _explain(axes: Any, settings: Sequence[Setting], bars: str) -> None:
+    """Add the meaning of dots and bars to the legend, as far as they are drawn."""
+    finals = list(_all_finals(settings))
+    if any(len(final.seeds) > 1 for final in finals):
+        axes.plot([], [], label="single seeds", **SEED_STYLE)
+    if any(final.error is not None for final in finals):
+        axes.errorbar([], [], yerr=[], color=GREY, capsize=3, linewidth=1.2, label=bars)
+
+
+def _probes(settings: Sequence[Setting]) -> list[str]:
+    return list(settings[0].finals)
+
+
+def _all_finals(settings: Sequence[Setting]) -> Iterator[Accuracy]:
+    for setting in settings:
+        yield from setting.finals.values()
+
+
+def _extent(settings: Sequence[Setting]) -> list[float]:
+    values = []
+    for final in _all_finals(settings):
+        values += final.extent
+    return [value for value in values if math.isfinite(value)]

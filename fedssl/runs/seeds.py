@@ -1,0 +1,55 @@
+"""Run an experiment with several seeds, and judge them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedssl.core.errors import ConfigError
+from fedssl.evaluation.outcomes import read_outcomes
+from fedssl.evaluation.verdict import Verdict, judge
+from fedssl.experiment.experiment import load
+from fedssl.runs.run import Run, run
+
+
+def run_seeds(
+    experiment: str | Path,
+    seeds: int,
+    dir: str | Path | None = None,
+    device: str = "auto",
+    *,
+    data_dir: str | Path | None = None,
+    quiet: bool = False,
+    changes: Mapping[str, Any] | None = None,
+) -> list[Run]:
+    """Run an experiment with this many seeds, counted from its own, and return the runs.
+
+    Each seed has its own run directory. With several seeds, those in `dir` are named by the seed.
+    """
+    changed = dict(changes or {})
+    if seeds == 1:
+        return [run(experiment, dir, device, data_dir, quiet=quiet, set=changed)]
+    first = load(experiment, changed).seed
+    runs = []
+    for seed in range(first, first + seeds):
+        folder = None if dir is None else Path(dir) / f"seed{seed}"
+        seeded = changed | {"seed": seed}
+        runs.append(run(experiment, folder, device, data_dir, quiet=quiet, set=seeded))
+    return runs
+
+
+def judge_runs(runs: Sequence[Run]) -> Verdict | None:
+    """Return the verdict over the seeds of an experiment; None if nothing was measured."""
+    if not all(finished.results.get("table") for finished in runs):
+        return None
+    seeds = []
+    for finished in runs:
+        outcomes = read_outcomes(finished.dir)
+        if not outcomes:
+            raise ConfigError(
+                f"{finished.dir} has no outcomes.safetensors, because an earlier version measured "
+                "it: delete its results.json and run it again, which trains nothing"
+            )
+        seeds.append(outcomes)
+    return judge(seeds)

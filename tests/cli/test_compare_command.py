@@ -1,0 +1,84 @@
+"""fedssl compare."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from error_messages import raises
+from fake_runs import fake_run
+
+from fedssl.cli.comparison import compare_runs
+from fedssl.core.errors import ConfigError
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a folder with runs of two temperatures, one of them with two seeds."""
+    monkeypatch.chdir(tmp_path)
+    fake_run(Path("runs/a"), correct=(1, 1, 0, 0))
+    fake_run(Path("runs/b"), "seed=1", correct=(1, 0, 1, 1))
+    fake_run(Path("runs/c"), "method.temperature=0.05", correct=(1, 1, 1, 1))
+    return tmp_path
+
+
+def test_the_table_has_a_row_for_each_setting(folder: Path, cli: Cli) -> None:
+    """The first row is correct for 50% and 75%; the second for 100%, a gain of 37.5."""
+    code, out, err = cli("compare", "runs", "--out", "both.png")
+    assert (code, err) == (0, "")
+    rows = [line.split() for line in out.splitlines()]
+    assert ["temperature", "0.5", "2", "50.0", "±", "0.0", "62.5", "±", "17.7", "6", "s"] in rows
+    (second,) = [row for row in rows if row[:2] == ["temperature", "0.05"]]
+    assert second[2:6] == ["1", "50.0", "100.0", "+37.5"]
+    assert "on the same 4 test images" in out
+    assert out.splitlines()[-1] == "picture  both.png"
+    assert Path("both.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json(folder: Path, cli: Cli) -> None:
+    code, out, _ = cli("compare", "runs/c", "runs/a", "runs/c", "--json")
+    assert code == 0
+    values = json.loads(out)
+    assert (values["test_images"], values["swept"]) == (4, "method.temperature")
+    assert values["picture"] == "compare.png"
+    assert [group["runs"] for group in values["groups"]] == [["runs/c"], ["runs/a"]]
+    assert values["groups"][1]["linear"]["gain"]["estimate"] == -50.0
+    assert values["groups"][1]["settings"] == {"method.temperature": 0.5}
+
+
+def test_seeds_of_one_setting_have_no_gain(folder: Path, cli: Cli) -> None:
+    code, out, _ = cli("compare", "runs/a", "runs/b")
+    assert code == 0
+    assert "simclr × fedavg × star" in out
+    assert "gain" not in out.lower()
+
+
+def test_without_matplotlib_there_is_only_the_table(
+    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = cli("compare", "runs")
+    assert code == 0
+    assert "temperature 0.05" in out
+    assert "no picture: matplotlib and scikit-learn are not installed: in a clone" in err
+    assert not Path("compare.png").exists()
+
+
+def test_unfinished_runs_in_a_folder_are_left_out(folder: Path, cli: Cli) -> None:
+    fake_run(Path("runs/d"), "method.temperature=2.0", knn=(None, None), rounds=2)
+    code, out, err = cli("compare", "runs")
+    assert code == 0
+    assert "temperature 2" not in out
+    assert err == "runs/d is left out: it has no accuracy (stopped, 2 of 3)\n"
+
+
+def test_what_cannot_be_compared(folder: Path) -> None:
+    Path("empty").mkdir()
+    for paths in (["runs/a"], ["runs/a", "empty"], ["runs/a", "missing"], ["runs/a", "runs/a"]):
+        with raises(ConfigError):
+            compare_runs(list(map(Path, paths)), Path("compare.png"), as_json=False)

@@ -1,0 +1,55 @@
+"""The picture of a run: bars with intervals and single clients, honest axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedssl.plots.run_picture import draw_run
+
+TABLE: dict[str, Any] = {
+    "this run": {"knn": {"mean": 81.0}},
+    "random": {"knn": {"mean": 73.0}},
+    "isolated": {
+        "knn": {"mean": 76.0, "models": {"a": 74.0, "b": 78.0, "mean": 79.0}, "apart": ["mean"]}
+    },
+    "another row": {"knn": {"mean": 60.0}},
+}
+ROUNDS = [{"round": 1, "knn": None}, {"round": 2, "knn": 78.0}, {"round": 3, "knn": None}]
+
+
+def _figure(images: int = 8) -> Any:
+    features = np.random.default_rng(0).normal(size=(images, 4)).astype(np.float32)
+    return draw_run(
+        ROUNDS,
+        TABLE,
+        intervals={("this run", "knn"): (78.5, 83.2)},
+        before=features,
+        after=features,
+        labels=np.arange(images) % 2,
+        classes=["cat", "dog"],
+    )
+
+
+def test_the_curve_has_the_untrained_backbone_and_the_final_accuracy() -> None:
+    curve, *_ = _figure().axes
+    line = next(line for line in curve.lines if line.get_label() == "this run")
+    assert list(zip(*line.get_data(), strict=True)) == [(0, 73.0), (2, 78.0), (3, 81.0)]
+    assert curve.get_ylabel() == "kNN accuracy (%); axis from 55"
+
+
+def test_bars_begin_at_0_and_have_intervals_and_single_clients() -> None:
+    _, bars, *_ = _figure().axes
+    heights = [patch.get_height() for patch in bars.patches if patch.get_height()]
+    assert heights == [81.0, 76.0, 73.0, 60.0]
+    assert bars.get_ylim()[0] == 0
+    (interval,) = [c for c in bars.collections if len(c.get_segments()) == 1]
+    assert interval.get_segments()[0][:, 1].tolist() == [78.5, 83.2]
+    clients = [list(line.get_ydata()) for line in bars.lines if len(line.get_ydata()) == 2]
+    assert [74.0, 78.0] in clients
+
+
+def test_few_images_have_no_map() -> None:
+    _, _, before, _ = _figure(images=4).axes
+    assert before.texts[0].get_text() == "a map needs 5 test images"

@@ -1,0 +1,147 @@
+"""Comparisons of finished runs: groups of seeds, means, intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from error_messages import raises
+from fake_runs import fake_run
+
+from fedssl.core.errors import ConfigError
+from fedssl.evaluation.intervals import difference_interval
+from fedssl.evaluation.outcomes import OUTCOMES
+from fedssl.runs.compare import (
+    Group,
+    check_comparable,
+    count_test_images,
+    group_interval,
+    group_runs,
+    knn_curve,
+    paired_difference,
+    swept_key,
+)
+from fedssl.runs.summary import RunSummary, summarise
+
+
+def _groups(*folders: Path) -> list[Group]:
+    return group_runs([summarise(folder) for folder in folders])
+
+
+def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
+    """Two of four and three of four images are correct: 50% and 75%, and (75 − 50)/√2 = 17.68."""
+    groups = _groups(
+        fake_run(tmp_path / "a"),
+        fake_run(tmp_path / "b", "train.lr=0.01"),
+        fake_run(tmp_path / "c", "seed=1", correct=(1, 1, 1, 0)),
+    )
+    assert [group.label for group in groups] == ["lr 0.004", "lr 0.01"]
+    assert [group.seeds for group in groups] == [[0, 1], [0]]
+    assert groups[0].mean("linear") == 62.5
+    assert groups[0].std("linear") == pytest.approx(17.678, abs=1e-3)
+    assert groups[1].std("linear") is None
+    assert groups[0].seconds == 6.0
+
+
+def test_equal_settings_are_labelled_by_what_is_trained(tmp_path: Path) -> None:
+    (group,) = _groups(fake_run(tmp_path / "a"), fake_run(tmp_path / "b", "seed=1"))
+    assert (group.label, group.values) == ("simclr × fedavg × star", {})
+
+
+def test_settings_of_one_method_are_not_merged_if_another_method_takes_part(
+    tmp_path: Path,
+) -> None:
+    groups = _groups(
+        fake_run(tmp_path / "a", "method.temperature=0.2"),
+        fake_run(tmp_path / "b", "method.temperature=0.4"),
+        fake_run(tmp_path / "c", "method=byol"),
+    )
+    assert [group.label for group in groups] == [
+        "simclr, temperature 0.2",
+        "simclr, temperature 0.4",
+        "byol",
+    ]
+
+
+def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
+    folders = [fake_run(tmp_path / name) for name in "ab"]
+    with raises(ConfigError):
+        _groups(*folders)
+
+
+def test_one_numeric_setting_is_a_sweep(tmp_path: Path) -> None:
+    base = fake_run(tmp_path / "a")
+    assert swept_key(_groups(base, fake_run(tmp_path / "b", "train.lr=0.01"))) == "train.lr"
+    assert swept_key(_groups(base, fake_run(tmp_path / "c", "train.schedule=constant"))) is None
+    assert swept_key(_groups(base, fake_run(tmp_path / "d", "guard.clip=true"))) is None
+    two = fake_run(tmp_path / "e", "train.lr=0.01", "train.batch=64")
+    assert swept_key(_groups(base, two)) is None
+    assert swept_key(_groups(base, fake_run(tmp_path / "f", "seed=1"))) is None
+
+
+def test_the_curve_is_the_mean_and_the_range_over_seeds(tmp_path: Path) -> None:
+    """Round 1 was measured for one seed only."""
+    (group,) = _groups(
+        fake_run(tmp_path / "a", knn=(20.0, 40.0, 50.0)),
+        fake_run(tmp_path / "b", "seed=1", knn=(None, 44.0, 60.0)),
+    )
+    assert knn_curve(group) == [(2, 42.0, 40.0, 44.0), (3, 55.0, 50.0, 60.0)]
+
+
+def test_the_curve_begins_with_the_untrained_backbone(tmp_path: Path) -> None:
+    table = {"this run": {"knn": {"mean": 50.0}}, "random": {"knn": {"mean": 30.0}}}
+    (group,) = _groups(fake_run(tmp_path / "a", table=table))
+    assert knn_curve(group)[0] == (0, 30.0, 30.0, 30.0)
+
+
+def test_differences_are_paired_by_test_image(tmp_path: Path) -> None:
+    """Seeds are averaged first: the second image is correct for one of two seeds."""
+    first, second = _groups(
+        fake_run(tmp_path / "a", correct=(1, 1, 0, 0)),
+        fake_run(tmp_path / "b", "seed=1", correct=(1, 0, 0, 0)),
+        fake_run(tmp_path / "c", "train.lr=0.01", correct=(1, 1, 1, 0)),
+    )
+    mean = torch.tensor([1.0, 0.5, 0.0, 0.0])
+    expected = difference_interval(torch.tensor([1.0, 1.0, 1.0, 0.0]), mean)
+    assert paired_difference(first, second, "linear") == expected
+    assert expected.estimate == 37.5
+    interval = group_interval(first, "linear")
+    assert interval is not None
+    assert interval.estimate == 37.5
+    assert count_test_images(first, "linear") == 4
+
+
+def test_runs_of_earlier_versions_have_no_intervals(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "a")
+    (folder / OUTCOMES).unlink()
+    (group,) = _groups(folder)
+    assert paired_difference(group, group, "linear") is None
+    assert group_interval(group, "linear") is None
+    assert count_test_images(group, "linear") is None
+
+
+def _runs(*folders: Path) -> list[RunSummary]:
+    return [summarise(folder) for folder in folders]
+
+
+def test_settings_that_only_add_to_the_results_may_differ(tmp_path: Path) -> None:
+    base = fake_run(tmp_path / "a")
+    other = fake_run(tmp_path / "b", "probe.every=1", "probe.beside=[]", "probe.picture=false")
+    check_comparable(_runs(base, other))
+
+
+def test_runs_that_were_measured_in_other_ways_are_rejected(tmp_path: Path) -> None:
+    base = fake_run(tmp_path / "a")
+    others = [
+        fake_run(tmp_path / "k", "probe.k=5"),
+        fake_run(tmp_path / "probe", "probe.linear=false"),
+        fake_run(tmp_path / "not-set", "probe.lr=0.1"),
+        fake_run(tmp_path / "images", test_images="other"),
+        fake_run(tmp_path / "labels", labels="other"),
+        fake_run(tmp_path / "unlabelled", table={}),
+        fake_run(tmp_path / "unfinished", knn=(None,), rounds=1),
+    ]
+    for other in others:
+        with raises(ConfigError):
+            check_comparable(_runs(base, other))
