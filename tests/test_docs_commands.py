@@ -24,6 +24,7 @@ from test_docs import (
 )
 
 import fedssl
+from fedssl.core.user_modules import import_modules
 from fedssl.experiment.experiment import load
 from fedssl.probes import PROBES
 from fedssl.runs.directories import default_dir
@@ -83,22 +84,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(own_modules: Path, trained: Path) -> Path:
     """Change to a new folder with a run of the demo and two clients' photos."""
-    shutil.copytree(trained, tmp_path / "runs" / "demo")
+    shutil.copytree(trained, own_modules / "runs" / "demo")
     for number, pixels in enumerate(random_pixels(200, size=32)):
-        client = tmp_path / "photos" / ("north" if number % 2 else "south")
+        client = own_modules / "photos" / ("north" if number % 2 else "south")
         client.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(client / f"{number}.png")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return own_modules
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_run(page: Path, folder: Path, cli: Cli) -> None:
     left_out = {command for commands in CANNOT_RUN.values() for command in commands}
-    write_first_experiment(page, folder)
+    write_files(page, folder)
     names: dict[str, Any] = {"__name__": "__main__"}
     for step in steps_of(page):
         if isinstance(step, Block):
@@ -121,12 +121,21 @@ def test_commands_left_out_are_on_a_page() -> None:
             assert command in on_pages
 
 
-def write_first_experiment(page: Path, folder: Path) -> None:
-    """Write the first TOML block of a page as mine.toml, which its commands name."""
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files that the commands of a page name: mine.toml and modules to import.
+
+    They are the first TOML block and the first Python block of the page.
+    """
+    first: dict[str, str] = {}
     for block in BLOCKS:
-        if block.page == page and block.language == "toml":
-            (folder / "mine.toml").write_text(block.text, "utf-8")
-            return
+        if block.page == page and not block.info:
+            first.setdefault(block.language, block.text)
+    if "toml" in first:
+        (folder / "mine.toml").write_text(first["toml"], "utf-8")
+    for step in steps_of(page):
+        if isinstance(step, list):
+            for file in values_after(step, "--import"):
+                (folder / file).write_text(first["python"], "utf-8")
 
 
 def shrink(words: list[str]) -> list[str]:
@@ -142,7 +151,8 @@ def shrink(words: list[str]) -> list[str]:
 
 def shrink_run(words: list[str]) -> list[str]:
     shrunk = [*words, "--quiet", "--device", "cpu"]
-    if "--dir" not in words:
+    import_modules(values_after(words, "--import"))
+    if "--dir" not in words and "--seeds" not in words:
         original = load(words[1])
         changed = load(words[1], values_after(words, "--set"))
         title = Path(words[1]).name.removesuffix(".toml")
