@@ -10,7 +10,7 @@ from rich.table import Table
 from fedssl.core.rich_console import Console
 from fedssl.evaluation.verdict import Verdict, signed
 from fedssl.runs.run import Run
-from fedssl.runs.seeds import judge_runs
+from fedssl.runs.run_seeds import judge_runs
 from fedssl.topologies.topology import MEAN
 
 # Models other than the clients' or peers' own that get a row; results.json has all of them.

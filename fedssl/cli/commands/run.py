@@ -60,7 +60,7 @@ def run(
     import_modules(imports)
 
     from fedssl.cli.results import print_results, print_seeds, seeds_as_values
-    from fedssl.runs.seeds import run_seeds
+    from fedssl.runs.run_seeds import run_seeds
 
     finished = run_seeds(name, seeds, dir, device, data_dir=data_dir, quiet=quiet, changes=changes)
     first = finished[0]

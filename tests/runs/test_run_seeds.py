@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedssl.runs.seeds import judge_runs, run_seeds
+from fedssl.runs.run_seeds import judge_runs, run_seeds
 
 SETTINGS = """
 rounds = 1
