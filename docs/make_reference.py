@@ -1,7 +1,9 @@
-"""Generate docs/reference/experiment.md, every key of an experiment, from the settings classes.
+"""Generate the pages in docs/reference: every key of an experiment, and every command.
 
-    python docs/make_reference.py          write the page
-    python docs/make_reference.py --print  print it
+    python docs/make_reference.py          write experiment.md and cli.md
+    python docs/make_reference.py --print  print them
+
+experiment.md is made from the settings classes, cli.md from the commands (cli_reference.py).
 
 A key's meaning is the comment on its statement in the source or on the lines above it, or, where
 there is none, an entry of MEANINGS in reference_words.py. A key without a meaning, or a meaning
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from cli_reference import command_page
 from field_comments import field_comments
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -36,7 +39,7 @@ from fedssl.topologies.topology import TOPOLOGIES, Topology
 from fedssl.training.trainer import TrainSettings
 from fedssl.views import Augment
 
-PAGE = Path(__file__).parent / "reference" / "experiment.md"
+FOLDER = Path(__file__).parent / "reference"
 
 
 def comments(cls: type[BaseModel]) -> dict[str, str]:
@@ -229,8 +232,8 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield rows(ProbeSettings, list(ProbeSettings.model_fields), ["probe."], meanings)
 
 
-def page() -> str:
-    """Return the whole page."""
+def experiment_page() -> str:
+    """Return the page on the keys of an experiment."""
     meanings = Meanings()
     text = "\n\n".join(sections(meanings)) + "\n"
     if meanings.unused:
@@ -240,9 +243,14 @@ def page() -> str:
     return text
 
 
+def pages() -> dict[str, str]:
+    """Return all generated pages by file name."""
+    return {"experiment.md": experiment_page(), "cli.md": command_page()}
+
+
 if __name__ == "__main__":
-    if "--print" in sys.argv:
-        print(page(), end="")
-    else:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(page(), encoding="utf-8")
+    for name, text in pages().items():
+        if "--print" in sys.argv:
+            print(text, end="")
+        else:
+            (FOLDER / name).write_text(text, encoding="utf-8")
