@@ -342,7 +342,7 @@ def own_names(registry: Any) -> set[str]:
 
 
 def test_readme_lists_what_is_in_the_box() -> None:
-    box = README.read_text("utf-8").partition("## What is in the box")[2].partition("\n## ")[0]
+    box = README.read_text("utf-8").partition("## Components")[2].partition("\n## ")[0]
     listed = {
         row[1]: set(re.findall(r"`([^`]+)`", row[2]))
         for row in re.finditer(r"^\| (\S.*?) \| (.*) \|$", box, re.M)
