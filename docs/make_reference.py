@@ -1,7 +1,9 @@
-"""Generate docs/reference/experiment.md, every key of an experiment, from the settings classes.
+"""Generate the pages in docs/reference: every key of an experiment, and every command.
 
-    python docs/make_reference.py          write the page
-    python docs/make_reference.py --print  print it
+    python docs/make_reference.py          write experiment.md and cli.md
+    python docs/make_reference.py --print  print them
+
+experiment.md is made from the settings classes, cli.md from the commands (cli_reference.py).
 
 A key's meaning is the comment on its statement in the source or on the lines above it, or, where
 there is none, an entry of MEANINGS in reference_words.py. A key without a meaning, or a meaning
@@ -10,18 +12,17 @@ without a key, is an error.
 
 from __future__ import annotations
 
-import ast
 import inspect
-import io
 import json
 import sys
 import textwrap
-import tokenize
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from cli_reference import command_page
+from field_comments import field_comments
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -38,33 +39,12 @@ from fedssl.topologies.topology import TOPOLOGIES, Topology
 from fedssl.training.trainer import TrainSettings
 from fedssl.views import Augment
 
-PAGE = Path(__file__).parent / "reference" / "experiment.md"
+FOLDER = Path(__file__).parent / "reference"
 
 
 def comments(cls: type[BaseModel]) -> dict[str, str]:
     """Return the comment on each field of a class: in its statement, or on the lines above it."""
-    source = textwrap.dedent(inspect.getsource(cls))
-    comment_at: dict[int, str] = {}
-    own_line: set[int] = set()  # lines that hold nothing but a comment
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        words = token.string.removeprefix("#").strip()
-        if token.type == tokenize.COMMENT and not words.startswith(("type:", "noqa")):
-            comment_at[token.start[0]] = words
-            if token.line.strip().startswith("#"):
-                own_line.add(token.start[0])
-    fields = {}
-    for statement in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-            continue
-        lines = list(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
-        above = statement.lineno - 1
-        while above in own_line:
-            lines.insert(0, above)
-            above -= 1
-        words = " ".join(comment_at[line] for line in lines if line in comment_at)
-        if words:
-            fields[statement.target.id] = words.removesuffix(".")
-    return fields
+    return field_comments(textwrap.dedent(inspect.getsource(cls)))
 
 
 def inherited(cls: type[BaseModel]) -> list[str]:
@@ -252,8 +232,8 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield rows(ProbeSettings, list(ProbeSettings.model_fields), ["probe."], meanings)
 
 
-def page() -> str:
-    """Return the whole page."""
+def experiment_page() -> str:
+    """Return the page on the keys of an experiment."""
     meanings = Meanings()
     text = "\n\n".join(sections(meanings)) + "\n"
     if meanings.unused:
@@ -263,9 +243,14 @@ def page() -> str:
     return text
 
 
+def pages() -> dict[str, str]:
+    """Return all generated pages by file name."""
+    return {"experiment.md": experiment_page(), "cli.md": command_page()}
+
+
 if __name__ == "__main__":
-    if "--print" in sys.argv:
-        print(page(), end="")
-    else:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(page(), encoding="utf-8")
+    for name, text in pages().items():
+        if "--print" in sys.argv:
+            print(text, end="")
+        else:
+            (FOLDER / name).write_text(text, encoding="utf-8")

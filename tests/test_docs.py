@@ -4,6 +4,7 @@ complete.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -93,7 +94,13 @@ def read_blocks(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
-PYTHON = [b for b in BLOCKS if b.language == "python" and not b.info]
+# Python on these pages uses results of the page's commands: test_docs_commands.py executes both.
+COMMANDS_BEFORE_PYTHON = {ROOT / "docs" / "tutorial.md"}
+PYTHON = [
+    b
+    for b in BLOCKS
+    if b.language == "python" and not b.info and b.page not in COMMANDS_BEFORE_PYTHON
+]
 WITH_TORCHVISION = [b for b in PYTHON if "torchvision" in b.text]
 
 
@@ -334,23 +341,37 @@ def own_names(registry: Any) -> set[str]:
     return {name for name in registry.names() if registry[name].__module__.startswith("fedssl.")}
 
 
-def test_readme_lists_what_is_in_the_box() -> None:
-    box = README.read_text("utf-8").partition("## What is in the box")[2].partition("\n## ")[0]
+def test_readme_lists_all_components() -> None:
+    box = README.read_text("utf-8").partition("## Components")[2].partition("\n## ")[0]
     listed = {
         row[1]: set(re.findall(r"`([^`]+)`", row[2]))
         for row in re.finditer(r"^\| (\S.*?) \| (.*) \|$", box, re.M)
     }
-    del listed["kind"]
+    del listed["type"]
     assert listed == {kind: own_names(registry) for kind, registry in REGISTRIES.items()} | {
         "probes": set(PROBES)
     }
 
 
 def test_reference_is_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages on the settings of an experiment and on the commands are up to date."""
     monkeypatch.syspath_prepend(ROOT / "docs")  # as Python has it for a script
     script = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))
-    page = (ROOT / "docs" / "reference" / "experiment.md").read_text("utf-8")
-    assert page == script["page"](), "run: python docs/make_reference.py"
+    pages = script["pages"]()
+    assert set(pages) == {"experiment.md", "cli.md"}
+    for name, text in pages.items():
+        page = (ROOT / "docs" / "reference" / name).read_text("utf-8")
+        assert page == text, "run: python docs/make_reference.py"
+
+
+def test_command_reference_has_every_option_of_run() -> None:
+    """A closed form for one command, so that an empty table cannot pass."""
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
+    part = page.partition("## `fedssl run`\n")[2].partition("\n## ")[0]
+    group: Any = typer.main.get_command(app)
+    spellings = {param.opts[0] for param in group.commands["run"].params} - {"name"}
+    assert "fedssl run [OPTIONS] NAME_OR_FILE\n" in part
+    assert spellings <= first_cells(part)
 
 
 def test_results_are_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,14 +423,18 @@ def _links(page: Path) -> set[str]:
     return {(page.parent / name).relative_to(ROOT / "docs").as_posix() for name in names}
 
 
-def test_every_page_is_listed_on_the_first_and_in_the_navigation() -> None:
-    """Decisions are listed on a separate page."""
+def test_every_page_is_in_the_navigation_once() -> None:
+    """The page on contributing is CONTRIBUTING.md; site_hooks.py adds it to the site."""
     docs = ROOT / "docs"
-    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md"}
-    records = _links(docs / "decisions/index.md")
-    assert _links(docs / "index.md") == pages - records
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     navigation = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
-    assert set(navigation) == pages | {"index.md"}
+    assert sorted(navigation) == sorted(pages | {"maintainers/contributing.md"})
+
+
+def test_every_decision_is_listed_with_the_others() -> None:
+    docs = ROOT / "docs"
+    records = {path.relative_to(docs).as_posix() for path in docs.glob("decisions/[0-9]*.md")}
+    assert _links(docs / "decisions/index.md") == records
 
 
 def test_the_page_on_own_images_can_be_executed_twice(sandbox: Path) -> None:
@@ -431,6 +456,16 @@ def test_the_page_on_own_images_can_be_executed_twice(sandbox: Path) -> None:
 def test_run_directory_is_documented(demo: Path) -> None:
     documented = {name.partition("/")[0] for name in first_cells(section("A run directory"))}
     assert {path.name for path in demo.iterdir()} <= documented
+
+
+def test_the_python_api_is_documented() -> None:
+    """Every public name is on the page, with every parameter of its functions."""
+    page = (ROOT / "docs/reference/api/running.md").read_text("utf-8")
+    shown = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.M)}
+    assert set(fedssl.__all__) - {"__version__"} <= shown
+    described = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^- (.+?): ", page, re.M))))
+    for function in (fedssl.run, fedssl.reproduce, fedssl.sweep):
+        assert set(inspect.signature(function).parameters) <= described
 
 
 def test_analyses_are_documented() -> None:
