@@ -28,7 +28,9 @@ from fedssl.runs.compare import (
     group_runs,
     knn_curve,
     paired_difference,
+    seed_differences,
     swept_key,
+    with_shared_seeds,
 )
 from fedssl.runs.summary import RunSummary, find_runs, summarise
 
@@ -89,12 +91,14 @@ def _table(groups: Sequence[Group], probes: Sequence[str]) -> Table:
         table.add_column(PROBES[probe], justify="right", no_wrap=True)
     if len(groups) > 1:
         table.add_column(f"gain, {PROBES[probes[-1]]} (95% interval)", justify="right")
+        table.add_column("gain by seed", justify="right")
     table.add_column("training time", justify="right")
     for group in groups:
         cells = [f"{len(group.runs)}"]
         cells += [_mean_text(group, probe) for probe in probes]
         if len(groups) > 1:
             cells.append(_gain_text(groups[0], group, probes[-1]))
+            cells.append(_seed_gains_text(groups[0], group, probes[-1]))
         table.add_row(Text(group.label), *cells, duration(group.seconds))
     return table
 
@@ -112,8 +116,17 @@ def _gain_text(first: Group, group: Group, probe: str) -> str:
         return ""
     gain = paired_difference(first, group, probe)
     if gain is None:
-        return signed(group.mean(probe) - first.mean(probe))
+        before, after = with_shared_seeds(first, group)
+        return signed(after.mean(probe) - before.mean(probe))
     return f"{signed(gain.estimate)} ({signed(gain.low)} … {signed(gain.high)})"
+
+
+def _seed_gains_text(first: Group, group: Group, probe: str) -> str:
+    """Return the lowest and the highest gain of single seeds, if both groups have two of them."""
+    gains = seed_differences(first, group, probe)
+    if group is first or len(gains) < 2:
+        return ""
+    return f"{signed(min(gains))} … {signed(max(gains))}"
 
 
 def _explanation(groups: Sequence[Group], probe: str) -> str:
@@ -124,8 +137,9 @@ def _explanation(groups: Sequence[Group], probe: str) -> str:
     count = count_test_images(groups[0], probe)
     images = "test images" if count is None else f"{count:,} test images"
     return (
-        f"{text}\ngain over the first row by {PROBE_NAMES[probe]} on the same {images}; the interval "
-        "covers the choice of test images, not of seeds"
+        f"{text}\ngain over the first row by {PROBE_NAMES[probe]} on the same {images} and for the "
+        "same seeds\nthe interval covers the choice of test images; the gain by seed shows how much "
+        "seeds matter"
     )
 
 
@@ -147,6 +161,7 @@ def _as_values(groups: Sequence[Group], probes: Sequence[str]) -> dict[str, Any]
                 "accuracies": group.accuracies(probe),
                 "interval": _plain(group_interval(group, probe)),
                 "gain": _plain(paired_difference(groups[0], group, probe)),
+                "gain_by_seed": seed_differences(groups[0], group, probe),
             }
         rows.append(row)
     return {

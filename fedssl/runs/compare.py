@@ -210,16 +210,45 @@ def group_interval(group: Group, probe: str) -> Interval | None:
     return None if outcome is None else accuracy_interval(outcome)
 
 
+def with_shared_seeds(first: Group, other: Group) -> tuple[Group, Group]:
+    """Return two groups with the runs whose seeds both have, in the same order.
+
+    A seed decides the first weights and which images are labelled, so that runs with one seed
+    differ less by chance. Groups that share no seed are returned unchanged.
+    """
+    by_seed = {run.experiment.seed: run for run in other.runs}
+    firsts = []
+    others = []
+    for run in first.runs:
+        if run.experiment.seed in by_seed:
+            firsts.append(run)
+            others.append(by_seed[run.experiment.seed])
+    if not firsts:
+        return first, other
+    return first._replace(runs=firsts), other._replace(runs=others)
+
+
 def paired_difference(first: Group, other: Group, probe: str) -> Interval | None:
     """Return how much better the other group is on the same test images, averaged over seeds.
 
-    None if the outcomes of single images were not saved, as by earlier versions.
+    Seeds that only one group has are left out, unless the groups share none. None if the outcomes
+    of single images were not saved, as by earlier versions.
     """
+    first, other = with_shared_seeds(first, other)
     before = _mean_outcome(first, probe)
     after = _mean_outcome(other, probe)
     if before is None or after is None:
         return None
     return difference_interval(after, before)
+
+
+def seed_differences(first: Group, other: Group, probe: str) -> list[float]:
+    """Return how much better the other group is, for each seed that both groups have."""
+    first, other = with_shared_seeds(first, other)
+    if first.seeds != other.seeds:
+        return []
+    pairs = zip(first.accuracies(probe), other.accuracies(probe), strict=True)
+    return [after - before for before, after in pairs]
 
 
 def count_test_images(group: Group, probe: str) -> int | None:
