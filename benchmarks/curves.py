@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedssl.plots.style import line_style, set_accuracy_axis, set_round_axes
 from fedssl.runs.rounds_log import read_rounds
 
 
@@ -17,17 +18,18 @@ def main() -> None:
     folder = Path(sys.argv[1])
     figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    for log in sorted(folder.glob("*/rounds.jsonl")):
+    extent: list[float] = []
+    for number, log in enumerate(sorted(folder.glob("*/rounds.jsonl"))):
         points = [
             (line["round"], line["knn"]) for line in read_rounds(log) if line["knn"] is not None
         ]
-        axes.plot(
-            *zip(*points, strict=True),
-            marker=".",
-            label=f"{log.parent.name}: {points[-1][1]:.1f}% at the end",
-        )
-    axes.set(xlabel="round", ylabel="kNN accuracy on test images (%)", title=folder.name)
-    axes.grid(alpha=0.3)
+        rounds, accuracies = zip(*points, strict=True)
+        label = f"{log.parent.name}: {accuracies[-1]:.1f}% at the end"
+        axes.plot(rounds, accuracies, label=label, **line_style(number))
+        extent += accuracies
+    set_round_axes(axes, "")
+    set_accuracy_axis(axes, extent, "kNN accuracy (%)")
+    axes.set_title(folder.name)
     axes.legend(frameon=False)
     figure.savefig(folder / "knn.png")
 

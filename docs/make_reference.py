@@ -12,19 +12,17 @@ without a key, is an error.
 
 from __future__ import annotations
 
-import ast
 import inspect
-import io
 import json
 import sys
 import textwrap
-import tokenize
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cli_reference import command_page
+from field_comments import field_comments
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -46,28 +44,7 @@ FOLDER = Path(__file__).parent / "reference"
 
 def comments(cls: type[BaseModel]) -> dict[str, str]:
     """Return the comment on each field of a class: in its statement, or on the lines above it."""
-    source = textwrap.dedent(inspect.getsource(cls))
-    comment_at: dict[int, str] = {}
-    own_line: set[int] = set()  # lines that hold nothing but a comment
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        words = token.string.removeprefix("#").strip()
-        if token.type == tokenize.COMMENT and not words.startswith(("type:", "noqa")):
-            comment_at[token.start[0]] = words
-            if token.line.strip().startswith("#"):
-                own_line.add(token.start[0])
-    fields = {}
-    for statement in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-            continue
-        lines = list(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
-        above = statement.lineno - 1
-        while above in own_line:
-            lines.insert(0, above)
-            above -= 1
-        words = " ".join(comment_at[line] for line in lines if line in comment_at)
-        if words:
-            fields[statement.target.id] = words.removesuffix(".")
-    return fields
+    return field_comments(textwrap.dedent(inspect.getsource(cls)))
 
 
 def inherited(cls: type[BaseModel]) -> list[str]:

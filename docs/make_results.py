@@ -15,6 +15,15 @@ from typing import Any, NamedTuple
 
 from published import compare, named
 
+from fedssl.plots.style import (
+    DPI,
+    legend_below,
+    line_style,
+    new_figure,
+    set_accuracy_axis,
+    set_round_axes,
+)
+
 sys.path.append(str(Path(__file__).parents[1]))  # the benchmarks are not installed with fedssl
 from benchmarks import label_free_scores
 
@@ -146,23 +155,21 @@ def group(name: str, runs: list[Run]) -> Iterator[str]:
 
 
 def draw(name: str, runs: list[Run]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
-    styles = ["-", "--", "-.", ":"]
-    for i, run in enumerate(run for run in runs if run.knn):
-        axes.plot(
-            *zip(*run.knn, strict=True), styles[i // 8 % 4], color=f"C{i % 8}", label=run.name
-        )
-    axes.set(xlabel="round", ylabel="kNN accuracy, %")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    drawn = [run for run in runs if run.knn]
+    figure, axes = new_figure(1, 1, width=7.5, height=4.6)
+    panel = axes[0, 0]
+    extent: list[float] = []
+    for number, run in enumerate(drawn):
+        rounds, accuracies = zip(*run.knn, strict=True)
+        style = line_style(number) | {"markevery": max(1, len(rounds) // 10)}
+        panel.plot(rounds, accuracies, label=run.name, **style)
+        extent += accuracies
+    set_round_axes(panel, "")
+    if extent:
+        set_accuracy_axis(panel, extent, "kNN accuracy (%)")
+    legend_below(figure, [panel])
     PICTURES.mkdir(exist_ok=True)
-    figure.savefig(PICTURES / f"{name}.png", dpi=110, metadata={"Software": None})
-    pyplot.close(figure)
+    figure.savefig(PICTURES / f"{name}.png", dpi=DPI, metadata={"Software": None})
 
 
 def published() -> Iterator[str]:

@@ -42,16 +42,17 @@ class Features(NamedTuple):
 
 
 Sites = Mapping[str, Tree]  # the state of each site, by its name
-# A Layout describes a model; a range is an integer within it.
 Spec = Layout | Rows | Features | range | type[float] | type[int]
+"""The required format of one value of an upload: a Layout for a model, Rows or Features for a
+tensor, a range for an integer within it, float or int for a number."""
 
 
 class Upload(NamedTuple):
     """One client's upload, with the weight that the topology assigns to it at this site."""
 
-    client: str
-    weight: float
-    tree: Tree
+    client: str  # the client's name
+    weight: float  # the client's number of images, 1, or the weight of an edge of the graph
+    tree: Tree  # the content, which matches `Algorithm.upload_schema`
 
 
 class Averaging(Protocol):
@@ -67,7 +68,10 @@ class Averaging(Protocol):
 class Algorithm(Settings, ABC):
     """Frozen hyper-parameters and pure functions on Trees: sites, messages, uploads, memories.
 
-    A site is a place where uploads are merged: the server, or each peer of a graph.
+    A site is a place where uploads are merged: the server, or each peer of a graph. In a round, a
+    site sends `broadcast` to each of its clients, each returns the upload of `client`, and `merge`
+    makes the site's next state. Nothing else is stored: an algorithm never changes a Tree that it
+    receives, nor itself. Fields of a subclass are its hyper-parameters, keys under [algorithm].
     """
 
     # True: topologies without a server are refused.
@@ -186,7 +190,17 @@ class Algorithm(Settings, ABC):
         """
         return method.loss(out, constants)
 
+    def chance_loss(self, method: Method, batch: int) -> float | None:
+        """Return the local loss of random guessing for a batch of this many images.
+
+        None if the method has no such level, or if the objective has terms of the algorithm.
+        """
+        if type(self).objective is not Algorithm.objective:
+            return None
+        return method.chance_loss(batch)
+
 
 ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm", "fedssl.algorithms", modules=["fedssl.algorithms"]
 )
+"""The algorithms by name, for `[algorithm]`: `@ALGORITHMS.register("mine")` adds one."""

@@ -62,9 +62,12 @@ class MethodSettings(Settings):
 
 
 class Method(ResidentModule, ABC):
-    """Children by role: backbone, projector, [predictor, target, queue …]; the name is the part.
+    """A model with its loss; a subclass defines its parts, `forward` and `loss`.
 
-    Trainable parts come first and momentum copies after them, so that the parameters that an
+    Parts are child modules, named by role: backbone, projector, and optionally predictor, target,
+    queue and others. `settings` are the values under [method], an instance of the class attribute
+    `Settings`, `size` is the side of the images in pixels, and `features` the width of the
+    backbone's output. Trainable parts come first and momentum copies after them, so that the parameters that an
     optimizer moves are one slice of the flat row. `target` mirrors the parts named in `mirrored`,
     in the same order.
     """
@@ -231,6 +234,13 @@ class Method(ResidentModule, ABC):
     def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the loss of an output, 0-d."""
 
+    def chance_loss(self, batch: int) -> float | None:
+        """Return the loss of random guessing for a batch of this many images.
+
+        A run warns if its loss stays near it. None if there is no such level.
+        """
+        return None
+
     def after_step(self, out: Output) -> None:
         """Update a queue, or weights of unit length, after the optimizer and the target.
 
@@ -247,3 +257,4 @@ class Method(ResidentModule, ABC):
 
 
 METHODS: Registry[Method] = Registry("method", "fedssl.methods", modules=["fedssl.methods"])
+"""The methods by name, for `[method]`: `@METHODS.register("mine")` adds one."""

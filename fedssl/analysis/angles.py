@@ -36,7 +36,7 @@ from fedssl.analysis.analysis import (
 )
 from fedssl.analysis.features import FeatureAnalysis, check_equal_widths, data_reader
 from fedssl.core.console import Notify
-from fedssl.plots.style import COLOURS, draw_matrix, new_figure
+from fedssl.plots.style import COLOURS, SMALL, draw_matrix, new_figure
 from fedssl.runs.run import Run
 
 PERCENTILES = (5.0, 25.0, 50.0, 75.0, 95.0)
@@ -134,7 +134,7 @@ def _draw_boxes(axes: Any, pairs: Sequence[Mapping[str, Any]], images: int) -> N
     axes.grid(alpha=0.3, axis="y")
     longest = max(len(box["label"]) for box in boxes)
     rotation = 90 if longest * len(boxes) > MAX_LABEL_CHARACTERS else 0
-    axes.tick_params(axis="x", labelrotation=rotation, labelsize=8)
+    axes.tick_params(axis="x", labelrotation=rotation, labelsize=SMALL)
     if len(shown) < len(ordered):
         axes.set_xlabel(f"{len(shown)} of {len(ordered)} pairs, ordered by their median")
 

@@ -19,7 +19,13 @@ from fedssl.analysis.comparable import check_comparable
 from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.engine.checkpoints.store import Store
-from fedssl.plots.style import legend_below, line_style, new_figure, set_integer_ticks
+from fedssl.plots.style import (
+    legend_below,
+    line_style,
+    new_figure,
+    set_accuracy_axis,
+    set_integer_ticks,
+)
 from fedssl.runs.run import Run
 
 Percent = Annotated[float, Field(ge=0, le=100)]
@@ -173,13 +179,20 @@ class Communication(Analysis):
         """Return a figure of the accuracy over rounds and over the bytes sent."""
         figure, axes = new_figure(1, 2, width=5.5)
         over_rounds, over_bytes = axes[0]
+        extent = list(results["targets"])
         for number, (name, lines) in enumerate(results["rounds"].items()):
             points = curve(lines, results["of"])
+            extent += points.accuracies
             style = line_style(number)
             over_rounds.plot(points.rounds, points.accuracies, label=name, **style)
             over_bytes.plot(points.megabytes, points.accuracies, label=name, **style)
-        _set_axes(over_rounds, "round", results["targets"])
-        _set_axes(over_bytes, "sent up and down so far (MB)", results["targets"])
+        for panel in (over_rounds, over_bytes):
+            for target in results["targets"]:
+                panel.axhline(target, color="0.6", linewidth=0.8, linestyle=":")
+            panel.grid(alpha=0.3)
+            set_accuracy_axis(panel, extent, "kNN accuracy (%)")
+        over_rounds.set_xlabel("round")
+        over_bytes.set_xlabel("sent up and down so far (MB)")
         set_integer_ticks(over_rounds)
         legend_below(figure, [over_rounds])
         return figure
@@ -193,13 +206,6 @@ class Communication(Analysis):
                 rows.append([name, f"{target:g}%", *cells])
         columns = ["run", "accuracy", "round", "local epochs", "MB down", "MB up", ""]
         return Summary("cost of reaching an accuracy", columns, rows, _notes(results))
-
-
-def _set_axes(axes: Any, label: str, targets: Sequence[float]) -> None:
-    for target in targets:
-        axes.axhline(target, color="0.6", linewidth=0.8, linestyle=":")
-    axes.set(xlabel=label, ylabel="kNN accuracy on test images (%)")
-    axes.grid(alpha=0.3)
 
 
 def _cells(hit: Line | None, best: float) -> list[str]:

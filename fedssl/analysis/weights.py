@@ -25,7 +25,7 @@ from fedssl.core.console import Notify, meter
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import PARAMETERS, Entry
 from fedssl.core.state.state import State
-from fedssl.plots.style import COLOURS, draw_matrix, new_figure
+from fedssl.plots.style import COLOURS, SMALL, draw_matrix, new_figure
 from fedssl.runs.run import Run
 
 MAX_LAYER_NAMES = 40  # of more layers only some are named in the figure
@@ -136,7 +136,7 @@ def _draw_layers(axes: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
         markersize=4,
     )
     step = -(-len(names) // MAX_LAYER_NAMES)
-    axes.set_yticks(positions[::step], names[::step], fontsize=7)
+    axes.set_yticks(positions[::step], names[::step], fontsize=SMALL)
     axes.invert_yaxis()
     title = "by layer" if len(pairs) == 1 else f"by layer: mean and range of {len(pairs)} pairs"
     axes.set(xlabel="L2 norm of the difference", xlim=(0, None), title=title)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
+import textwrap
 import time
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -31,7 +32,6 @@ from fedssl.core.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Pre-train vision backbones on unlabelled images that never leave their owners.",
 )
@@ -121,7 +121,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _fail(problem: FedsslError) -> NoReturn:
     print(f"fedssl: {problem}", file=sys.stderr)
     if isinstance(problem, DataError) and problem.detail and sys.stderr.isatty():
-        print(f"  {problem.detail}", file=sys.stderr)
+        print(textwrap.indent(problem.detail, "  "), file=sys.stderr)
     sys.exit(problem.exit_code)
 
 

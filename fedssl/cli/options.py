@@ -7,15 +7,24 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli.completion import complete_run, complete_source
 from fedssl.core.errors import ConfigError
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME_OR_FILE", help="Name of a recipe, or TOML file of an experiment."),
+    typer.Argument(
+        metavar="NAME_OR_FILE",
+        help="Name of a recipe, or TOML file of an experiment.",
+        autocompletion=complete_source,
+    ),
 ]
 Sets = Annotated[
     list[str],
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a setting; repeatable."),
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(help="Run directory; resumed if it exists.", autocompletion=complete_run),
 ]
 Imports = Annotated[
     list[str],
@@ -25,7 +34,6 @@ Imports = Annotated[
         help="Import a module that registers your own classes, such as methods; repeatable.",
     ),
 ]
-RunDir = Annotated[Path | None, typer.Option(help="Run directory; resumed if it exists.")]
 DataDir = Annotated[Path, typer.Option(help="Directory of data sets; also used for downloads.")]
 Device = Annotated[
     str,

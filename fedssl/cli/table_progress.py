@@ -20,9 +20,9 @@ from rich.text import Text
 from fedssl.cli.wide_console import wide_console
 from fedssl.core.rich_console import Console
 from fedssl.tables.cell_result import CellResult
-from fedssl.tables.comparability import INCOMPARABLE, provenance_warnings, published_heading
+from fedssl.tables.columns import arrange, measured_text
+from fedssl.tables.comparability import INCOMPARABLE, provenance_warnings
 from fedssl.tables.failures import failures
-from fedssl.tables.markdown import difference_text, measured_text, published_text
 from fedssl.tables.plan import Training, image_passes
 from fedssl.tables.reproduce import Display, Outcome
 from fedssl.tables.results_on_disk import completed_rounds
@@ -216,29 +216,21 @@ def print_outcome(outcome: Outcome) -> None:
         if reason:
             print(f"not reproducible: {reason}")
     print(f"every seed, folder and command: {outcome.markdown_file} and {outcome.json_file}")
+    if outcome.plot_file.is_file():
+        print(f"plot: {outcome.plot_file}")
 
 
 def _result_grid(results: list[CellResult], outcome: Outcome, running: set[str]) -> RichTable:
-    """Return the table of figures; published figures and differences only for a paper's table."""
-    paper = bool(outcome.table.paper)
+    """Return the table of figures."""
+    columns = arrange(outcome, results, lambda result: _measured_or_running(result, running))
     grid = RichTable(box=SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("row")
-    grid.add_column("column")
-    headings = ["measured (seeds)"]
-    if paper:
-        headings.insert(0, published_heading(outcome.comparable))
-    if paper and outcome.comparable:
-        headings.append("difference")
-    for heading in headings:
-        grid.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
-        columns = [result.cell.row, result.cell.column]
-        if paper:
-            columns.append(published_text(result))
-        columns.append(_measured_or_running(result, running))
-        if paper and outcome.comparable:
-            columns.append(difference_text(result, comparable=True))
-        grid.add_row(*map(Text, columns))
+    for number, heading in enumerate(columns.headings):
+        if number < columns.names:
+            grid.add_column(heading)
+        else:
+            grid.add_column(heading, justify="right", no_wrap=True)
+    for row in columns.rows:
+        grid.add_row(*map(Text, row))
     return grid
 
 

@@ -20,35 +20,31 @@ class Batch(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The outputs of the online network.
+    """The outputs of the online network for n images."""
 
-    h: the backbone's features (n, d); z: projections (n, k), or h without a projector;
-    p: predictions (n, k), or z without a predictor.
-    """
-
-    h: Tensor
-    z: Tensor
-    p: Tensor
+    h: Tensor  # (n, d) features of the backbone
+    z: Tensor  # (n, k) projections; h if there is no projector
+    p: Tensor  # (n, k) predictions; z if there is no predictor
 
 
 class Output(NamedTuple):
-    """The result of `forward`, by view: h (V, B, d), z and p (V, B, k), keys (V, B, k) from a
-    target network.
+    """The result of `forward`, for V views of B images.
 
-    A loss does not receive the batch, so its inputs from the batch are here too. expected: the
-    values that z or p should have, labels (V, B) or pixels (V, B, k). index (B,): the batch's rows
-    in the client's data, for a loss that looks them up in `constants`.
+    A loss does not receive the batch, so its inputs from the batch are here too.
     """
 
-    h: Tensor
-    z: Tensor
-    p: Tensor
-    keys: Tensor | None = None
+    h: Tensor  # (V, B, d) features of the backbone
+    z: Tensor  # (V, B, k) projections
+    p: Tensor  # (V, B, k) predictions
+    keys: Tensor | None = None  # (V, B, k) from a target network
+    # The values that z or p should have: labels (V, B) or pixels (V, B, k).
     expected: Tensor | None = None
+    # (B,) the batch's rows in the client's data, for a loss that looks them up in `constants`.
     index: Tensor | None = None  # type: ignore[assignment]
 
 
-Constants = Mapping[str, Tensor]  # constants of a loss, such as cluster assignments
+Constants = Mapping[str, Tensor]
+"""Constants of a loss, by name, such as cluster assignments."""
 
 
 class Normalisation(NamedTuple):

@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_STEPS = 5.0
 def print_to_stderr(line: str) -> None:
     """Print a line on standard error at once."""
     # One write, so that no other thread writes between a line and its end.
-    text = encodable(f"{line}\n", sys.stderr.encoding or "utf-8")
+    text = encodable(f"{line}\n", getattr(sys.stderr, "encoding", None) or "utf-8")
     print(text, end="", file=sys.stderr, flush=True)
 
 

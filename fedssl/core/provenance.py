@@ -46,14 +46,19 @@ def code() -> str:
 
     "0123abcd+4567cdef" if a user's modules were imported: the second number identifies these.
     """
-    user_modules = imported_modules().values()
-    if not user_modules:
+    sources: set[bytes] = set()
+    for module in imported_modules().values():
+        sources.update(module.sources)
+    if not sources:
         return _own_code()
-    texts = []
-    for module in user_modules:
-        texts.append("".join(map(statements, module.sources)))
-    digest = hashlib.sha256("\n".join(sorted(texts)).encode())
-    return f"{_own_code()}+{digest.hexdigest()[:8]}"
+    return f"{_own_code()}+{_digest(frozenset(sources))}"
+
+
+@cache
+def _digest(sources: frozenset[bytes]) -> str:
+    """Return the digest of source files, in whatever order they were imported."""
+    texts = sorted(map(statements, sources))
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
 
 
 @cache

@@ -27,7 +27,12 @@ LARGEST_VIEW = 4096  # pixels a side
 
 
 class Settings(BaseModel):
-    """Hyper-parameters: validated, immutable and hashable; unknown keys are errors."""
+    """Hyper-parameters: validated, immutable and hashable; unknown keys are errors.
+
+    A pydantic model: a subclass declares a field with its type and default, and with `Field` its
+    bounds, e.g. `tau: float = Field(0.7, ge=0)`. Numbers are finite and below 10⁹ unless a field
+    has other bounds.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=False, allow_inf_nan=False, validate_default=True
@@ -184,7 +189,10 @@ def _full_name(cls: type[Any]) -> str:
 
 
 class Registry(Generic[T]):
-    """Classes by name: those of this package, and those of other packages' entry points.
+    """Classes by name: those of this package, of imported modules, and of entry points.
+
+    `registry["name"]` returns a class. For an unknown name it raises UnknownNameError, a ConfigError
+    with the nearest known name.
 
     The modules in `modules` register the package's own classes. They are imported on first lookup,
     so that a lookup works whatever was imported before.

@@ -13,15 +13,17 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedssl.core.console import Notify, hidden_names_note
+from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
 from fedssl.core.suggestions import suggest
+from fedssl.data.bad_files import check_bad_share
 from fedssl.data.cache import decode_cached, default_cache_dir
 from fedssl.data.decode_parallel import decode_all
 from fedssl.data.download import find_path, searched_places
 from fedssl.data.folder_listing import list_image_files, printable, subfolders
 from fedssl.data.image_pool import Rows
 from fedssl.data.images import SOURCES, Dataset, Images, Source
+from fedssl.data.small_images import small_images_warning
 
 _LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}
 _CACHE_WORDS = ("auto", "off")
@@ -31,7 +33,9 @@ _NonEmpty = Annotated[str, Field(min_length=1)]
 
 @SOURCES.register("folder")
 class Folder(Source):
-    """`path` of a folder of images (see `find_path`); every file in it counts, except hidden ones.
+    """`path` of a folder of images (see `find_path`).
+
+    Every file in it counts, except hidden ones and those that plainly are no images by their names.
 
     If the folder holds no folders but `train` and `test` (or `val`), these are the two sets. Test
     images, also those at the path `test`, are in one folder per class. decode.py describes how
@@ -95,7 +99,7 @@ class Folder(Source):
             owners = list(map(_client_of, names))
         else:
             owners = [str(folder)] * len(names)
-        _check_bad_share(names, owners, bad, self.bad_share)
+        check_bad_share(folder, names, owners, bad, limit=self.bad_share, list_dir=self._cache_dir)
         readable = []
         for position, name in enumerate(names):
             if position in bad:
@@ -104,6 +108,9 @@ class Folder(Source):
                 readable.append(name)
         if not readable:
             raise DataError(f"{folder} holds no image that can be read in layout {layout}")
+        warning = small_images_warning(folder, readable, self.size)
+        if warning is not None:
+            notify(warning)
         below = folder.relative_to(top)
         lines = [f"{reason}: {printable(str(below / name))}" for reason, name in skipped]
         return _Part(pixels, readable, layout, clients=clients, skipped=lines)
@@ -111,15 +118,24 @@ class Folder(Source):
     def _decode(
         self, folder: Path, names: list[str], notify: Notify
     ) -> tuple[Rows, dict[int, str]]:
-        if self.cache == "off":
+        cache_dir = self._cache_dir
+        if cache_dir is None:
             pixels, bad = decode_all(
                 names, lambda name: folder / name, self.size, channels=self.channels, notify=notify
             )
             return Rows(pixels), bad
-        cache_dir = default_cache_dir() if self.cache == "auto" else Path(self.cache)
         return decode_cached(
             folder, names, self.size, channels=self.channels, cache_dir=cache_dir, notify=notify
         )
+
+    @property
+    def _cache_dir(self) -> Path | None:
+        """The folder for decoded images; None if they are not kept."""
+        if self.cache == "off":
+            return None
+        if self.cache == "auto":
+            return default_cache_dir()
+        return Path(self.cache).expanduser()
 
 
 class _Part(NamedTuple):
@@ -208,23 +224,3 @@ def _check_distinct(folders: Iterable[str], kind: str, parent: Path) -> None:
                 f'{count} folders in {parent} would be {kind} "{name}" '
                 "once their unprintable bytes are escaped: rename one"
             )
-
-
-def _check_bad_share(
-    names: list[str], owners: list[str], bad: dict[int, str], limit: float
-) -> None:
-    """Raise if more than the share `limit` of an owner's files are unreadable.
-
-    `owners` holds the client, or the whole folder, that each file counts for.
-    """
-    files = Counter(owners)
-    bad_files = Counter(owners[position] for position in bad)
-    for owner, count in bad_files.items():
-        if count <= limit * files[owner] + 1e-9:  # 0.29 × 100 is a little less than 29
-            continue
-        first = next(position for position in bad if owners[position] == owner)
-        raise DataError(
-            f"{owner}: {count} of {files[owner]} files cannot be read as images, more than "
-            f"bad_share = {limit:g} allows; the first: {bad[first]}{hidden_names_note()}",
-            f"the first is {printable(names[first])}",
-        )

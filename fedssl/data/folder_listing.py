@@ -9,6 +9,16 @@ from pathlib import Path
 from fedssl.core.console import Notify, meter
 from fedssl.core.errors import DataError
 
+NOT_AN_IMAGE = "not an image by its name"
+# Files that systems and people leave among images. All others are decoded, whatever their suffix:
+# data in a format that cannot be read must not be skipped in silence.
+_NAMES = {"thumbs.db", "desktop.ini", "readme", "license"}
+_SYSTEM = {".db", ".ini", ".cfg", ".log", ".lnk", ".url"}
+_TEXT = {".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml"}
+_DOCUMENTS = {".pdf", ".doc", ".docx", ".xls", ".xlsx", ".ppt", ".pptx", ".rtf", ".htm", ".html"}
+_CODE = {".py", ".ipynb", ".sh", ".bat"}
+_SUFFIXES = _SYSTEM | _TEXT | _DOCUMENTS | _CODE
+
 
 def subfolders(folder: Path) -> list[str]:
     """Return the sorted names of the folders directly in this one, except hidden ones and links."""
@@ -37,6 +47,8 @@ def list_image_files(
             if separate_subfolders and separator:
                 allowed = os.path.join(root, first)
             reason = _reason_to_skip(entry, os.path.join(allowed, ""), real_top)
+            if reason is None and kind_without_images(entry.name):
+                reason = NOT_AN_IMAGE
             if reason is None and name.count(os.sep) < levels:
                 reason = "outside the layout's folders"
             if reason is None:
@@ -44,6 +56,17 @@ def list_image_files(
             else:
                 skipped.append((reason, name))
     return sorted(names), sorted(skipped)
+
+
+def kind_without_images(name: str) -> str | None:
+    """Return the kind of a file that plainly is no image, by its name or suffix; else None."""
+    lower = os.path.basename(name).lower()
+    if lower in _NAMES:
+        return lower
+    suffix = os.path.splitext(lower)[1]
+    if suffix in _SUFFIXES:
+        return suffix
+    return None
 
 
 def _walk(folder: Path, below: str) -> Iterator[tuple[str, os.DirEntry[str]]]:

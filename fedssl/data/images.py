@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -17,6 +17,7 @@ from torch import Tensor
 from fedssl.core.console import Notify, hidden_names_note, print_to_stderr, stderr_is_terminal
 from fedssl.core.errors import DataError
 from fedssl.core.settings import Registry, Settings
+from fedssl.data.folder_listing import NOT_AN_IMAGE, kind_without_images
 from fedssl.data.image_pool import Rows
 
 LISTED = 20  # files left out that are listed by name
@@ -112,14 +113,17 @@ def _load_checked(load: LabelLoader, count: int, classes: tuple[str, ...]) -> Te
 class Dataset(NamedTuple):
     """The images that a source returns."""
 
-    train: Images
-    test: Images | None = None
+    train: Images  # to be assigned to clients
+    test: Images | None = None  # to measure with, if they have labels
     owners: Mapping[str, Tensor] | None = None  # client id -> indices into train
     skipped: tuple[str, ...] = ()  # "reason: name" of each file left out
 
 
 class Source(Settings, ABC):
-    """A data set that can be read from files."""
+    """A data set that can be read from files: a subclass defines `read`.
+
+    Its fields are keys under [data].
+    """
 
     mean: tuple[float, ...] | None = None  # per channel, of pixels / 255; None: not normalised
     std: tuple[float, ...] | None = None
@@ -147,11 +151,19 @@ class Source(Settings, ABC):
         These files are named on a terminal; elsewhere they are only counted.
         """
         data = self.read(root, notify)
-        if data.skipped:
-            files = "1 file" if len(data.skipped) == 1 else f"{len(data.skipped)} files"
-            notify(
-                f"left out {files}{hidden_names_note()}:\n  " + "\n  ".join(_summary(data.skipped))
-            )
+        left_out = []
+        not_images = []
+        for line in data.skipped:
+            reason, _, name = line.partition(": ")
+            if reason == NOT_AN_IMAGE:
+                not_images.append(name)
+            else:
+                left_out.append(line)
+        if not_images:
+            notify(_not_images(not_images))
+        if left_out:
+            files = "1 file" if len(left_out) == 1 else f"{len(left_out)} files"
+            notify(f"left out {files}{hidden_names_note()}:\n  " + "\n  ".join(_summary(left_out)))
         return self.apply_holdout(data)
 
     def apply_holdout(self, data: Dataset) -> Dataset:
@@ -188,7 +200,20 @@ def _holdout_generator(holdout: int, count: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
 
 
-def _summary(skipped: tuple[str, ...]) -> list[str]:
+def _not_images(names: Sequence[str]) -> str:
+    """Return a line about files that are no images: some names on a terminal, otherwise kinds."""
+    shown = list(names)
+    if not stderr_is_terminal():
+        shown = sorted({kind_without_images(name) or "" for name in names})
+    text = ", ".join(shown[:3])
+    if len(shown) > 3:
+        text += ", …"
+    if len(names) == 1:
+        return f"skipped 1 file that is not an image ({text})"
+    return f"skipped {len(names):,} files that are not images ({text})"
+
+
+def _summary(skipped: Sequence[str]) -> list[str]:
     """Return up to LISTED files by name on a terminal, otherwise the count for each reason."""
     if not stderr_is_terminal():
         reasons = Counter(line.partition(": ")[0] for line in skipped)

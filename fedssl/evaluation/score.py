@@ -12,21 +12,18 @@ DIGITS = 4  # decimals of a percentage: enough to count each of a million test i
 
 
 class Score(dict[str, float]):
-    """One probe's accuracy in percent for each model.
+    """One probe's accuracy in percent for each model: a dict by the name of the model.
 
-    note: what is unusual about the measurement
-    apart: models that do not count in the mean: the mean of peers, or shared models if clients
-        have their own
-    labelled: number of labelled images that the probe learned from
-    confusion: for each model, test images by class (rows) and prediction (columns)
-    own_mix: for a probe that measures clients, each client's accuracy on test images in its own
-        mix of classes
-    correct: for each test image, the share of the models that classify it correctly, without those
-        apart; (n,)
+    Attributes:
+        confusion: For each model, test images by class (rows) and prediction (columns).
+        own_mix: For a probe that measures clients, each client's accuracy on test images in its
+            own mix of classes.
     """
 
-    note: str | None = None
-    labelled: int = 0
+    note: str | None = None  # what is unusual about the measurement
+    labelled: int = 0  # labelled images that the probe learned from
+    # Models that do not count in the mean: the mean of peers, or shared models if clients have
+    # their own.
     apart: frozenset[str] = frozenset()
 
     def __init__(self, *values: Any, **more: float) -> None:
@@ -51,7 +48,8 @@ class Score(dict[str, float]):
 
     @property
     def correct(self) -> Tensor:
-        """The share of models that classify each test image correctly, without those apart."""
+        """For each test image, the share of the models that classify it correctly (n,), without
+        those apart."""
         return self._times_correct / max(1, self._counted_models)
 
     def add_note(self, note: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,11 +63,13 @@ def split_name(name: str) -> tuple[str, str | None]:
         return name, None
     if variant in VARIANTS and recipe in known:
         return recipe, variant
-    hint = suggest(name, _all_names(known)) or "; fedssl recipes --all lists the recipes"
+    hint = suggest(name, all_names()) or "; fedssl recipes --all lists the recipes"
     raise ConfigError(f'there is no recipe or file "{name}"{hint}')
 
 
-def _all_names(known: Iterable[str]) -> list[str]:
+def all_names() -> list[str]:
+    """Return the names of all recipes and, after them, of their variants."""
+    known = recipes()
     names = list(known)
     for name, variant in product(known, VARIANTS):
         names.append(f"{name}-{variant}")

@@ -147,7 +147,7 @@ class ServerRun:
             return f"its model differs: {difference}"
         return None
 
-    def _session(self, clients: Sequence[str]) -> Session:
+    def _session(self, clients: Sequence[str], trainer: Trainer) -> Session:
         return Session(
             experiment=self.experiment,
             folder=self.folder,
@@ -157,6 +157,7 @@ class ServerRun:
             clients=clients,
             checkpoint_every=0.0,
             notify=self.notify,
+            method=trainer.method,
         )
 
     def train(self) -> None:
@@ -165,7 +166,7 @@ class ServerRun:
         assert self.record.image is not None
         clients = list(self.record.clients)
         trainer = self.trainer(self.record.image)
-        session = self._session(clients)
+        session = self._session(clients, trainer)
         last = self.snapshot
         if last is None:
             show = partial(meter, notify=self.notify)

@@ -10,6 +10,7 @@ statistics are computed per view and a client trains on one device.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Literal
 
@@ -137,6 +138,10 @@ class MoCo(Method):
             negatives=self.queue.keys,
             temperature=self.settings.temperature,
         )
+
+    def chance_loss(self, batch: int) -> float:
+        """Return V·log(1 + K) for V views: the key and the queue are equally similar."""
+        return self.views[0].count * math.log(1 + self.settings.queue)
 
     def after_step(self, out: Output) -> None:
         """Append the keys of this batch to the queue."""

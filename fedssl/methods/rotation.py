@@ -9,6 +9,8 @@ Network; crops of half of the image or more instead of shifts by a few pixels.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -65,3 +67,7 @@ class Rotation(Method):
     def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return the cross-entropy with the true number of turns."""
         return rotation_loss(out.z)
+
+    def chance_loss(self, batch: int) -> float:
+        """Return log 4: all turns are equally likely."""
+        return math.log(TURNS)

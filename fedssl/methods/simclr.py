@@ -7,6 +7,8 @@ thousands.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -57,3 +59,7 @@ class SimCLR(Method):
     def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return NT-Xent."""
         return nt_xent(out.z, self.settings.temperature)
+
+    def chance_loss(self, batch: int) -> float:
+        """Return log(2B − 1): all other views of the batch are equally similar."""
+        return math.log(2 * batch - 1)

@@ -32,7 +32,8 @@ def _layers(channels: int, widths: tuple[int, ...], stride: int = 1) -> nn.Modul
 def _quadrants(x: Tensor) -> Tensor:
     """Return the means over 2x2 fields: (n, c, h, w) of 2 or more pixels a side to (n, 4·c)."""
     # Not adaptive_avg_pool2d: its backward pass on CUDA has no deterministic version.
-    fields = ((x.shape[2] + 1) // 2, (x.shape[3] + 1) // 2)
+    # int: the ONNX exporter traces sizes as tensors, but the field of a pooling is constant.
+    fields = (int(x.shape[2] + 1) // 2, int(x.shape[3] + 1) // 2)
     return F.avg_pool2d(x, fields, ceil_mode=True).flatten(1)
 
 

@@ -111,6 +111,16 @@ def sines(grid: int, dim: int) -> Tensor:
     return torch.cat([across, down], 2).reshape(grid**2, -1)
 
 
+def _constant(matrix: Tensor) -> Tensor:
+    """Return a matrix that depends on sizes alone; a constant for the ONNX exporter.
+
+    ONNX has no bicubic interpolation with antialias.
+    """
+    if torch.jit.is_tracing():
+        return torch.tensor(matrix.tolist(), device=matrix.device)
+    return matrix
+
+
 def resample(positions: Tensor, old: int, grid: tuple[int, int]) -> Tensor:
     """Resample the embeddings (1, old·old, dim) of a square grid to another (1, h·w, dim).
 
@@ -121,8 +131,8 @@ def resample(positions: Tensor, old: int, grid: tuple[int, int]) -> Tensor:
     # Not F.interpolate of the embeddings: its backward pass on CUDA has no deterministic version.
     height, width = grid
     identity = torch.eye(old, device=positions.device)[None, None]
-    rows = F.interpolate(identity, (height, old), mode="bicubic", antialias=True)[0, 0]
-    cols = F.interpolate(identity, (width, old), mode="bicubic", antialias=True)[0, 0]
+    rows = _constant(F.interpolate(identity, (height, old), mode="bicubic", antialias=True)[0, 0])
+    cols = _constant(F.interpolate(identity, (width, old), mode="bicubic", antialias=True)[0, 0])
     square = positions.float().view(old, old, -1)
     resampled = torch.einsum("hi,wj,ijd->hwd", rows, cols, square)
     return resampled.reshape(1, height * width, -1)
@@ -161,7 +171,7 @@ class ViT(Backbone):
                 f"this vision transformer cuts images into patches of {self.patch} x {self.patch} "
                 f"pixels, but {height} x {width} is not a multiple of that"
             )
-        return height // self.patch, width // self.patch
+        return int(height) // self.patch, int(width) // self.patch  # traced as tensors for ONNX
 
     def tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """Return the class token and one token per patch, (n, 1 + t, dim).
@@ -176,7 +186,7 @@ class ViT(Backbone):
         x = x.float() + positions.to(x.dtype).float()
         if keep is not None:
             x = x.gather(1, keep[..., None].expand(-1, -1, self.dim))
-        sequence = torch.cat([first.expand(len(x), -1, -1), x], 1)
+        sequence = torch.cat([first.expand(x.shape[0], -1, -1), x], 1)
         return self.norm(self.blocks(sequence))  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:

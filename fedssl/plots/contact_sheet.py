@@ -2,51 +2,103 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedssl.views import ViewGroup, draw, make_views
 
-ROWS = 8
-VIEWS = 8
 # In pixels:
 TILE = 96
 GAP = 4
-CAPTION = 14
+STEP = TILE + GAP
+STRIP_GAP = 16  # between strips, and after the clean images
+LINE = 20  # height of a line of text
+TEXT = 14  # size of the font; a sheet of about 1,000 pixels is shown at 70% on a page
+MAX_NAME = 20  # characters of a row's name
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-def draw_sheet(images: Tensor, group: ViewGroup, seed: int, path: Path | str) -> None:
-    """Write a PNG with a row for each of the first eight uint8 images (n, C, H, W).
+class Strip(NamedTuple):
+    """Neighbouring columns with views of one family, and a heading."""
 
-    A row has the image and eight views of it. Images of one channel are grey; of images with more
-    than three channels the first three are shown.
+    heading: str
+    group: ViewGroup
+    columns: int
+
+
+def draw_sheet(
+    images: Tensor,
+    names: Sequence[str],
+    strips: Sequence[Strip],
+    *,
+    title: Sequence[str],
+    seed: int,
+    path: Path | str,
+) -> None:
+    """Write a PNG with a row for each uint8 image (n, C, H, W): its name, itself and views of it.
+
+    `title` has lines of text above the rows. All strips use the same random numbers. Images of one
+    channel are grey; of images with more than three channels the first three are shown.
     """
-    images = images[:ROWS].cpu()
-    views = _make_views(images, group, seed)
-    step = TILE + GAP
-    top = GAP + CAPTION
-    size = (GAP + step * (VIEWS + 1) + GAP, top + step * len(images))
+    images = images.cpu()
+    font = ImageFont.load_default(TEXT)
+    short_names = list(map(_abbreviate, names))
+    left = 3 * GAP + max(_text_width(font, name) for name in short_names)
+    top = GAP + LINE * (len(title) + 1)
+    size = (_sheet_width(left, strips, title, font), top + STEP * len(images))
     sheet = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
-    for column, tiles in enumerate([images, *views]):
-        left = GAP + step * column
-        caption = "clean"
-        if column > 0:
-            left += GAP  # sets the clean images apart
-            caption = f"view {column}"
-        pen.text((left, GAP // 2), caption, fill="black")
-        for index, tile in enumerate(tiles):
-            sheet.paste(_tile(tile), (left, top + step * index))
+    for number, line in enumerate(title):
+        pen.text((GAP, GAP + LINE * number), line, "black", font)
+    for row, name in enumerate(short_names):
+        pen.text((GAP, top + STEP * row + TILE // 2), name, "black", font, anchor="lm")
+    pen.text((left, top - LINE), "image", "black", font)
+    _paste_column(sheet, images, left, top)
+    left += TILE + STRIP_GAP
+    for strip in strips:
+        pen.text((left, top - LINE), strip.heading, "black", font)
+        for views in _make_views(images, strip, seed):
+            _paste_column(sheet, views, left, top)
+            left += STEP
+        left += STRIP_GAP - GAP
     sheet.save(path)
 
 
-def _make_views(images: Tensor, group: ViewGroup, seed: int) -> Tensor:
-    """Return uint8 views (VIEWS, n, C, H, W)."""
-    shown = ViewGroup(VIEWS, group.size, group.augment)
-    uniforms = draw(VIEWS * len(images), torch.Generator().manual_seed(seed), "cpu")
+def _sheet_width(left: int, strips: Sequence[Strip], title: Sequence[str], font: Font) -> int:
+    """Return the width that the tiles, of which the first begins at `left`, and the title need."""
+    right = left + TILE
+    for strip in strips:
+        right += STRIP_GAP - GAP + STEP * strip.columns
+    longest = max((_text_width(font, line) for line in title), default=0)
+    return max(right, GAP + longest) + GAP
+
+
+def _text_width(font: Font, text: str) -> int:
+    return math.ceil(font.getlength(text))
+
+
+def _abbreviate(name: str) -> str:
+    if len(name) <= MAX_NAME:
+        return name
+    return name[: MAX_NAME - 1] + "…"
+
+
+def _paste_column(sheet: Image.Image, tiles: Tensor, left: int, top: int) -> None:
+    for row, tile in enumerate(tiles):
+        sheet.paste(_tile(tile), (left, top + STEP * row))
+
+
+def _make_views(images: Tensor, strip: Strip, seed: int) -> Tensor:
+    """Return uint8 views (columns, n, C, H, W)."""
+    shown = ViewGroup(strip.columns, strip.group.size, strip.group.augment)
+    uniforms = draw(strip.columns * len(images), torch.Generator().manual_seed(seed), "cpu")
     views = make_views(shown, images, uniforms)
     return (views * 255).round().clamp(0, 255).to(torch.uint8)
 

@@ -9,21 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LEGEND_CLASSES = 20  # classes that a legend names; more are shown by a colour scale
+from fedssl.plots.style import COLOURS, DPI, HATCHES, MAX_WIDTH, SMALL
+
+LEGEND_CLASSES = len(COLOURS) * len(HATCHES)  # more classes are shown by a colour scale
+HATCH_CLASSES = len(COLOURS)  # classes with the same hatching
 
 
 def plot_partition(hist: Tensor, classes: Sequence[str], title: str, path: Path) -> None:
     """Save a bar for each client, stacked by class, of the counts (K, C). Needs matplotlib."""
     # Figure, not pyplot: needs no window system and has no global state.
-    from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
 
     clients, class_count = hist.shape
-    figure = Figure(figsize=(min(12.0, 4.5 + 0.35 * clients), 4.2), dpi=150, layout="constrained")
+    width = min(MAX_WIDTH, 4.5 + 0.35 * clients)
+    figure = Figure(figsize=(width, 4.2), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     colours = _class_colours(class_count)
-    # One collection of all boxes: 100 clients with 100 classes would be 10,000 slow bars.
-    axes.add_collection(PolyCollection(_boxes(hist), facecolors=colours * clients, linewidths=0))
+    _add_boxes(axes, hist, colours)
     tallest = 1.03 * int(hist.sum(1).max())
     axes.set(
         xlabel="client", ylabel="images", xlim=(-0.6, clients - 0.4), ylim=(0, max(tallest, 1))
@@ -38,8 +40,38 @@ def plot_partition(hist: Tensor, classes: Sequence[str], title: str, path: Path)
     figure.savefig(path)
 
 
+def _add_boxes(axes: Any, hist: Tensor, colours: Sequence[Any]) -> None:
+    """Draw the stacked boxes.
+
+    A collection has all boxes with the same hatching: 100 clients with 100 classes would be 10,000
+    slow bars.
+    """
+    from matplotlib.collections import PolyCollection
+
+    clients, class_count = hist.shape
+    boxes = _boxes(hist)
+    for first in range(0, class_count, HATCH_CLASSES):
+        classes = slice(first, first + HATCH_CLASSES)
+        axes.add_collection(
+            PolyCollection(
+                boxes[:, classes].reshape(-1, 4, 2),
+                facecolors=list(colours[classes]) * clients,
+                hatch=_hatch(first, class_count),
+                edgecolors="white",
+                linewidths=0,
+            )
+        )
+
+
+def _hatch(label: int, class_count: int) -> str:
+    """Return the hatching of a class; a colour scale has none."""
+    if class_count > LEGEND_CLASSES:
+        return ""
+    return HATCHES[label // HATCH_CLASSES]
+
+
 def _boxes(hist: Tensor) -> Any:
-    """Return the corners (K·C, 4, 2) of the stacked boxes, client after client."""
+    """Return the corners (K, C, 4, 2) of the stacked boxes."""
     clients, class_count = hist.shape
     # Few bars are separated by gaps; among many, gaps would only flicker.
     half_width = 0.41 if clients <= 30 else 0.5
@@ -50,18 +82,16 @@ def _boxes(hist: Tensor) -> Any:
     right = middle + half_width
     x = torch.stack([left, right, right, left], -1)  # (K, C, 4)
     y = torch.stack([bottom, bottom, top, top], -1)
-    return torch.stack([x, y], -1).flatten(0, 1).numpy()
+    return torch.stack([x, y], -1).numpy()
 
 
 def _class_colours(count: int) -> list[Any]:
-    """Return distinct colours for up to LEGEND_CLASSES classes, otherwise a continuous scale."""
+    """Return the palette, repeated, for up to LEGEND_CLASSES classes, otherwise a scale."""
     from matplotlib import colormaps
 
     if count > LEGEND_CLASSES:
-        return list(colormaps["turbo"].resampled(count)(range(count)))
-    if count > 10:
-        return list(colormaps["tab20"](range(count)))
-    return list(colormaps["tab10"](range(count)))
+        return list(colormaps["viridis"].resampled(count)(range(count)))
+    return [COLOURS[label % len(COLOURS)] for label in range(count)]
 
 
 def _add_legend(figure: Any, colours: list[Any], classes: Sequence[str]) -> None:
@@ -69,9 +99,12 @@ def _add_legend(figure: Any, colours: list[Any], classes: Sequence[str]) -> None
 
     names = classes or range(len(colours))
     patches = []
-    for colour, name in zip(colours, names, strict=True):
-        patches.append(Patch(color=colour, label=str(name)))
-    figure.legend(handles=patches[::-1], loc="outside right center", frameon=False, fontsize=8)
+    for label, (colour, name) in enumerate(zip(colours, names, strict=True)):
+        hatch = _hatch(label, len(colours))
+        patches.append(
+            Patch(facecolor=colour, edgecolor="white", linewidth=0, hatch=hatch, label=str(name))
+        )
+    figure.legend(handles=patches[::-1], loc="outside right center", frameon=False, fontsize=SMALL)
 
 
 def _add_colour_scale(figure: Any, axes: Any, colours: list[Any]) -> None:

@@ -46,11 +46,17 @@ def need_matplotlib() -> None:
 
 
 def new_figure(
-    rows: int, columns: int, width: float = 5.0, height: float = 4.0, **options: Any
+    rows: int,
+    columns: int,
+    width: float = 5.0,
+    height: float = 4.0,
+    *,
+    max_width: float = MAX_WIDTH,
+    **options: Any,
 ) -> tuple[Any, Any]:
     """Return a figure and its axes (rows, columns), each of the given size in inches.
 
-    Panels of a figure wider than MAX_WIDTH are narrower. pyplot does not register the figure, so it
+    Panels are narrower if the figure would be wider than `max_width`. pyplot does not register the figure, so it
     need not be closed.
     """
     from matplotlib.figure import Figure
@@ -58,7 +64,7 @@ def new_figure(
 
     # The padding keeps the label of a colour bar clear of the next panel.
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-    size = (min(width * columns, MAX_WIDTH), height * rows)
+    size = (min(width * columns, max_width), height * rows)
     figure = Figure(figsize=size, layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 

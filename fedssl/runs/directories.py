@@ -6,6 +6,7 @@ by a hash. Another training gets a directory named after the settings that diffe
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from fedssl.core.errors import ConfigError
-from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.overrides import CHANGEABLE
 from fedssl.experiment.plain_values import differences, flatten
 from fedssl.runs.resume_checks import EXPERIMENT, started
@@ -26,6 +27,35 @@ MAX_VALUE = 20  # characters of a value in the name
 MAX_NAME = 100  # characters
 # These may change when a run is resumed, but another number of rounds is another training.
 NON_TRAINING_KEYS = tuple(key for key in CHANGEABLE if key != "rounds")
+
+
+def titled_experiment(
+    experiment: str | Path | Experiment, changes: Mapping[str, Any]
+) -> tuple[str, Experiment, Experiment]:
+    """Return the title of a run, and its experiment before and after the changes.
+
+    A file may be complete only with the changes, for example without the images that Python passes.
+    It is then taken as it is after them.
+    """
+    if isinstance(experiment, Experiment):
+        changed = experiment.with_changes(changes)
+        changed.check()
+        return _title_of(experiment), experiment, changed
+    title = Path(experiment).name.removesuffix(".toml")  # not its stem: recipes' names have dots
+    chosen = load(experiment, changes)
+    original = chosen
+    if changes:
+        with contextlib.suppress(ConfigError):
+            original = load(experiment)
+    return title, original, chosen
+
+
+def _title_of(experiment: Experiment) -> str:
+    """Return a title for an experiment from Python: its algorithm, method and data set."""
+    values = experiment.to_dict()
+    names = [values[table]["name"] for table in ("algorithm", "method")]
+    data = values["data"]["name"]
+    return "-".join([*names, "images" if data == "given" else data])
 
 
 def default_dir(

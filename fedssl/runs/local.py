@@ -133,6 +133,7 @@ class LocalSession:
             checkpoint_every=federation.experiment.train.checkpoint_every,
             notify=run.notify,
             workers=len(federation.trainers),
+            method=federation.trainer.method,
         )
 
     def train(self, resumed: Snapshot | None, record: Callable[[], None]) -> None:

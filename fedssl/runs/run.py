@@ -24,11 +24,11 @@ from fedssl.evaluation.per_client import per_client
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.transfer import On, other_images
 from fedssl.experiment.client_data import partition_data, read_data, read_public, with_given_images
-from fedssl.experiment.experiment import Experiment, load
+from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import flatten
 from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
-from fedssl.runs.directories import default_dir
+from fedssl.runs.directories import default_dir, titled_experiment
 from fedssl.runs.finalize import finish
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import check_resumable, read_experiment, same_images
@@ -43,7 +43,16 @@ WITH_CLIENTS = {"per-client": per_client, "collaborative": collaborative}
 
 
 class Run:
-    """A run directory, finished or not: its experiment, rounds log, models and results."""
+    """A run directory, finished or not: its experiment, rounds log, models and results.
+
+    Opening a run reads no images and changes no file. `data_dir`, by default `data`, has the data
+    sets that probes need; `dataset` are the images of a run that was started with images from
+    Python. `dir` is the path of the directory, `experiment` the experiment that was started there,
+    and `device` where models are measured.
+
+    Raises ConfigError if the directory holds no run, or a run of classes whose module is not
+    imported.
+    """
 
     def __init__(
         self,
@@ -62,12 +71,12 @@ class Run:
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """The records of the finished rounds."""
+        """The records of the finished rounds, as in rounds.jsonl."""
         return list(read_rounds(self.dir / "rounds.jsonl"))
 
     @property
     def results(self) -> dict[str, Any]:
-        """The final measurements; empty while the run is not finished."""
+        """The content of results.json; empty while the run is not finished."""
         try:
             results = integrity.read_json(self.dir, "results.json") or {}
         except ValueError:
@@ -107,7 +116,11 @@ class Run:
         return saved_models(self.experiment, self.dir, print_to_stderr)
 
     def backbone(self, model: str | None = None) -> nets.Backbone:
-        """Return a trained backbone as a module in eval mode; `model` names one of several."""
+        """Return a trained backbone as a module in eval mode; `model` names one of several.
+
+        It maps images (n, channels, h, w), normalised as in training, to features (n, dim). Raises
+        ConfigError if there is no such model, or several and none is named.
+        """
         models = self._existing_models()
         if model is None and len(models) > 1:
             raise ConfigError(
@@ -231,13 +244,14 @@ def run(
     (`rounds=3`, `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`);
     a table changes only the keys that it names, in both. `dataset`, and `test` for labelled images
     to measure with, take images straight from Python: a pair of arrays, a torch or a Hugging Face
-    data set. `dataset` may also be a dict {client: images}, which defines the clients.
+    data set. `dataset` may also be a dict {client: images}, which defines the clients. Raises a
+    FedsslError if the experiment cannot be run.
     """
     changed = flatten(changes) | flatten(set or {})
     if dataset is not None:
         changed = with_given_images(changed, dataset)
     dataset = _from_python(dataset, test)
-    title, original, chosen = _choose(experiment, changed)
+    title, original, chosen = titled_experiment(experiment, changed)
     torch_device = resolve_device(device)
     folder = default_dir(title, chosen, original, torch_device) if dir is None else Path(dir)
     # Checked again under the lock, but here before images are read.
@@ -264,27 +278,6 @@ def _from_python(dataset: Any, test: Any) -> Dataset | None:
             "contains its test images already"
         )
     return dataset
-
-
-def _choose(
-    experiment: str | Path | Experiment, changes: Mapping[str, Any]
-) -> tuple[str, Experiment, Experiment]:
-    """Return the title of a run, and its experiment before and after the changes."""
-    if isinstance(experiment, Experiment):
-        changed = experiment.with_changes(changes)
-        changed.check()
-        return _describe(experiment), experiment, changed
-    title = Path(experiment).name.removesuffix(".toml")  # not its stem: recipes' names have dots
-    chosen = load(experiment, changes)
-    return title, load(experiment) if changes else chosen, chosen
-
-
-def _describe(experiment: Experiment) -> str:
-    """Return a title for an experiment from Python: its algorithm, method and data set."""
-    values = experiment.to_dict()
-    names = [values[table]["name"] for table in ("algorithm", "method")]
-    data = values["data"]["name"]
-    return "-".join([*names, "images" if data == "given" else data])
 
 
 def _already_finished(folder: Path, rounds: int) -> str:

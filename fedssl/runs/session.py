@@ -27,9 +27,10 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import models_of
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
-from fedssl.runs.collapse_warning import Collapse
+from fedssl.method import Method
 from fedssl.runs.feature_check import FeatureCheck
 from fedssl.runs.progress import Progress, round_progress
+from fedssl.runs.round_warnings import RoundWarnings
 from fedssl.runs.rounds_log import RoundsLog, read_rounds, record
 
 STOPPING = "stopping after the current step; finished rounds are saved"
@@ -115,6 +116,7 @@ class Session:
     checkpoint_every: float  # seconds between checkpoints, at least
     notify: Notify
     workers: int | None = None  # clients that train at the same time; None: all of a round
+    method: Method | None = None  # whose loss of random guessing is compared with that of rounds
 
     def begin(self, sites: Sites) -> Snapshot:
         """Save the state before the first round: it marks the run as started."""
@@ -253,7 +255,7 @@ class Recorder:
         self._session = session
         self._progress = progress
         self._log = RoundsLog(log, last.rounds, notify=session.notify)
-        self._collapse = Collapse(read_rounds(log))
+        self._warnings = RoundWarnings(session.experiment.algorithm, session.method, log)
         self._saved = time.monotonic()
         self._round_start = time.perf_counter()
 
@@ -275,8 +277,7 @@ class Recorder:
         self._set_last(snapshot)  # at once: a signal from here on saves this round
         self._progress.round(line)
         active.on_round(round)
-        warning = self._collapse.update(line)
-        if warning:
+        for warning in self._warnings.update(line):
             session.notify(warning)
         if self._checkpoint_due():
             session.store.save(snapshot)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fedssl.tables.cell_result import CellResult, SeedResult
-from fedssl.tables.comparability import INCOMPARABLE, provenance_notes, published_heading
+from fedssl.tables.columns import arrange, measured_text
+from fedssl.tables.comparability import INCOMPARABLE, provenance_notes
 from fedssl.tables.published import Cell
 from fedssl.tables.table_results import Outcome
 
@@ -15,36 +16,6 @@ def markdown(outcome: Outcome) -> str:
     return "\n".join(_lines(outcome)) + "\n"
 
 
-def measured_text(result: CellResult) -> str:
-    """Return the measured figure, e.g. "82.10 ± 0.31 (3)", or the state of the cell."""
-    if result.state == "cannot":
-        return "not reproducible"
-    if result.mean is not None:
-        text = f"{result.mean:.2f}"
-        if result.std is not None:
-            text += f" ± {result.std:.2f}"
-        return f"{text} ({len(result.values)})"
-    if result.state == "failed":
-        return "failed"
-    if result.state == "missing":
-        return ""
-    if result.values:
-        return f"{len(result.values)} of {len(result.seeds)} seeds"
-    return "none"
-
-
-def published_text(result: CellResult) -> str:
-    """Return the published figure, e.g. "79.44 ± 0.99"; or an empty string."""
-    return (result.cell.published or "").replace("±", " ± ")
-
-
-def difference_text(result: CellResult, comparable: bool) -> str:
-    """Return measured minus published, e.g. "−0.32"; empty if figures are not comparable."""
-    if result.difference is None or not comparable:
-        return ""
-    return f"{result.difference:+.2f}".replace("-", "−")
-
-
 def _lines(outcome: Outcome) -> Iterator[str]:
     results = outcome.results
     yield f"# {outcome.title}\n"
@@ -52,17 +23,10 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     for remark in (INCOMPARABLE[outcome.scale], outcome.table.note):
         if remark:
             yield f"\n{remark}"
-    heading = published_heading(outcome.comparable)
-    yield f"\n| row | column | {heading} | measured | difference |\n|---|---|---|---|---|"
-    for result in results:
-        columns = [
-            result.cell.row,
-            result.cell.column,
-            published_text(result),
-            measured_text(result),
-            difference_text(result, outcome.comparable),
-        ]
-        yield f"| {' | '.join(columns)} |"
+    columns = arrange(outcome, results, measured_text)
+    yield f"\n| {' | '.join(columns.headings)} |\n|{'---|' * len(columns.headings)}"
+    for row in columns.rows:
+        yield f"| {' | '.join(row)} |"
     for sentence in provenance_notes(results):
         yield f"\n{sentence}"
     yield "\n## Trainings and commands"

@@ -30,6 +30,7 @@ from fedssl.tables.published import SCALES, TABLES_DIR, Cell, Table, find_table
 from fedssl.tables.results_on_disk import set_aside_outdated
 from fedssl.tables.scheduler import Pool, devices
 from fedssl.tables.sweep import sweep_table
+from fedssl.tables.sweep_plot import write_sweep_plot
 from fedssl.tables.table_results import Outcome, Workspace
 
 __all__ = ["CellResult", "Outcome", "TableError", "reproduce", "sweep"]
@@ -173,6 +174,8 @@ def _run_table(
     outcome.save(markdown(outcome))
     if todo:
         _run_pool(outcome, Pool(todo, devices(device), workspace.data_dir), display)
+    if not table.paper:
+        write_sweep_plot(outcome)
     if outcome.failed:
         raise TableError(outcome)
     return outcome

@@ -28,9 +28,10 @@ class Workspace:
 
 
 class Outcome:
-    """The results of a table.
+    """The results of a table, finished or not: one cell for each row and column.
 
-    `rows` has plain values; `to_dict` is the content of the JSON file.
+    `rows` has plain values; `to_dict` is the content of the JSON file. Figures are read from the
+    files of the trainings, so results of earlier commands are included.
     """
 
     def __init__(
@@ -122,6 +123,11 @@ class Outcome:
     def markdown_file(self) -> Path:
         """The Markdown file of the table."""
         return self.json_file.with_suffix(".md")
+
+    @property
+    def plot_file(self) -> Path:
+        """The plot of a sweep over one numeric setting."""
+        return self.json_file.with_suffix(".png")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole table as plain values."""

@@ -61,7 +61,10 @@ class Plan:
 
 
 class Topology(Settings, ABC):
-    """Contract of a topology: which sites exist, and the plan of each round."""
+    """Contract of a topology: which sites exist, and the plan of each round.
+
+    A subclass defines `plan` and, without a server, `sites`. Its fields are keys under [topology].
+    """
 
     has_server: ClassVar[bool] = True
     merges: ClassVar[bool] = True  # True if a site's model is made of several clients' uploads

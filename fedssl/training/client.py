@@ -32,17 +32,18 @@ def unmetered(title: str, total: int) -> AbstractContextManager[Callable[[int], 
 class Client:
     """One client in one round, with the trainer that is lent to it for the round."""
 
-    id: str
-    pixels: Tensor | Pixels  # (n, C, H, W) uint8
-    labels: Callable[[], Tensor] | None  # called only for a method that learns from labels
-    memory: Tree
-    trainer: Trainer
-    seed: int
-    round: int
-    rate: float = 0.0
-    progress: float = 0.0
-    rounds: int = 1  # of the whole run
-    public: Tensor | None = None  # (n, C, H, W) uint8 public images, on the trainer's device
+    id: str  # the client's name
+    pixels: Tensor | Pixels  # the client's images, uint8 (n, C, H, W)
+    # Returns the labels (n,); called only for a method that learns from labels.
+    labels: Callable[[], Tensor] | None
+    memory: Tree  # the client's memory after its last round; empty in its first
+    trainer: Trainer  # the resident method with its optimizer; clients of a worker share it
+    seed: int  # the seed of the run
+    round: int  # the number of the round, from 0
+    rate: float = 0.0  # the learning rate of the round
+    progress: float = 0.0  # the share of the run that is done
+    rounds: int = 1  # the number of rounds of the run
+    public: Tensor | None = None  # public images, uint8 (n, C, H, W), on the trainer's device
     stop: threading.Event = field(default_factory=threading.Event)
     # One entry for each call of `train`; the first is reported.
     metrics: list[Metrics] = field(default_factory=list)

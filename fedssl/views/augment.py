@@ -83,9 +83,9 @@ class Augment(Settings):
 class ViewGroup:
     """`count` views of each image, `size` pixels a side, all of one family."""
 
-    count: int
-    size: int
-    augment: Augment
+    count: int  # views of each image
+    size: int  # pixels a side
+    augment: Augment  # settings of the random augmentation
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.size < 1:

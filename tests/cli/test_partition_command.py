@@ -40,6 +40,19 @@ def test_views(here: Path, cli: Cli) -> None:
         assert sheet.size[0] > 8 * 96
 
 
+def test_views_of_all_presets(here: Path, cli: Cli) -> None:
+    assert cli("views", "mine.toml", "--views", "all")[:2] == (0, "wrote views.png\n")
+    assert cli("views", "mine.toml", "--views", "photo", "--out", "photo.png")[0] == 0
+    sizes = []
+    for name in ("views.png", "photo.png"):
+        with Image.open(name) as sheet:
+            sizes.append(sheet.height)
+    # A line of settings for each of four presets, in place of one line.
+    assert sizes[0] - sizes[1] == 3 * 20
+    code, _, err = cli("views", "mine.toml", "--views", "al")
+    assert (code, 'unknown view preset "al"' in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

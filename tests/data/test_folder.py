@@ -119,7 +119,69 @@ def test_more_bad_files_than_allowed_are_an_error(thousand):
     with raises(DataError) as raised:
         load(thousand, bad_share=0.009)
     assert "bad0" not in str(raised.value)  # which may go into a log or a table
-    assert raised.value.detail == "the first is bad0.png"
+    lines = raised.value.detail.splitlines()
+    assert (len(lines), lines[0], lines[-1]) == (
+        10,
+        "empty file: bad0.png",
+        "not an image: bad9.png",
+    )
+
+
+def test_all_unreadable_files_are_listed_in_a_private_file(tmp_path):
+    """Of 25 files, the error lists 20; those of all clients are reported together."""
+    for k in range(25):
+        put(tmp_path, f"photos/{'ab'[k % 2]}/good{k:02}.png", k)
+        (tmp_path / f"photos/{'ab'[k % 2]}/bad{k:02}.png").touch()
+    cache = tmp_path / "cache"
+    with raises(DataError) as raised:
+        load(tmp_path / "photos", "clients", cache=str(cache))
+    lines = raised.value.detail.splitlines()
+    assert (len(lines), lines[-1]) == (21, "and 5 more")
+    listed = cache / "unreadable.txt"
+    assert listed.stat().st_mode & 0o077 == 0
+    first, *names = listed.read_text("utf-8").splitlines()
+    assert first == f"in {tmp_path / 'photos'}"
+    assert len(names) == 25
+    assert names[:20] == lines[:20]
+
+
+def test_without_a_cache_no_list_is_written(tmp_path):
+    (tmp_path / "bad.png").touch()
+    with raises(DataError) as raised:
+        load(tmp_path, cache="off")
+    assert raised.value.detail == "empty file: bad.png"
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.png"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_files_that_are_no_images_are_skipped_and_counted(tmp_path, monkeypatch, terminal):
+    """They are not unreadable images: bad_share = 0 allows them. Archives are: they may hold data.
+
+    Names are printed on a terminal only, elsewhere the kinds of files.
+    """
+    monkeypatch.setattr(images, "stderr_is_terminal", lambda: terminal)
+    put(tmp_path, "a/1.png", 1)
+    put(tmp_path, "b/2", 2)  # an image without a suffix
+    for name in ("a/Thumbs.db", "a/.DS_Store", "b/desktop.ini", "notes.TXT", "b/README"):
+        (tmp_path / name).write_text("text")
+    messages = []
+    folder = Folder(path=".", size=2, channels=1, layout="clients", bad_share=0)
+    data = folder.load(tmp_path, messages.append)
+    assert greys(data.train) == [1, 2]
+    kinds = "(.txt, desktop.ini, readme, …)"
+    names = "(a/Thumbs.db, b/README, b/desktop.ini, …)"
+    assert messages[-1] == f"skipped 4 files that are not images {names if terminal else kinds}"
+    (tmp_path / "b/scan.nii.gz").write_text("data")
+    with raises(DataError):
+        folder.load(tmp_path, messages.append)
+
+
+def test_one_file_that_is_no_image(tmp_path):
+    put(tmp_path, "1.png", 1)
+    (tmp_path / "labels.csv").touch()
+    messages = []
+    Folder(path=".", size=2, layout="flat").load(tmp_path, messages.append)
+    assert messages[-1] == "skipped 1 file that is not an image (.csv)"
 
 
 def test_files_left_out_are_named_on_a_terminal_and_counted_elsewhere(thousand, monkeypatch):

@@ -110,6 +110,6 @@ def test_files_outside_the_layout_are_listed(tmp_path):
     data = load(tmp_path, "clients-classes")
     assert greys(data.train) == [1]
     assert data.skipped == (
-        "outside the layout's folders: README",
+        "not an image by its name: README",
         "outside the layout's folders: a/2.png",
     )

@@ -29,7 +29,8 @@ def test_a_comparison_has_a_line_and_a_row_for_each_setting() -> None:
     low, high = right.get_xlim()
     assert low <= 67.0
     assert high >= 82.0
-    assert "95% interval" in [text.get_text() for text in right.get_legend().get_texts()]
+    (legend,) = figure.legends
+    assert "95% interval" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_a_sweep_is_drawn_in_the_order_of_its_values() -> None:

@@ -105,7 +105,7 @@ def test_a_terminal_shows_the_name_of_a_bad_file(
     monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
     monkeypatch.setattr(screen, "isatty", lambda: True)
     assert cli(*command)[0] == 3
-    assert f"  the first is a/cat/{CANARY}-broken.png\n" in screen.getvalue()
+    assert f": a/cat/{CANARY}-broken.png\n" in screen.getvalue()
 
 
 @pytest.mark.parametrize("share", [0.5, 0.01])

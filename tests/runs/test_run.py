@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from error_messages import raises
 from factories import SMALL_EXPERIMENT, bright_dataset, bright_pixels, make_experiment
@@ -369,6 +370,19 @@ def test_a_dict_defines_the_clients(small: Experiment, tmp_path: Path) -> None:
     assert (run.experiment, _tensors(run)) == (same.experiment, _tensors(same))
     again = fedssl.Run(run.dir, dataset=by_client)
     assert again.partition_data(again.data())[1].keys() == by_client.keys()
+
+
+def test_a_file_without_clients_is_complete_with_a_dict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = {key: SMALL_EXPERIMENT[key] for key in ("method", "train", "probe")}
+    Path("mine.toml").write_text(tomli_w.dumps({"rounds": 1, **values}))
+    images = bright_pixels(24)[0]
+    run = fedssl.run("mine.toml", dataset={"north": images[:10], "south": images[10:]}, quiet=True)
+    assert run.dir == Path("runs/mine")
+    assert run.experiment.to_dict()["partition"] == {"name": "natural"}
+    assert run.experiment.clients == 2
 
 
 def test_a_dict_can_be_dealt_to_other_clients(small: Experiment, tmp_path: Path) -> None:

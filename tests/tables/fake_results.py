@@ -14,6 +14,7 @@ from fedssl.tables import results_on_disk
 from fedssl.tables.plan import SeedPlan, plan_seeds
 from fedssl.tables.published import Cell, Table
 from fedssl.tables.reproduce import SCALES
+from fedssl.tables.sweep import sweep_table
 from fedssl.tables.table_results import Outcome, Workspace
 
 GOOD = Cell("A", "x", "fedbyol-cifar10-noniid", "linear", published="79.44±0.99")
@@ -32,6 +33,14 @@ def make_outcome(
     return Outcome(
         table, scale, planned, seeds, requested or cells, Workspace(root, Path("data"), "cpu")
     )
+
+
+def make_sweep(root: Path, *assignments: str, probes: tuple[str, ...]) -> Outcome:
+    """Return the outcome of a sweep of the demo with one seed."""
+    table = sweep_table("demo", assignments, probes)
+    plans = list(plan_seeds(table.cells, "", range(1), root, torch.device("cpu")))
+    workspace = Workspace(root, Path("data"), "cpu")
+    return Outcome(table, "as it is", plans, 1, table.cells, workspace)
 
 
 def fake_result(

@@ -14,7 +14,8 @@ from fedssl.cli.table_progress import print_outcome
 from fedssl.core.errors import ConfigError
 from fedssl.core.provenance import code
 from fedssl.tables.cell_result import CellResult
-from fedssl.tables.markdown import difference_text, markdown, measured_text
+from fedssl.tables.columns import difference_text, measured_text
+from fedssl.tables.markdown import markdown
 from fedssl.tables.plan import plan_seeds
 from fedssl.tables.published import Cell, tables
 from fedssl.tables.reproduce import _missing_measures, _plan
@@ -31,7 +32,7 @@ def test_mean_deviation_and_difference(tmp_path: Path) -> None:
     assert (result.mean, result.std, result.state) == (80.0, 2.0, "done")
     assert result.difference == pytest.approx(0.56)
     assert measured_text(result) == "80.00 ± 2.00 (3)"
-    assert difference_text(result, comparable=True) == "+0.56"
+    assert difference_text(result) == "+0.56"
     assert "| A | x | 79.44 ± 0.99 | 80.00 ± 2.00 (3) | +0.56 |" in markdown(outcome)
     assert outcome.failed == []
     assert _missing_measures(outcome) == {}

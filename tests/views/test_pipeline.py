@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from slow_views import (
     FULL,
     PLAIN,
@@ -22,7 +19,6 @@ from slow_views import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedssl.plots.contact_sheet import draw_sheet
 from fedssl.views import (
     COLUMNS,
     Augment,
@@ -130,15 +126,3 @@ def test_views_stay_in_range(
     assert views.isfinite().all()
     assert views.min() >= -1e-6
     assert views.max() <= 1 + 1e-6
-
-
-@pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 32), (5, 128)])
-def test_contact_sheet_shows_clean_images_first(channels: int, size: int, tmp_path: Path) -> None:
-    images = random_images(3, channels, 24, 24)
-    draw_sheet(images, ViewGroup(2, size, FULL), 0, tmp_path / "a.png")
-    draw_sheet(images, ViewGroup(2, size, FULL), 0, tmp_path / "b.png")
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    with Image.open(tmp_path / "a.png") as sheet:
-        pixels = torch.from_numpy(np.array(sheet.crop((4, 18, 100, 114)))).view(24, 4, 24, 4, 3)
-    shown = images[0, :3] if channels > 1 else images[0].expand(3, 24, 24)
-    assert torch.equal(pixels, shown.permute(1, 2, 0)[:, None, :, None].expand(24, 4, 24, 4, 3))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli.completion import complete_run
 from fedssl.cli.options import AsJson, DataDir, Device, Imports, Sets
 from fedssl.core.user_modules import import_modules
 
@@ -23,7 +24,8 @@ Kind = Annotated[
 def analyse(
     kind: Kind,
     dirs: Annotated[
-        list[Path] | None, typer.Argument(metavar="DIR …", help="Run directories.")
+        list[Path] | None,
+        typer.Argument(metavar="DIR …", help="Run directories.", autocompletion=complete_run),
     ] = None,
     set: Sets = [],  # noqa: B006
     out: Annotated[

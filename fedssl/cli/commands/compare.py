@@ -7,11 +7,16 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli.completion import complete_run
 from fedssl.cli.options import AsJson, check_output_file
 
 Dirs = Annotated[
     list[Path],
-    typer.Argument(metavar="DIR …", help="Run directories, or folders that contain some."),
+    typer.Argument(
+        metavar="DIR …",
+        help="Run directories, or folders that contain some.",
+        autocompletion=complete_run,
+    ),
 ]
 
 

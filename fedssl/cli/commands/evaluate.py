@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedssl.cli.completion import complete_run
 from fedssl.cli.options import AsJson, DataDir, Device, Imports, Sets
 from fedssl.core.errors import ConfigError
 from fedssl.core.user_modules import import_modules
@@ -20,7 +21,7 @@ On = Annotated[str | None, typer.Option(metavar="NAME", help="Measure on another
 
 
 def evaluate(
-    dir: Annotated[Path, typer.Argument(help="Run directory.")],
+    dir: Annotated[Path, typer.Argument(help="Run directory.", autocompletion=complete_run)],
     probe: Probe = "linear",
     on: On = None,
     set: Sets = [],  # noqa: B006

@@ -8,12 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from fedssl.cli.completion import complete_run
 from fedssl.cli.options import AsJson, Quiet, Sets
 
 Backbone = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN_OR_BACKBONE", help="Run directory, or exported backbone.safetensors."
+        metavar="RUN_OR_BACKBONE",
+        help="Run directory, or exported backbone.safetensors.",
+        autocompletion=complete_run,
     ),
 ]
 Coco = Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedssl.cli.completion import complete_recipe
 from fedssl.cli.options import AsJson
 
 
@@ -16,12 +17,17 @@ def recipes(
         typer.Argument(
             metavar="NAME_OR_PATTERN",
             help='Name of a recipe to print, or pattern to list: tau, "Table 6", "*-mu#".',
+            autocompletion=complete_recipe,
         ),
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="List all recipes.")] = False,
     toml: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Print this recipe with all default values."),
+        typer.Option(
+            metavar="NAME",
+            help="Print this recipe with all default values.",
+            autocompletion=complete_recipe,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

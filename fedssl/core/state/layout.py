@@ -17,9 +17,9 @@ _ORDER: tuple[Role, ...] = ("weight", "norm", "statistic", "buffer", "counter")
 class Entry(NamedTuple):
     """One tensor of a model: `name` is its state_dict key, the first word of which is its part."""
 
-    name: str
-    shape: tuple[int, ...]
-    role: Role
+    name: str  # e.g. backbone.conv1.weight
+    shape: tuple[int, ...]  # in the module
+    role: Role  # weight, norm (of a normalisation layer), statistic, buffer or counter
 
     @property
     def part(self) -> str:

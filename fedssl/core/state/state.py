@@ -27,11 +27,14 @@ from fedssl.core.state.layout import (
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A model's numbers: `floats` (layout.floats,) float32 and `counts` (layout.counts,) int64."""
+    """A model's numbers in two flat rows, so that an operation on a model is one on a row.
 
-    layout: Layout
-    floats: Tensor
-    counts: Tensor
+    `(a.floats + b.floats) / 2` is the mean of the weights of two models of one layout.
+    """
+
+    layout: Layout  # offsets, shapes and roles of the entries
+    floats: Tensor  # (layout.floats,) float32: parameters, running statistics, buffers
+    counts: Tensor  # (layout.counts,) int64: counters
 
     @classmethod
     def empty(cls, layout: Layout, device: torch.device | str = "cpu") -> State:

@@ -12,6 +12,8 @@ from fedssl.core.state.state import State
 
 Value: TypeAlias = State | Tensor | int | float | bool | str
 Tree: TypeAlias = Mapping[str, Value]
+"""Named values: models (State), tensors, numbers, truth values and text. Trees are not nested, and
+a Tree that was received must not be changed."""
 
 
 def nbytes(tree: Tree) -> int:

@@ -1,0 +1,122 @@
+"""Draw the views of an experiment, or of every preset, on images of its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedssl import federation, nets
+from fedssl.cli.options import with_views
+from fedssl.core.console import print_to_stderr
+from fedssl.core.errors import FedsslError
+from fedssl.core.seeds import generator
+from fedssl.data import Dataset
+from fedssl.experiment.client_data import partition_data, read_data
+from fedssl.experiment.experiment import Experiment, load
+from fedssl.plots.contact_sheet import Strip, draw_sheet
+from fedssl.plots.style import model_title
+from fedssl.views import Augment, ViewGroup
+from fedssl.views.presets import PRESETS
+
+ROWS = 8
+COLUMNS = 8  # views of each image
+ALL = "all"  # in place of a preset: every preset
+
+
+def write_sheet(
+    name: str, assignments: Sequence[str], preset: str | None, data_dir: Path, out: Path
+) -> None:
+    """Draw images of an experiment's clients with their views."""
+    chosen = None if preset == ALL else preset
+    experiment = load(name, with_views(list(assignments), chosen))
+    data = read_data(experiment, data_dir, None, print_to_stderr)
+    data, owners = partition_data(experiment, data, print_to_stderr)
+    if preset == ALL:
+        strips = _preset_strips(name, assignments, data)
+        title = [f"{name}: every preset on the same images"]
+        for strip in strips:
+            title.append(f"{strip.heading}: {describe(strip.group.augment)}")
+    else:
+        strips = _strips(_view_groups(experiment, data))
+        augment = strips[0].group.augment
+        title = [f"{name}: {preset_of(augment)} views", describe(augment)]
+    rows = choose_rows(owners, experiment.seed)
+    images = data.train.held[torch.tensor([row for _, row in rows])]
+    names = [_client_title(client) for client, _ in rows]
+    draw_sheet(images, names, strips, title=title, seed=experiment.seed, path=out)
+
+
+def _view_groups(experiment: Experiment, data: Dataset) -> Sequence[ViewGroup]:
+    """Return the kinds of views that the method makes; raise FedsslError if it makes none."""
+    channels, _, side = data.train.image
+    with nets.uninitialized():
+        backbone = federation.build_backbone(experiment, channels)
+        method = experiment.method.method(experiment.method, backbone, side)
+    if not method.views:
+        raise FedsslError("this method trains on unchanged images: there are no views to draw")
+    return method.views
+
+
+def _strips(groups: Sequence[ViewGroup]) -> list[Strip]:
+    """Return a strip for each kind of views."""
+    count = max(1, COLUMNS // len(groups))
+    strips = []
+    for group in groups:
+        heading = f"{count} views" if len(groups) == 1 else f"{group.size} pixels a side"
+        strips.append(Strip(heading, group, count))
+    return strips
+
+
+def _preset_strips(name: str, assignments: Sequence[str], data: Dataset) -> list[Strip]:
+    """Return a strip for each preset."""
+    strips = []
+    for preset in PRESETS:
+        experiment = load(name, with_views(list(assignments), preset))
+        group = _view_groups(experiment, data)[0]
+        strips.append(Strip(preset, group, COLUMNS // len(PRESETS)))
+    return strips
+
+
+def choose_rows(owners: Mapping[str, Tensor], seed: int) -> list[tuple[str, int]]:
+    """Return up to ROWS images as (client, index): one of each client, then a second one, …
+
+    Images are drawn by the seed; those of one client are neighbours.
+    """
+    present = {client: index for client, index in owners.items() if len(index)}
+    clients = list(present)[:ROWS]
+    rows = []
+    for number, client in enumerate(clients):
+        count = ROWS // len(clients) + (number < ROWS % len(clients))
+        index = present[client]
+        order = torch.randperm(len(index), generator=generator(seed, "sheet", client))
+        rows += [(client, int(index[position])) for position in order[:count]]
+    return rows
+
+
+def _client_title(client: str) -> str:
+    return model_title(client) if client.isdigit() else client
+
+
+def preset_of(augment: Augment) -> str:
+    """Return the name of the preset with these settings, or "custom"."""
+    for name in PRESETS:
+        if Augment.model_validate(name) == augment:
+            return name
+    return "custom"
+
+
+def describe(augment: Augment) -> str:
+    """Return the settings of views as one line."""
+    jitter = "/".join(f"{strength:g}" for strength in augment.jitter)
+    parts = [
+        f"crop {augment.crop[0]:g} to {augment.crop[1]:g}",
+        f"flip {augment.flip:g}",
+        f"jitter {jitter} with p {augment.jitter_p:g}",
+        f"gray {augment.gray:g}",
+    ]
+    if augment.blur:
+        parts.append(f"blur {augment.blur:g}")
+    return ", ".join(parts)

@@ -1,0 +1,88 @@
+"""Report the files of a folder that cannot be read as images."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedssl.core.console import hidden_names_note
+from fedssl.core.errors import DataError
+from fedssl.data.folder_listing import printable
+
+LIST_NAME = "unreadable.txt"
+LISTED_FILES = 20  # in the detail of an error
+LISTED_OWNERS = 5  # in its sentence
+
+
+def check_bad_share(
+    folder: Path,
+    names: Sequence[str],
+    owners: Sequence[str],
+    bad: Mapping[int, str],
+    *,
+    limit: float,
+    list_dir: Path | None,
+) -> None:
+    """Raise if more than the share `limit` of an owner's files are unreadable.
+
+    `owners` holds the client, or the whole folder, that each file counts for; `bad` the reason for
+    each unreadable file, by its position. The error names some of them, and a file in `list_dir`
+    names all.
+    """
+    files = Counter(owners)
+    bad_files = Counter(owners[position] for position in bad)
+    clauses = []
+    needed = limit
+    for owner, count in bad_files.items():
+        share = count / files[owner]
+        if share <= limit + 1e-9:  # 29 / 100 may be a little more than 0.29
+            continue
+        clauses.append(f"{owner}: {count} of {files[owner]} files")
+        needed = max(needed, share)
+    if not clauses:
+        return
+    lines = []
+    for position, reason in bad.items():
+        lines.append(f"{reason}: {printable(names[position])}")
+    path = _write_list(folder, lines, list_dir)
+    names_note = hidden_names_note()
+    if path is not None:
+        names_note = f"; all are listed in {path}"
+    raise DataError(
+        f"{_shortened(clauses, LISTED_OWNERS, ', ')} cannot be read as images, more than bad_share "
+        f"= {limit:g} allows ({_count_reasons(bad)}); repair or remove them, or set "
+        f"data.bad_share = {math.ceil(100 * needed - 1e-9) / 100:g} to leave them out{names_note}",
+        _shortened(lines, LISTED_FILES, "\n"),
+    )
+
+
+def _count_reasons(bad: Mapping[int, str]) -> str:
+    counts = []
+    for reason, count in sorted(Counter(bad.values()).items()):
+        counts.append(f"{reason}: {count}")
+    return ", ".join(counts)
+
+
+def _shortened(parts: Sequence[str], limit: int, separator: str) -> str:
+    """Return the first parts as one text, and how many there are more."""
+    shown = list(parts[:limit])
+    if len(parts) > limit:
+        shown.append(f"and {len(parts) - limit} more")
+    return separator.join(shown)
+
+
+def _write_list(folder: Path, lines: Sequence[str], list_dir: Path | None) -> Path | None:
+    """Write all lines to a file that only this user can read; return None if that fails."""
+    if list_dir is None:
+        return None
+    path = list_dir / LIST_NAME
+    text = "\n".join([f"in {printable(str(folder.resolve()))}", *lines])
+    try:
+        list_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(f"{text}\n", "utf-8")
+    except OSError:
+        return None
+    return path
