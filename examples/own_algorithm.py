@@ -37,7 +37,7 @@ from fedssl.training.client import Client
 # - `broadcast` sends the model to a client, but not the velocity.
 # - `merge` computes the next site from the uploads.
 #
-# A `State` holds all tensors of a model in flat rows; `stretches(PARAMETERS)` returns the part with
+# A `State` holds all tensors of a model in flat rows; `float_slices(PARAMETERS)` returns those with
 # the parameters, so the rule is one line for the whole model. Running statistics of BatchNorm take
 # the mean.
 
@@ -45,7 +45,7 @@ from fedssl.training.client import Client
 # %%
 def parameters(state: State) -> torch.Tensor:
     """Return the parameters of a model (n,), without running statistics."""
-    (row,) = state.stretches(PARAMETERS)
+    (row,) = state.float_slices(PARAMETERS)
     return row
 
 

@@ -298,9 +298,10 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
         return
     name = given.get("name") or given.get("toml") or given.get("pattern")
     if name is not None and name.endswith(".toml"):  # the page's first experiment
-        (folder / name).write_text(
-            next(b.text for b in BLOCKS if b.page == block.page and b.language == "toml")
-        )
+        experiments = [b for b in BLOCKS if b.page == block.page and b.language == "toml"]
+        if not experiments:  # `fedssl new` writes it
+            return
+        (folder / name).write_text(experiments[0].text)
         name = str(folder / name)
     if name is not None:
         load(name, changes)

@@ -48,7 +48,7 @@ def test_notebook_has_text_and_a_picture(name: str) -> None:
             printed += output["output_type"] == "stream"
             png = output.get("data", {}).get("image/png", "")
             pictures += png.startswith(PNG_START)
-    assert printed >= 2
+    assert printed >= 1
     assert pictures >= 1
 
 
