@@ -154,7 +154,7 @@ def _runs(*folders: Path) -> list[RunSummary]:
 
 def test_settings_that_only_add_to_the_results_may_differ(tmp_path: Path) -> None:
     base = fake_run(tmp_path / "a")
-    other = fake_run(tmp_path / "b", "probe.every=1", "probe.beside=[]", "probe.picture=false")
+    other = fake_run(tmp_path / "b", "probe.every=1", "probe.picture=false")
     check_comparable(_runs(base, other))
 
 
