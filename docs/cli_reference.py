@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ def command_sections(name: str, command: Any) -> Iterator[str]:
     """Yield the heading, usage, help and options of a command."""
     yield f"## `{name}`"
     yield f"```text\n{usage(name, command)}\n```"
-    text = "\n\n".join([help_text(command), command.epilog or ""])
+    # Examples are paragraphs for Typer; here they are one block.
+    epilog = re.sub(r"^(fedssl .*)\n\n(?=fedssl )", r"\1\n", command.epilog or "", flags=re.M)
+    text = "\n\n".join([help_text(command), epilog])
     for paragraph in text.split("\n\n"):
         yield format_paragraph(paragraph)
     yield options_table(command)
