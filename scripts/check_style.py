@@ -32,6 +32,8 @@ PHRASES = re.compile(
 )
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Limited per 1,000 lines of the package: new features need some of them.
+DENSITIES = ("comprehensions", "conditional expressions", "parallel assignments")
 
 
 def count_file(path: Path) -> Counter[str]:
@@ -88,11 +90,13 @@ def phrases_in(path: Path) -> int:
     return len(PHRASES.findall(text))
 
 
-def measure() -> Counter[str]:
-    """Count everything that has a limit."""
+def measure() -> dict[str, float]:
+    """Return everything that has a limit."""
     counts: Counter[str] = Counter()
+    lines = 0
     for path in sorted((ROOT / "fedssl").rglob("*.py")):
         counts.update(count_file(path))
+        lines += len(path.read_text("utf-8").splitlines())
         counts["public names without a docstring"] += missing_docstrings(path)
         counts["phrases in fedssl"] += phrases_in(path)
     for folder, pattern in (("tests", "*.py"), ("benchmarks", "*.py"), ("docs", "*.md")):
@@ -100,7 +104,10 @@ def measure() -> Counter[str]:
             counts[f"phrases in {folder}"] += phrases_in(path)
     for page in ("README.md", "CONTRIBUTING.md"):
         counts["phrases in docs"] += phrases_in(ROOT / page)
-    return counts
+    measured: dict[str, float] = dict(counts)
+    for name in DENSITIES:
+        measured[f"{name} per 1,000 lines"] = round(1000 * measured.pop(name) / lines, 1)
+    return measured
 
 
 def main() -> int:

@@ -26,6 +26,8 @@ VOLATILE = [
     (re.compile(rf"{re.escape(str(ROOT))}(?=/)"), "<repository>"),
     (re.compile(r"(?<=process )\d+"), "<pid>"),
     (re.compile(r"(?<=/\.)[0-9a-f]{8}(?=\.\S+\.tmp)"), "<random>"),
+    (re.compile(r"\b[0-9a-f]{16}\b"), "<hash>"),
+    (re.compile(r"(?<=127\.0\.0\.1:)\d+"), "<port>"),
     (re.compile(r"(?<=torch )\d+\.\d+\.\d+\S*"), "<version>"),
 ]
 

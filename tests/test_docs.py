@@ -342,13 +342,13 @@ def own_names(registry: Any) -> set[str]:
     return {name for name in registry.names() if registry[name].__module__.startswith("fedssl.")}
 
 
-def test_readme_lists_what_is_in_the_box() -> None:
-    box = README.read_text("utf-8").partition("## What is in the box")[2].partition("\n## ")[0]
+def test_readme_lists_all_components() -> None:
+    box = README.read_text("utf-8").partition("## Components")[2].partition("\n## ")[0]
     listed = {
         row[1]: set(re.findall(r"`([^`]+)`", row[2]))
         for row in re.finditer(r"^\| (\S.*?) \| (.*) \|$", box, re.M)
     }
-    del listed["kind"]
+    del listed["type"]
     assert listed == {kind: own_names(registry) for kind, registry in REGISTRIES.items()} | {
         "probes": set(PROBES)
     }

@@ -21,6 +21,7 @@ from fedssl.evaluation.verdict import PROBE_NAMES, signed
 from fedssl.plots.comparison import Accuracy, Setting, draw_comparison
 from fedssl.plots.style import encode_png, need_matplotlib
 from fedssl.runs.compare import (
+    THIS_RUN,
     Group,
     check_comparable,
     count_test_images,
@@ -28,7 +29,9 @@ from fedssl.runs.compare import (
     group_runs,
     knn_curve,
     paired_difference,
+    seed_differences,
     swept_key,
+    with_shared_seeds,
 )
 from fedssl.runs.summary import RunSummary, find_runs, summarise
 
@@ -46,15 +49,16 @@ def compare_runs(paths: Sequence[Path], out: Path, as_json: bool) -> None:
         )
     check_comparable(runs)
     groups = group_runs(runs)
-    probes = [probe for probe in PROBES if runs[0].accuracy(probe) is not None]
-    drawn = _draw(groups, probes, out)
+    # All runs have the same probes: check_comparable has compared their settings.
+    probes = list(runs[0].results["table"][THIS_RUN])
+    picture = _draw(groups, probes, out)
     if as_json:
-        print(json.dumps(_as_values(groups, probes) | {"picture": str(out) if drawn else None}))
+        print(json.dumps(_as_values(groups, probes) | {"picture": picture}))
         return
     wide_console().print(_table(groups, probes))
     print(_explanation(groups, probes[-1]))
-    if drawn:
-        print(f"picture  {out}")
+    if picture is not None:
+        print(f"picture  {picture}")
 
 
 def _read_runs(paths: Sequence[Path]) -> list[RunSummary]:
@@ -89,21 +93,26 @@ def _table(groups: Sequence[Group], probes: Sequence[str]) -> Table:
         table.add_column(PROBES[probe], justify="right", no_wrap=True)
     if len(groups) > 1:
         table.add_column(f"gain, {PROBES[probes[-1]]} (95% interval)", justify="right")
+        table.add_column("gain by seed", justify="right")
     table.add_column("training time", justify="right")
     for group in groups:
         cells = [f"{len(group.runs)}"]
-        cells += [_mean_text(group, probe) for probe in probes]
+        for probe in probes:
+            cells.append(_mean_text(group, probe))
         if len(groups) > 1:
             cells.append(_gain_text(groups[0], group, probes[-1]))
+            cells.append(_seed_gains_text(groups[0], group, probes[-1]))
         table.add_row(Text(group.label), *cells, duration(group.seconds))
     return table
 
 
 def _mean_text(group: Group, probe: str) -> str:
     """Return "81.2 ± 0.4", or "81.2" for one seed."""
-    std = group.std(probe)
     text = f"{group.mean(probe):.1f}"
-    return text if std is None else f"{text} ± {std:.1f}"
+    std = group.std(probe)
+    if std is not None:
+        text += f" ± {std:.1f}"
+    return text
 
 
 def _gain_text(first: Group, group: Group, probe: str) -> str:
@@ -112,8 +121,17 @@ def _gain_text(first: Group, group: Group, probe: str) -> str:
         return ""
     gain = paired_difference(first, group, probe)
     if gain is None:
-        return signed(group.mean(probe) - first.mean(probe))
+        before, after = with_shared_seeds(first, group)
+        return signed(after.mean(probe) - before.mean(probe))
     return f"{signed(gain.estimate)} ({signed(gain.low)} … {signed(gain.high)})"
+
+
+def _seed_gains_text(first: Group, group: Group, probe: str) -> str:
+    """Return the lowest and the highest gain of single seeds, if both groups have two of them."""
+    gains = seed_differences(first, group, probe)
+    if group is first or len(gains) < 2:
+        return ""
+    return f"{signed(min(gains))} … {signed(max(gains))}"
 
 
 def _explanation(groups: Sequence[Group], probe: str) -> str:
@@ -121,11 +139,14 @@ def _explanation(groups: Sequence[Group], probe: str) -> str:
     text = "accuracy in %, mean ± standard deviation over seeds"
     if len(groups) == 1:
         return text
+    images = "test images"
     count = count_test_images(groups[0], probe)
-    images = "test images" if count is None else f"{count:,} test images"
+    if count is not None:
+        images = f"{count:,} test images"
     return (
-        f"{text}\ngain over the first row by {PROBE_NAMES[probe]} on the same {images}; the interval "
-        "covers the choice of test images, not of seeds"
+        f"{text}\ngain over the first row by {PROBE_NAMES[probe]} on the same {images} and for the "
+        "same seeds\nthe interval covers the choice of test images; the gain by seed shows how much "
+        "seeds matter"
     )
 
 
@@ -136,7 +157,7 @@ def _as_values(groups: Sequence[Group], probes: Sequence[str]) -> dict[str, Any]
         row: dict[str, Any] = {
             "label": group.label,
             "settings": dict(group.values),
-            "runs": [str(run.folder) for run in group.runs],
+            "runs": list(map(_folder_name, group.runs)),
             "seeds": group.seeds,
             "seconds": group.seconds,
         }
@@ -147,6 +168,7 @@ def _as_values(groups: Sequence[Group], probes: Sequence[str]) -> dict[str, Any]
                 "accuracies": group.accuracies(probe),
                 "interval": _plain(group_interval(group, probe)),
                 "gain": _plain(paired_difference(groups[0], group, probe)),
+                "gain_by_seed": seed_differences(groups[0], group, probe),
             }
         rows.append(row)
     return {
@@ -156,30 +178,40 @@ def _as_values(groups: Sequence[Group], probes: Sequence[str]) -> dict[str, Any]
     }
 
 
+def _folder_name(run: RunSummary) -> str:
+    return str(run.folder)
+
+
 def _plain(interval: Interval | None) -> dict[str, float] | None:
     if interval is None:
         return None
     return {key: rounded(value) for key, value in interval._asdict().items()}
 
 
-def _draw(groups: Sequence[Group], probes: Sequence[str], out: Path) -> bool:
-    """Write the picture; return False and print why if matplotlib is missing."""
+def _draw(groups: Sequence[Group], probes: Sequence[str], out: Path) -> str | None:
+    """Write the picture and return its path; print why and return None without matplotlib."""
     try:
         need_matplotlib()
     except ConfigError as problem:
         print_to_stderr(f"no picture: {problem}")
-        return False
+        return None
     key = swept_key(groups)
-    settings = [_setting(group, probes, key) for group in groups]
+    settings = []
+    for group in groups:
+        settings.append(_setting(group, probes, key))
     write_atomic(out, encode_png(draw_comparison(settings, key, BARS)))
-    return True
+    return str(out)
 
 
 def _setting(group: Group, probes: Sequence[str], key: str | None) -> Setting:
     finals = {}
     for probe in probes:
+        final = Accuracy(group.mean(probe), group.accuracies(probe))
         interval = group_interval(group, probe)
-        ends = (None, None) if interval is None else (interval.low, interval.high)
-        finals[PROBES[probe]] = Accuracy(group.mean(probe), group.accuracies(probe), *ends)
-    value = None if key is None else group.values[key]
-    return Setting(group.label, finals, knn_curve(group), value)
+        if interval is not None:
+            final = final._replace(ends=(interval.low, interval.high))
+        finals[PROBES[probe]] = final
+    setting = Setting(group.label, finals, knn_curve(group))
+    if key is not None:
+        setting = setting._replace(value=group.values[key])
+    return setting

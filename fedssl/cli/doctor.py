@@ -29,6 +29,12 @@ EXTRAS = {
     "vision": ("torchvision", "timm", "pycocotools"),
     "flower": ("flwr", "cryptography"),
 }
+PURPOSES = {
+    "viz": "pictures",
+    "maps": "maps by UMAP",
+    "vision": "detection, and pre-trained weights",
+    "flower": "clients on their own machines",
+}
 TORCHVISION_MISMATCH = (
     "torchvision is built for CUDA and cannot be imported with this CPU build of torch (operator "
     "torchvision::nms does not exist). Only the extra `vision` needs it: install torch and "
@@ -88,11 +94,14 @@ def print_report(report: Mapping[str, Any]) -> None:
     for package, number in report["packages"].items():
         print(f"{package} {number or 'MISSING'}")
     for extra, packages in report["extras"].items():
-        print(f"extra {extra}: {_extra_state(extra, packages, report['problems'])}")
+        state = _extra_state(extra, packages, report["problems"])
+        print(f"extra {extra} ({PURPOSES[extra]}): {state}")
     print(f"CPU threads: {report['cpu_threads']}")
     print(f"CUDA: {', '.join(report['cuda']) or 'no device'}")
     for problem in report["problems"]:
         print(f"! {problem}")
+    if not report["problems"]:
+        print("no problems; fedssl run demo trains an example")
 
 
 def _extra_state(extra: str, packages: Mapping[str, str | None], problems: Iterable[str]) -> str:

@@ -12,6 +12,16 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fedssl.cli.command_help import (
+    CHECK,
+    EXAMPLES,
+    EXTEND,
+    PAPERS,
+    PROGRAM_EXAMPLES,
+    RUNS,
+    START,
+    as_epilog,
+)
 from fedssl.cli.commands.analyse import analyse
 from fedssl.cli.commands.combinations import combinations
 from fedssl.cli.commands.compare import compare
@@ -34,6 +44,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Pre-train vision backbones on unlabelled images that never leave their owners.",
+    epilog=as_epilog(PROGRAM_EXAMPLES),
 )
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -61,21 +72,18 @@ def options(
     """Options of the program itself."""
 
 
-app.command()(new)
-app.command()(run)
-app.command()(runs)
-app.command()(compare)
-app.command()(recipes)
-app.command()(evaluate)
-app.command()(reproduce)
-app.command()(sweep)
-app.command()(analyse)
-app.command()(partition)
-app.command()(views)
-app.command()(combinations)
-app.command()(doctor)
-app.add_typer(finetune, name="finetune")
-app.add_typer(flower, name="flower")
+COMMANDS = {
+    START: (new, recipes, run, doctor),
+    CHECK: (partition, views, combinations),
+    RUNS: (runs, compare, evaluate, analyse),
+    PAPERS: (reproduce, sweep),
+}
+for panel, functions in COMMANDS.items():
+    for function in functions:
+        epilog = as_epilog(EXAMPLES[function.__name__])
+        app.command(rich_help_panel=panel, epilog=epilog)(function)
+app.add_typer(finetune, name="finetune", rich_help_panel=EXTEND)
+app.add_typer(flower, name="flower", rich_help_panel=EXTEND)
 
 
 def main() -> None:

@@ -30,8 +30,10 @@ def write_sheet(
     name: str, assignments: Sequence[str], preset: str | None, data_dir: Path, out: Path
 ) -> None:
     """Draw images of an experiment's clients with their views."""
-    chosen = None if preset == ALL else preset
-    experiment = load(name, with_views(list(assignments), chosen))
+    changes = list(assignments)
+    if preset != ALL:
+        changes = with_views(changes, preset)
+    experiment = load(name, changes)
     data = read_data(experiment, data_dir, None, print_to_stderr)
     data, owners = partition_data(experiment, data, print_to_stderr)
     if preset == ALL:
@@ -44,8 +46,9 @@ def write_sheet(
         augment = strips[0].group.augment
         title = [f"{name}: {preset_of(augment)} views", describe(augment)]
     rows = choose_rows(owners, experiment.seed)
-    images = data.train.held[torch.tensor([row for _, row in rows])]
-    names = [_client_title(client) for client, _ in rows]
+    clients, indices = zip(*rows, strict=True)
+    images = data.train.held[torch.tensor(indices)]
+    names = list(map(model_title, clients))
     draw_sheet(images, names, strips, title=title, seed=experiment.seed, path=out)
 
 
@@ -65,8 +68,7 @@ def _strips(groups: Sequence[ViewGroup]) -> list[Strip]:
     count = max(1, COLUMNS // len(groups))
     strips = []
     for group in groups:
-        heading = f"{count} views" if len(groups) == 1 else f"{group.size} pixels a side"
-        strips.append(Strip(heading, group, count))
+        strips.append(Strip(f"views of {group.size} pixels a side", group, count))
     return strips
 
 
@@ -85,19 +87,18 @@ def choose_rows(owners: Mapping[str, Tensor], seed: int) -> list[tuple[str, int]
 
     Images are drawn by the seed; those of one client are neighbours.
     """
-    present = {client: index for client, index in owners.items() if len(index)}
-    clients = list(present)[:ROWS]
+    present = []
+    for client, index in owners.items():
+        if len(index):
+            present.append(client)
+    clients = present[:ROWS]
     rows = []
     for number, client in enumerate(clients):
         count = ROWS // len(clients) + (number < ROWS % len(clients))
-        index = present[client]
-        order = torch.randperm(len(index), generator=generator(seed, "sheet", client))
-        rows += [(client, int(index[position])) for position in order[:count]]
+        order = torch.randperm(len(owners[client]), generator=generator(seed, "sheet", client))
+        for image in owners[client][order[:count]].tolist():
+            rows.append((client, image))
     return rows
-
-
-def _client_title(client: str) -> str:
-    return model_title(client) if client.isdigit() else client
 
 
 def preset_of(augment: Augment) -> str:
@@ -110,7 +111,7 @@ def preset_of(augment: Augment) -> str:
 
 def describe(augment: Augment) -> str:
     """Return the settings of views as one line."""
-    jitter = "/".join(f"{strength:g}" for strength in augment.jitter)
+    jitter = "{:g}/{:g}/{:g}/{:g}".format(*augment.jitter)
     parts = [
         f"crop {augment.crop[0]:g} to {augment.crop[1]:g}",
         f"flip {augment.flip:g}",

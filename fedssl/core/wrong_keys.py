@@ -8,6 +8,8 @@ from typing import NamedTuple
 from fedssl.core.errors import ConfigError
 from fedssl.core.suggestions import closest
 
+MAX_LISTED = 20  # unknown keys
+
 
 class WrongKey(NamedTuple):
     """A key that is unknown or missing."""
@@ -32,21 +34,28 @@ class WrongKeysError(ConfigError, ValueError):
 
 
 def _report(wrong: Sequence[WrongKey], elsewhere: Mapping[str, bool]) -> str:
-    """Return one line for one key; for several keys, a heading and one line for each."""
+    """Return one line for one key; for several keys, a heading and one line for each.
+
+    Of very many unknown keys, only the first are listed.
+    """
     suggested: set[str] = set()
     lines = []
-    for unknown in wrong:
-        if not unknown.missing:
-            candidates = _candidates(unknown, elsewhere)
-            suggested.update(candidates)
-            lines.append(_describe_unknown(unknown, candidates, elsewhere))
+    unknown = [key for key in wrong if not key.missing]
+    for key in unknown[:MAX_LISTED]:
+        candidates = _candidates(key, elsewhere)
+        suggested.update(candidates)
+        lines.append(_describe_unknown(key, candidates, elsewhere))
+    more = len(unknown[MAX_LISTED:])
     for missing in wrong:
         if missing.missing and missing.key not in suggested:  # else it is a misspelt one
             name = _written(missing.key, missing.is_table)
             lines.append(f"missing {name}, which has no default")
-    if len(lines) == 1:
+    if len(lines) + more == 1:
         return lines[0]
-    return "\n  ".join([f"{len(lines)} settings are unknown or missing:", *lines])
+    heading = f"{len(lines) + more:,} settings are unknown or missing:"
+    if more:
+        lines.append(f"and {more:,} more unknown keys")
+    return "\n  ".join([heading, *lines])
 
 
 def _candidates(unknown: WrongKey, elsewhere: Mapping[str, bool]) -> list[str]:

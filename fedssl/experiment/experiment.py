@@ -21,6 +21,7 @@ from fedssl.core.user_modules import missing_options
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.experiment.lookup import load_values
+from fedssl.experiment.model_size import check_model_size
 from fedssl.experiment.overrides import (
     CHOICES,
     DEFAULT_NAMES,
@@ -38,8 +39,6 @@ from fedssl.training.settings import TrainSettings
 # Settings that earlier versions did not have, by table. They do not change the hash of an
 # experiment while they have their default values.
 ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
-# 8 GB in float32; a ResNet-50 with the papers' heads has 50 million.
-MAX_PARAMETERS = 2_000_000_000
 BASELINES = ("random", "isolated", "centralized")
 
 
@@ -185,7 +184,7 @@ class Experiment(Settings):
         The method is built without memory, to look at its size, parts and views.
         """
         method = self._without_memory()
-        _check_model_size(method)
+        check_model_size(method)
         if self.method.view_size is not None:
             method.views  # noqa: B018 - raises if a blur is wider than the views
         self._check_method(method)
@@ -287,16 +286,6 @@ def check_uploads(participants: int, clients: int, needed: int) -> None:
             f"in each round {participants} of {clients} clients train, but a server needs {needed} "
             "valid uploads to merge: raise clients or topology.participation, or set "
             f"guard.min_uploads = {participants}"
-        )
-
-
-def _check_model_size(method: Method) -> None:
-    """Raise ConfigError for a model that no supported machine could train."""
-    count = sum(tensor.numel() for tensor in (*method.parameters(), *method.buffers()))
-    if count > MAX_PARAMETERS:
-        raise ConfigError(
-            f"the model would have {count:,} parameters, more than the {MAX_PARAMETERS:,} that "
-            "are supported: lower the sizes under [method]"
         )
 
 

@@ -116,7 +116,7 @@ def _constant(matrix: Tensor) -> Tensor:
 
     ONNX has no bicubic interpolation with antialias.
     """
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return torch.tensor(matrix.tolist(), device=matrix.device)
     return matrix
 

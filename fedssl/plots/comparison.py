@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from fedssl.plots.style import (
     GREY,
     MARKERS,
     SMALL,
+    error_bar,
     legend_below,
     line_style,
     new_figure,
@@ -29,21 +29,19 @@ class Accuracy(NamedTuple):
 
     mean: float
     seeds: Sequence[float]
-    low: float | None = None
-    high: float | None = None
+    ends: tuple[float, float] | None = None
 
     @property
     def extent(self) -> list[float]:
         """All values that an axis must show."""
-        ends = [end for end in (self.low, self.high) if end is not None]
-        return [self.mean, *self.seeds, *ends]
+        return [self.mean, *self.seeds, *(self.ends or ())]
 
     @property
     def error(self) -> list[list[float]] | None:
         """The distances of the ends from the mean, as matplotlib's errorbar takes them."""
-        if self.low is None or self.high is None:
+        if self.ends is None:
             return None
-        return [[max(0.0, self.mean - self.low)], [max(0.0, self.high - self.mean)]]
+        return error_bar(self.mean, self.ends)
 
 
 class Setting(NamedTuple):
@@ -85,15 +83,18 @@ def draw_sweep_alone(settings: Sequence[Setting], swept: str, bars: str) -> Any:
 def draw_sweep(axes: Any, settings: Sequence[Setting], swept: str, bars: str) -> None:
     """Draw a line for each probe: accuracy against the value of the setting named `swept`."""
     ordered = sorted(settings, key=lambda setting: setting.value or 0.0)
-    values = [float(setting.value or 0.0) for setting in ordered]
+    values: list[float] = []
+    for setting in ordered:
+        values.append(setting.value or 0.0)
     # The last colours of the palette: a panel of curves next to it has the first ones.
     for number, probe in enumerate(reversed(_probes(settings)), 1):
         style = line_style(len(COLOURS) - number)
-        finals = [setting.finals[probe] for setting in ordered]
-        means = [final.mean for final in finals]
-        axes.plot(values, means, label=probe, **style)
-        for value, final in zip(values, finals, strict=True):
+        means = []
+        for value, setting in zip(values, ordered, strict=True):
+            final = setting.finals[probe]
+            means.append(final.mean)
             _draw_seeds_and_bar(axes, value, final, style["color"])
+        axes.plot(values, means, label=probe, **style)
     _set_value_axis(axes, values, swept)
     set_accuracy_axis(axes, _extent(settings), "accuracy (%)")
     _explain(axes, settings, bars)
@@ -116,7 +117,7 @@ def _set_value_axis(axes: Any, values: Sequence[float], name: str) -> None:
         axes.set_xlabel(f"{name} (logarithmic)")
         axes.minorticks_off()
     if len(values) <= MAX_VALUE_TICKS:
-        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.set_xticks(values, list(map("{:g}".format, values)))
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:
@@ -155,21 +156,22 @@ def _draw_finals(axes: Any, settings: Sequence[Setting], bars: str) -> None:
         for number, probe in enumerate(probes):
             final = setting.finals[probe]
             y = row + 0.3 * (number - (len(probes) - 1) / 2)
-            filled = number == len(probes) - 1
             axes.errorbar(
                 [final.mean],
                 [y],
                 xerr=final.error,
                 color=style["color"],
                 marker=style["marker"],
-                markerfacecolor=style["color"] if filled else "white",
+                markerfacecolor=_face(number, probes, style["color"]),
                 markersize=6,
                 capsize=3,
                 linewidth=1.2,
             )
             if len(final.seeds) > 1:
                 axes.plot(final.seeds, [y] * len(final.seeds), zorder=3, **SEED_STYLE)
-    labels = [textwrap.fill(setting.label, LABEL_CHARACTERS) for setting in settings]
+    labels = []
+    for setting in settings:
+        labels.append(textwrap.fill(setting.label, LABEL_CHARACTERS))
     axes.set_yticks(range(len(settings)), labels, fontsize=SMALL)
     axes.set_ylim(len(settings) - 0.5, -0.5)
     set_accuracy_axis(axes, _extent(settings), "accuracy (%)", "x")
@@ -177,27 +179,37 @@ def _draw_finals(axes: Any, settings: Sequence[Setting], bars: str) -> None:
     _explain(axes, settings, bars)
 
 
+def _face(number: int, probes: Sequence[str], colour: str) -> str:
+    """Return the colour inside the marker of a probe: the last probe is filled."""
+    if number == len(probes) - 1:
+        return colour
+    return "white"
+
+
 def _add_probe_marks(axes: Any, probes: Sequence[str]) -> None:
     """Add the meaning of filled and hollow points to the legend."""
     for number, probe in enumerate(probes):
-        face = "black" if number == len(probes) - 1 else "white"
         axes.plot(
             [],
             [],
             marker=MARKERS[0],
             linestyle="",
             color="black",
-            markerfacecolor=face,
+            markerfacecolor=_face(number, probes, "black"),
             label=probe,
         )
 
 
 def _explain(axes: Any, settings: Sequence[Setting], bars: str) -> None:
     """Add the meaning of dots and bars to the legend, as far as they are drawn."""
-    finals = list(_all_finals(settings))
-    if any(len(final.seeds) > 1 for final in finals):
+    seeds = False
+    intervals = False
+    for final in _all_finals(settings):
+        seeds |= len(final.seeds) > 1
+        intervals |= final.ends is not None
+    if seeds:
         axes.plot([], [], label="single seeds", **SEED_STYLE)
-    if any(final.error is not None for final in finals):
+    if intervals:
         axes.errorbar([], [], yerr=[], color=GREY, capsize=3, linewidth=1.2, label=bars)
 
 
@@ -214,4 +226,4 @@ def _extent(settings: Sequence[Setting]) -> list[float]:
     values = []
     for final in _all_finals(settings):
         values += final.extent
-    return [value for value in values if math.isfinite(value)]
+    return values

@@ -50,7 +50,7 @@ def draw_sheet(
     images = images.cpu()
     font = ImageFont.load_default(TEXT)
     short_names = list(map(_abbreviate, names))
-    left = 3 * GAP + max(_text_width(font, name) for name in short_names)
+    left = 3 * GAP + _longest(font, short_names)
     top = GAP + LINE * (len(title) + 1)
     size = (_sheet_width(left, strips, title, font), top + STEP * len(images))
     sheet = Image.new("RGB", size, "white")
@@ -76,12 +76,12 @@ def _sheet_width(left: int, strips: Sequence[Strip], title: Sequence[str], font:
     right = left + TILE
     for strip in strips:
         right += STRIP_GAP - GAP + STEP * strip.columns
-    longest = max((_text_width(font, line) for line in title), default=0)
-    return max(right, GAP + longest) + GAP
+    return max(right, GAP + _longest(font, title)) + GAP
 
 
-def _text_width(font: Font, text: str) -> int:
-    return math.ceil(font.getlength(text))
+def _longest(font: Font, lines: Sequence[str]) -> int:
+    """Return the width of the longest line in pixels."""
+    return math.ceil(max(map(font.getlength, lines)))
 
 
 def _abbreviate(name: str) -> str:

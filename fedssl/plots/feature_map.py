@@ -39,7 +39,9 @@ def scatter(
     """Draw positions (n, 2) with a colour and a marker for each class."""
     for label in np.unique(labels):
         of_class = labels == label
-        name = classes[label] if len(classes) else str(label)
+        name = str(label)
+        if len(classes):
+            name = classes[label]
         axes.scatter(*xy[of_class].T, s=9, label=name, **point_style(int(label)))
     axes.set(title=title, xticks=[], yticks=[])
     axes.set_frame_on(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,9 @@ def _boxes(hist: Tensor) -> Any:
     """Return the corners (K, C, 4, 2) of the stacked boxes."""
     clients, class_count = hist.shape
     # Few bars are separated by gaps; among many, gaps would only flicker.
-    half_width = 0.41 if clients <= 30 else 0.5
+    half_width = 0.5
+    if clients <= 30:
+        half_width = 0.41
     top = hist.cumsum(1).double()
     bottom = top - hist
     middle = torch.arange(clients, dtype=torch.float64)[:, None].expand(-1, class_count)
@@ -91,7 +94,7 @@ def _class_colours(count: int) -> list[Any]:
 
     if count > LEGEND_CLASSES:
         return list(colormaps["viridis"].resampled(count)(range(count)))
-    return [COLOURS[label % len(COLOURS)] for label in range(count)]
+    return list(islice(cycle(COLOURS), count))
 
 
 def _add_legend(figure: Any, colours: list[Any], classes: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from fedssl.plots.style import (
     LINE_STYLES,
     MAX_WIDTH,
     SMALL,
+    error_bar,
     legend_below,
     set_accuracy_axis,
     set_round_axes,
@@ -102,15 +103,13 @@ def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:
 
 def _row_styles(table: Table) -> dict[str, dict[str, str]]:
     """Return colour and dashes of each row: known rows in the order of NAMES, then the others."""
-    known = [name for name in NAMES if name in table]
-    others = [name for name in table if name not in NAMES]
     styles = {}
-    for name in known + others:
-        number = list(NAMES).index(name) if name in NAMES else len(NAMES) + others.index(name)
-        styles[name] = {
-            "color": COLOURS[number % len(COLOURS)],
-            "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
-        }
+    for number, name in enumerate(dict.fromkeys([*NAMES, *table])):
+        if name in table:
+            styles[name] = {
+                "color": COLOURS[number % len(COLOURS)],
+                "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
+            }
     return styles
 
 
@@ -128,9 +127,10 @@ def _knn_by_round(rounds: Rounds, table: Table) -> list[tuple[int, float]]:
 
 def _counted_models(score: Mapping[str, Any]) -> list[float]:
     """Return the accuracies of single models, such as those of clients, if there are several."""
-    models = score.get("models", {})
-    apart = score.get("apart", ())
-    return [accuracy for name, accuracy in models.items() if name not in apart]
+    counted = dict(score.get("models", {}))
+    for name in score.get("apart", ()):
+        del counted[name]
+    return list(counted.values())
 
 
 def _draw_bars(axes: Any, table: Table, intervals: Intervals) -> None:
@@ -142,9 +142,11 @@ def _draw_bars(axes: Any, table: Table, intervals: Intervals) -> None:
             x = row + BAR_WIDTH * (number - (len(probes) - 1) / 2)
             score = table[name][probe]
             ends = intervals.get((name, probe))
-            bar = {"color": style["color"], "hatch": HATCHES[len(probes) - 1 - number]}
+            bar = {"color": style["color"], **_probe_style(number, probes)}
             _draw_bar(axes, x, score, ends=ends, bar=bar)
-    names = [textwrap.fill(NAMES.get(name, name), NAME_WIDTH) for name in styles]
+    names = []
+    for name in styles:
+        names.append(textwrap.fill(NAMES.get(name, name), NAME_WIDTH))
     axes.set_xticks(range(len(names)), names)
     axes.set(ylim=(0, 108), ylabel="accuracy (%)", title="final accuracy")
     axes.set_yticks(range(0, 101, 20))
@@ -161,28 +163,34 @@ def _draw_bar(
     ends: tuple[float, float] | None,
     bar: Mapping[str, Any],
 ) -> None:
-    """Draw one bar with its number, interval and single models; a hatched bar is lighter."""
+    """Draw one bar with its number, interval and single models."""
     mean = score["mean"]
-    alpha = 0.35 if bar["hatch"] else 0.85
-    axes.bar(x, mean, BAR_WIDTH, alpha=alpha, edgecolor="white", **bar)
+    axes.bar(x, mean, BAR_WIDTH, **bar)
     models = _counted_models(score)
     offsets = np.linspace(-0.25, 0.25, len(models)) * BAR_WIDTH
     axes.plot(x + offsets, models, **MODEL_STYLE)
     if ends is not None:
-        error = [[max(0.0, mean - ends[0])], [max(0.0, ends[1] - mean)]]
-        axes.errorbar([x], [mean], yerr=error, **INTERVAL_STYLE)
+        axes.errorbar([x], [mean], yerr=error_bar(mean, ends), **INTERVAL_STYLE)
     highest = max([mean, *models, *(ends or ())])
     axes.text(x, highest + 2.5, f"{mean:.1f}", ha="center", fontsize=SMALL)
+
+
+def _probe_style(number: int, probes: Sequence[str]) -> dict[str, Any]:
+    """Return how the bars of a probe are filled: those of the last one plain, others hatched."""
+    if number == len(probes) - 1:
+        return {"alpha": 0.85}
+    return {"alpha": 0.35, "hatch": HATCHES[1 + number], "edgecolor": "white"}
 
 
 def _add_marks(axes: Any, table: Table, probes: Sequence[str], intervals: bool) -> None:
     """Add the meaning of bars, dots and error bars to the legend, as far as they are drawn."""
     for number, probe in enumerate(probes):
-        hatch = HATCHES[len(probes) - 1 - number]
-        alpha = 0.35 if hatch else 0.85
         label = PROBES.get(probe, probe)
-        axes.bar([0], [0], color=GREY, hatch=hatch, alpha=alpha, edgecolor="white", label=label)
-    if any(_counted_models(score) for row in table.values() for score in row.values()):
+        axes.bar([0], [0], color=GREY, label=label, **_probe_style(number, probes))
+    models = 0
+    for row in table.values():
+        models += len(_counted_models(row[probes[0]]))
+    if models:
         axes.plot([], [], label="single clients", **MODEL_STYLE)
     if intervals:
         axes.errorbar([], [], yerr=[], label="95% interval over test images", **INTERVAL_STYLE)

@@ -122,7 +122,7 @@ def point_style(number: int) -> dict[str, Any]:
     colour = COLOURS[number % len(COLOURS)]
     repetition = number // len(COLOURS)
     return {
-        "facecolors": "none" if repetition % 2 else colour,
+        "facecolors": (colour, "none")[repetition % 2],
         "edgecolors": colour,
         "linewidths": 0.8,
         "marker": MARKERS[(number + repetition) % len(MARKERS)],
@@ -160,6 +160,12 @@ def set_accuracy_axis(axes: Any, values: Iterable[float], label: str, which: str
     axis = getattr(axes, f"{which}axis")
     axis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
     axes.grid(alpha=0.3, axis=which)
+
+
+def error_bar(mean: float, ends: tuple[float, float]) -> list[list[float]]:
+    """Return the distances of an interval's ends from the mean, as matplotlib takes them."""
+    low, high = ends
+    return [[max(0.0, mean - low)], [max(0.0, high - mean)]]
 
 
 def model_title(model: str) -> str:
@@ -202,7 +208,7 @@ def draw_matrix(
     figure.colorbar(image, ax=axes, label=label, shrink=0.8)
     step = -(-len(names) // MAX_MATRIX_NUMBERS)  # 1 if all names fit
     ticks = list(range(0, len(names), step))
-    tick_names = [_abbreviate(names[i]) for i in ticks]
+    tick_names = list(map(_abbreviate, names[::step]))
     axes.set_xticks(ticks, tick_names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(ticks, tick_names)
     axes.set_title("between models")

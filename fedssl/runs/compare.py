@@ -59,7 +59,9 @@ class Group(NamedTuple):
     def std(self, probe: str) -> float | None:
         """Return the standard deviation over seeds; None for one run."""
         accuracies = self.accuracies(probe)
-        return statistics.stdev(accuracies) if len(accuracies) > 1 else None
+        if len(accuracies) < 2:
+            return None
+        return statistics.stdev(accuracies)
 
     @property
     def seeds(self) -> list[int]:
@@ -129,7 +131,9 @@ def _text(value: Any) -> str:
     """Return a value as in an assignment: TOML, without quotes."""
     if value is None:
         return "not set"
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def group_runs(runs: Sequence[RunSummary]) -> list[Group]:
@@ -163,7 +167,8 @@ def _check_new_seed(group: Group, run: RunSummary) -> None:
 
 def _kind(values: Mapping[str, Any]) -> str:
     """Return a label for runs that all have the same settings: "simclr × fedavg × star"."""
-    return " × ".join(values[f"{table}.name"] for table in ("method", "algorithm", "topology"))
+    keys = ("method.name", "algorithm.name", "topology.name")
+    return " × ".join(map(values.__getitem__, keys))
 
 
 def swept_key(groups: Sequence[Group]) -> str | None:
@@ -207,14 +212,36 @@ def _knn_by_round(run: RunSummary) -> dict[int, float]:
 def group_interval(group: Group, probe: str) -> Interval | None:
     """Return the mean accuracy over seeds with its interval; None without saved outcomes."""
     outcome = _mean_outcome(group, probe)
-    return None if outcome is None else accuracy_interval(outcome)
+    if outcome is None:
+        return None
+    return accuracy_interval(outcome)
+
+
+def with_shared_seeds(first: Group, other: Group) -> tuple[Group, Group]:
+    """Return two groups with the runs whose seeds both have, in the same order.
+
+    A seed decides the first weights and which images are labelled, so that runs with one seed
+    differ less by chance. Groups that share no seed are returned unchanged.
+    """
+    by_seed = {run.experiment.seed: run for run in other.runs}
+    firsts = []
+    others = []
+    for run in first.runs:
+        if run.experiment.seed in by_seed:
+            firsts.append(run)
+            others.append(by_seed[run.experiment.seed])
+    if not firsts:
+        return first, other
+    return first._replace(runs=firsts), other._replace(runs=others)
 
 
 def paired_difference(first: Group, other: Group, probe: str) -> Interval | None:
     """Return how much better the other group is on the same test images, averaged over seeds.
 
-    None if the outcomes of single images were not saved, as by earlier versions.
+    Seeds that only one group has are left out, unless the groups share none. None if the outcomes
+    of single images were not saved, as by earlier versions.
     """
+    first, other = with_shared_seeds(first, other)
     before = _mean_outcome(first, probe)
     after = _mean_outcome(other, probe)
     if before is None or after is None:
@@ -222,10 +249,21 @@ def paired_difference(first: Group, other: Group, probe: str) -> Interval | None
     return difference_interval(after, before)
 
 
+def seed_differences(first: Group, other: Group, probe: str) -> list[float]:
+    """Return how much better the other group is, for each seed that both groups have."""
+    first, other = with_shared_seeds(first, other)
+    if first.seeds != other.seeds:
+        return []
+    pairs = zip(first.accuracies(probe), other.accuracies(probe), strict=True)
+    return [after - before for before, after in pairs]
+
+
 def count_test_images(group: Group, probe: str) -> int | None:
     """Return the number of test images; None without saved outcomes."""
     outcome = _mean_outcome(group, probe)
-    return None if outcome is None else len(outcome)
+    if outcome is None:
+        return None
+    return len(outcome)
 
 
 def _mean_outcome(group: Group, probe: str) -> Tensor | None:

@@ -16,12 +16,15 @@ import torch
 
 from fedssl.core.errors import ConfigError
 from fedssl.experiment.experiment import Experiment, load
-from fedssl.experiment.overrides import CHANGEABLE
+from fedssl.experiment.overrides import CHANGEABLE, dump
 from fedssl.experiment.plain_values import differences, flatten
 from fedssl.runs.resume_checks import EXPERIMENT, started
 from fedssl.training.trainer import resolve_precision
+from fedssl.views import Augment
+from fedssl.views.presets import PRESETS
 
 RUNS = Path("runs")
+VIEWS = "method.augment."
 MAX_NAMED = 3  # differences in the name of a directory
 MAX_VALUE = 20  # characters of a value in the name
 MAX_NAME = 100  # characters
@@ -98,6 +101,7 @@ def _not_trained(key: str) -> bool:
 def suffix(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the differences of two trainings for a name: "-byol-rounds16"; "" if there are none."""
     changed = {key: value for key, (_, value) in differences(old, new).items()}
+    changed = _name_views(changed, new)
     tables = {key.removesuffix("name") for key in changed if key.endswith(".name")}
     words = [_word(key, changed[key]) for key in changed if key.endswith(".name")]
     for key, value in changed.items():
@@ -108,6 +112,17 @@ def suffix(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if len(words) > MAX_NAMED:
         named.append(f"and-{len(words) - MAX_NAMED}-more")
     return "".join(f"-{word}" for word in named)
+
+
+def _name_views(changed: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace changes of the views by the name of the preset that all views now have, if any."""
+    others = {key: value for key, value in changed.items() if not key.startswith(VIEWS)}
+    if len(others) < len(changed):
+        for preset in PRESETS:
+            values = dump(Augment.model_validate(preset))
+            if all(new.get(f"{VIEWS}{key}") == value for key, value in values.items()):
+                return {f"{VIEWS}name": preset, **others}
+    return dict(changed)
 
 
 def _word(key: str, value: Any) -> str:

@@ -70,7 +70,7 @@ class Pace:
         return self.elapsed * max(0, total - self._finished) / self._finished
 
     def finish_client(self) -> str | None:
-        """Count a client; return the estimate of a long round's run, once. Called in any thread."""
+        """Count a client; return the estimate, once, if the round is long. Called from any thread."""
         with self._lock:
             self._finished += 1
             return self._estimate(SECONDS_BEFORE_ESTIMATE_WITHIN_ROUND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 Values = Mapping[str, Any]  # settings by dotted key
@@ -13,24 +14,24 @@ def varying_keys(settings: Sequence[Values]) -> list[str]:
     keys: dict[str, None] = {}
     for values in settings:
         keys |= dict.fromkeys(values)
-    return [key for key in keys if _differs(key, settings)]
+    return list(filter(lambda key: _differs(key, settings), keys))
 
 
 def labelled_keys(varying: Sequence[str], settings: Sequence[Values]) -> list[str]:
     """Return the keys that a label needs, those that choose a class first.
 
-    Another method or algorithm has other settings, which its name stands for: they are needed only
+    Another method or algorithm has other settings, which its name represents: they are needed only
     if they also differ between runs that have the same method or algorithm.
     """
-    names = [key for key in varying if key.endswith(".name")]
-    needed = list(names)
+    names = []
+    others = []
     for key in varying:
-        if key in names:
-            continue
         name = f"{key.partition('.')[0]}.name"
-        if name not in names or _differs_within(key, name, settings):
-            needed.append(key)
-    return needed
+        if key.endswith(".name"):
+            names.append(key)
+        elif name not in varying or _differs_within(key, name, settings):
+            others.append(key)
+    return names + others
 
 
 def _differs(key: str, settings: Sequence[Values]) -> bool:
@@ -42,7 +43,7 @@ def _differs_within(key: str, name: str, settings: Sequence[Values]) -> bool:
     by_name: dict[Any, list[Values]] = {}
     for values in settings:
         by_name.setdefault(values.get(name), []).append(values)
-    return any(_differs(key, alike) for alike in by_name.values())
+    return any(map(partial(_differs, key), by_name.values()))
 
 
 def label(values: Values, keys: Sequence[str]) -> str:
@@ -62,8 +63,10 @@ def label(values: Values, keys: Sequence[str]) -> str:
 def short_key(key: str, keys: Sequence[str]) -> str:
     """Return the last part of a dotted key, or all of it if another key has the same last part."""
     leaf = key.rpartition(".")[2]
-    same = [other for other in keys if other.rpartition(".")[2] == leaf]
-    return leaf if len(same) == 1 else key
+    for other in keys:
+        if other != key and other.rpartition(".")[2] == leaf:
+            return key
+    return leaf
 
 
 def _text(value: Any) -> str:

@@ -34,7 +34,7 @@ def _one_below_the_other(
     outcome: Outcome, results: Sequence[CellResult], measured: Text
 ) -> Columns:
     """Return a row for each cell; published figures and differences only if there are any."""
-    published = any(result.cell.published for result in results)
+    published = any(map(published_text, results))
     difference = published and outcome.comparable
     headings = ["row", "column"]
     if published:
@@ -56,14 +56,18 @@ def _one_below_the_other(
 
 def _by_probe(results: Sequence[CellResult], measured: Text) -> Columns:
     """Return a row for each combination of settings and a column for each probe."""
-    probes = list(dict.fromkeys(result.cell.column for result in results))
     texts: dict[str, dict[str, str]] = {}
+    headings: dict[str, None] = {}
     for result in results:
-        texts.setdefault(result.cell.row, {})[result.cell.column] = measured(result)
+        heading = f"{result.cell.column} (seeds)"
+        headings[heading] = None
+        texts.setdefault(result.cell.row, {})[heading] = measured(result)
     rows = []
-    for name, by_probe in texts.items():
-        rows.append([name, *(by_probe.get(probe, "") for probe in probes)])
-    headings = [f"{probe} (seeds)" for probe in probes]
+    for name, by_heading in texts.items():
+        row = [name]
+        for heading in headings:
+            row.append(by_heading.get(heading, ""))  # a cell that is not displayed is empty
+        rows.append(row)
     return Columns(["settings", *headings], rows, names=1)
 
 

@@ -220,7 +220,7 @@ def _reset_probe(experiment: Experiment) -> dict[str, Any]:
     defaults = NO_FINAL_PROBES | PROBE_DEFAULTS
     changes = {}
     for key, value in defaults.items():
-        if probe[key] != value:
+        if probe.get(key) != value:
             changes[f"probe.{key}"] = value
     return changes
 

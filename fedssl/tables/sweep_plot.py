@@ -42,7 +42,7 @@ def swept_setting(results: Sequence[CellResult]) -> str | None:
             values.setdefault(key, []).append(value)
     varying = []
     for key, of_rows in values.items():
-        if any(value != of_rows[0] for value in of_rows):
+        if of_rows.count(of_rows[0]) < len(of_rows):
             varying.append(key)
     if len(varying) != 1 or not all(map(_is_number, values[varying[0]])):
         return None
@@ -73,4 +73,4 @@ def measured_settings(results: Sequence[CellResult], key: str) -> list[Setting]:
 def _accuracy(mean: float, result: CellResult) -> Accuracy:
     if result.std is None:
         return Accuracy(mean, result.values)
-    return Accuracy(mean, result.values, mean - result.std, mean + result.std)
+    return Accuracy(mean, result.values, (mean - result.std, mean + result.std))

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from typer.main import get_command
 
 import fedssl
+from fedssl.cli.command_help import EXAMPLES, EXTEND, PROGRAM_EXAMPLES, as_epilog
+from fedssl.cli.main import COMMANDS, app
 from fedssl.experiment.experiment import Experiment
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -41,10 +45,32 @@ def test_help(command: str, cli: Cli) -> None:
     assert f"Usage: fedssl {command}".strip() in out
 
 
+def test_every_command_has_a_group_and_examples(cli: Cli) -> None:
+    groups = {**COMMANDS, EXTEND: ()}
+    out = cli("--help")[1]
+    places = [out.index(f" {group} ") for group in groups]
+    assert places == sorted(places)
+    names = [function.__name__ for functions in COMMANDS.values() for function in functions]
+    assert sorted(names) == sorted(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", ["", *EXAMPLES])
+def test_examples_are_valid_and_fit_into_80_columns(name: str) -> None:
+    """Typer leaves one column empty at each side."""
+    examples = EXAMPLES.get(name, PROGRAM_EXAMPLES)
+    assert max(map(len, as_epilog(examples).splitlines())) <= 78
+    program = get_command(app)
+    for line, _ in examples:
+        _, command, *args = shlex.split(line)
+        assert name in ("", command)
+        context = program.commands[command].make_context(command, args)  # raises if it is wrong
+        assert context.params
+
+
 def test_help_keeps_text_in_brackets(cli: Cli) -> None:
     """Rich reads text in brackets as colours."""
     words = cli("evaluate", "--help")[1].split()
-    assert "--set labels=100 changes a setting under probe." in " ".join(words)
+    assert "--set labels=100 changes a setting under probe;" in " ".join(words)
 
 
 def test_no_command_shows_the_help(cli: Cli) -> None:

@@ -28,13 +28,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_table_has_a_row_for_each_setting(folder: Path, cli: Cli) -> None:
-    """The first row is correct for 50% and 75%; the second for 100%, a gain of 37.5."""
+    """The first row is correct for 50% and 75%; the second for 100%, with the seed of 50%."""
     code, out, err = cli("compare", "runs", "--out", "both.png")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()]
     assert ["temperature", "0.5", "2", "50.0", "±", "0.0", "62.5", "±", "17.7", "6", "s"] in rows
     (second,) = [row for row in rows if row[:2] == ["temperature", "0.05"]]
-    assert second[2:6] == ["1", "50.0", "100.0", "+37.5"]
+    assert second[2:6] == ["1", "50.0", "100.0", "+50.0"]
     assert "on the same 4 test images" in out
     assert out.splitlines()[-1] == "picture  both.png"
     assert Path("both.png").read_bytes().startswith(b"\x89PNG")

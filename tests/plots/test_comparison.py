@@ -9,13 +9,13 @@ from fedssl.plots.style import new_figure
 
 
 def _setting(label: str, mean: float, value: float | None = None) -> Setting:
-    final = Accuracy(mean, [mean - 1, mean + 1], mean - 3, mean + 2)
+    final = Accuracy(mean, [mean - 1, mean + 1], (mean - 3, mean + 2))
     curve = [(1, mean - 9, mean - 10, mean - 8), (2, mean, mean - 1, mean + 1)]
     return Setting(label, {"kNN": final, "linear": final}, curve, value)
 
 
 def test_error_bars_have_the_ends_of_the_interval() -> None:
-    final = Accuracy(70.0, [70.0], 67.0, 72.0)
+    final = Accuracy(70.0, [70.0], (67.0, 72.0))
     assert final.error == [[3.0], [2.0]]
     assert Accuracy(70.0, [70.0]).error is None
 
@@ -37,7 +37,7 @@ def test_a_sweep_is_drawn_in_the_order_of_its_values() -> None:
     settings = [_setting("lr 1", 70.0, 1.0), _setting("lr 0.1", 80.0, 0.1)]
     _, axes = new_figure(1, 1)
     draw_sweep(axes[0, 0], settings, "train.lr", "± std")
-    line = axes[0, 0].lines[0]
+    line = next(line for line in axes[0, 0].lines if line.get_label() == "linear")
     assert list(line.get_xdata()) == [0.1, 1.0]
     assert list(line.get_ydata()) == [80.0, 70.0]
     assert axes[0, 0].get_xscale() == "log"

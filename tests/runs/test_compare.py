@@ -20,6 +20,7 @@ from fedssl.runs.compare import (
     group_runs,
     knn_curve,
     paired_difference,
+    seed_differences,
     swept_key,
 )
 from fedssl.runs.summary import RunSummary, summarise
@@ -101,15 +102,41 @@ def test_differences_are_paired_by_test_image(tmp_path: Path) -> None:
         fake_run(tmp_path / "a", correct=(1, 1, 0, 0)),
         fake_run(tmp_path / "b", "seed=1", correct=(1, 0, 0, 0)),
         fake_run(tmp_path / "c", "train.lr=0.01", correct=(1, 1, 1, 0)),
+        fake_run(tmp_path / "d", "train.lr=0.01", "seed=1", correct=(1, 1, 1, 1)),
     )
-    mean = torch.tensor([1.0, 0.5, 0.0, 0.0])
-    expected = difference_interval(torch.tensor([1.0, 1.0, 1.0, 0.0]), mean)
+    before = torch.tensor([1.0, 0.5, 0.0, 0.0])
+    expected = difference_interval(torch.tensor([1.0, 1.0, 1.0, 0.5]), before)
     assert paired_difference(first, second, "linear") == expected
-    assert expected.estimate == 37.5
+    assert expected.estimate == 50.0
+    assert seed_differences(first, second, "linear") == [25.0, 75.0]
     interval = group_interval(first, "linear")
     assert interval is not None
     assert interval.estimate == 37.5
     assert count_test_images(first, "linear") == 4
+
+
+def test_seeds_of_only_one_group_do_not_count_in_a_difference(tmp_path: Path) -> None:
+    """Both groups have seed 1 only: 75% − 25%."""
+    first, second = _groups(
+        fake_run(tmp_path / "a", correct=(1, 1, 1, 1)),
+        fake_run(tmp_path / "b", "seed=1", correct=(1, 0, 0, 0)),
+        fake_run(tmp_path / "c", "seed=1", "train.lr=0.01", correct=(1, 1, 1, 0)),
+    )
+    gain = paired_difference(first, second, "linear")
+    assert gain is not None
+    assert gain.estimate == 50.0
+    assert seed_differences(first, second, "linear") == [50.0]
+
+
+def test_groups_that_share_no_seed_are_compared_as_they_are(tmp_path: Path) -> None:
+    first, second = _groups(
+        fake_run(tmp_path / "a", correct=(1, 0, 0, 0)),
+        fake_run(tmp_path / "b", "seed=1", "train.lr=0.01", correct=(1, 1, 0, 0)),
+    )
+    gain = paired_difference(first, second, "linear")
+    assert gain is not None
+    assert gain.estimate == 25.0
+    assert seed_differences(first, second, "linear") == []
 
 
 def test_runs_of_earlier_versions_have_no_intervals(tmp_path: Path) -> None:
@@ -127,7 +154,7 @@ def _runs(*folders: Path) -> list[RunSummary]:
 
 def test_settings_that_only_add_to_the_results_may_differ(tmp_path: Path) -> None:
     base = fake_run(tmp_path / "a")
-    other = fake_run(tmp_path / "b", "probe.every=1", "probe.beside=[]", "probe.picture=false")
+    other = fake_run(tmp_path / "b", "probe.every=1", "probe.picture=false")
     check_comparable(_runs(base, other))
 
 

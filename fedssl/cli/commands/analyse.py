@@ -37,7 +37,7 @@ def analyse(
     imports: Imports = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Analyse runs: write DIR/analysis/KIND.json and .png, and print a table.
+    """Analyse runs beyond their accuracy: write DIR/analysis/KIND.json and .png, print a table.
 
     --set images=500 changes a setting of the analysis.
     """

@@ -13,7 +13,7 @@ def combinations(
         typer.Option("--train", help="Also train each combination for two rounds on tiny images."),
     ] = False,
 ) -> None:
-    """Print the compatibility matrix of algorithms, methods and topologies as Markdown."""
+    """Print which methods, algorithms and topologies can be combined, as Markdown."""
     from fedssl.cli.combinations import attempts, compatibility_tables, images
 
     verdicts = dict(attempts(images() if train else None))

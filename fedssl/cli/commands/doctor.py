@@ -8,7 +8,7 @@ from fedssl.cli.options import AsJson
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Print installed packages, missing extras, devices and problems of the installation."""
+    """Check the installation: packages, optional parts, GPUs and problems."""
     from fedssl.cli.doctor import examine, print_report
 
     report = examine()

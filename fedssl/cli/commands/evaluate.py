@@ -30,9 +30,10 @@ def evaluate(
     imports: Imports = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Measure the models of a run with a probe; --set labels=100 changes a setting under probe.
+    """Measure the models of a run again, with another probe or on other images.
 
-    With --on, --set data.size=64 changes a setting of that data set.
+    A probe is a small classifier on the features of the backbone. --set labels=100 changes a
+    setting under probe; with --on, --set data.holdout=500 changes one of that data set.
     """
     import_modules(imports)
 

@@ -50,7 +50,7 @@ OneDevice = Annotated[
 ]
 
 finetune = typer.Typer(
-    no_args_is_help=True, help="Fine-tune an exported backbone for another task."
+    no_args_is_help=True, help="Fine-tune a trained backbone to detect and segment objects."
 )
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from fedssl.experiment.experiment import Experiment
 
 flower = typer.Typer(
-    no_args_is_help=True, help="Run on Flower, with clients on their own machines."
+    no_args_is_help=True,
+    help="Train with clients on their own machines, over a network, on Flower.",
 )
 
 

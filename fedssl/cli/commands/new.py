@@ -33,7 +33,7 @@ def new(
     machine: Machine = None,
     force: Force = False,
 ) -> None:
-    """Inspect a folder of images and write an experiment for it, with comments."""
+    """Write an experiment for a folder of images: a TOML file that explains its settings."""
     file = out or Path(f"{folder.resolve().name}.toml")
     check_output_file(file, ".toml")
     if file.exists() and not force:

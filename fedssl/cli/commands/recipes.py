@@ -31,7 +31,7 @@ def recipes(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print an overview of the recipes, list some or all of them, or print one as TOML."""
+    """List ready-made experiments, the demo and those of five papers, or print one as TOML."""
     from fedssl.cli.recipes import is_one, print_overview
 
     if toml:

@@ -51,7 +51,7 @@ def run(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run or resume an experiment, and measure the final backbone."""
+    """Train an experiment, or resume it, and measure the trained backbone."""
     from fedssl.experiment.lookup import check_source
     from fedssl.experiment.plain_values import parse_assignments
 
