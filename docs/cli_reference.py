@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,11 +63,8 @@ def command_sections(name: str, command: Any) -> Iterator[str]:
     """Yield the heading, usage, help and options of a command."""
     yield f"## `{name}`"
     yield f"```text\n{usage(name, command)}\n```"
-    # Examples are paragraphs for Typer; here they are one block.
-    epilog = re.sub(r"^(fedssl .*)\n\n(?=fedssl )", r"\1\n", command.epilog or "", flags=re.M)
-    text = "\n\n".join([help_text(command), epilog])
-    for paragraph in text.split("\n\n"):
-        yield format_paragraph(paragraph)
+    yield from format_text(help_text(command))
+    yield from format_text(command.epilog or "")
     yield options_table(command)
 
 
@@ -87,15 +83,26 @@ def help_text(command: Any) -> str:
     return inspect.cleandoc(command.help or "")
 
 
-def format_paragraph(paragraph: str) -> str:
-    """Return a paragraph as one line, or as a block if its lines are commands or indented."""
-    lines = paragraph.strip("\n").splitlines()
-    if lines and lines[0].strip() == "\b":  # click: do not rewrap this paragraph
-        lines = lines[1:]
-    if lines and lines[0].startswith((" ", "fedssl ")):
-        code = inspect.cleandoc("\n".join(lines))
-        return f"```text\n{code}\n```"
-    return escape(" ".join(line.strip() for line in lines))
+def format_text(text: str) -> Iterator[str]:
+    """Yield the paragraphs of a text; successive paragraphs that are commands form one block."""
+    commands: list[str] = []
+    for paragraph in text.split("\n\n"):
+        lines = [line.strip() for line in paragraph.splitlines() if line.strip() != "\b"]
+        if lines and lines[0].startswith("fedssl "):
+            commands += lines
+            continue
+        yield code_block(commands)
+        commands = []
+        yield escape(" ".join(lines))
+    yield code_block(commands)
+
+
+def code_block(lines: list[str]) -> str:
+    """Return lines as a block; empty if there are none."""
+    if not lines:
+        return ""
+    code = "\n".join(lines)
+    return f"```text\n{code}\n```"
 
 
 def options_table(command: Any) -> str:

@@ -144,8 +144,8 @@ def _explanation(groups: Sequence[Group], probe: str) -> str:
     if count is not None:
         images = f"{count:,} test images"
     return (
-        f"{text}\ngain over the first row by {PROBE_NAMES[probe]} on the same {images} and for the "
-        "same seeds\nthe interval covers the choice of test images; the gain by seed shows how much "
+        f"{text}\ngain over the first row by {PROBE_NAMES[probe]} on the same {images}, for seeds "
+        "that both have\nthe interval covers the choice of test images; the gain by seed shows how much "
         "seeds matter"
     )
 

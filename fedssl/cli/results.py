@@ -20,7 +20,7 @@ _NAMES = {
     "random": "random backbone",
     "isolated": "each client alone",
     "centralized": "all images pooled",
-    MEAN: "mean of the peers' models",
+    MEAN: "mean of the peers",
     "global": "global model",
 }
 

@@ -47,6 +47,9 @@ def write_sheet(
         title = [f"{name}: {preset_of(augment)} views", describe(augment)]
     rows = choose_rows(owners, experiment.seed)
     clients, indices = zip(*rows, strict=True)
+    shown = len(set(clients))
+    if shown < len(owners):
+        title[0] += f", {shown} of {len(owners)} clients"
     images = data.train.held[torch.tensor(indices)]
     names = list(map(model_title, clients))
     draw_sheet(images, names, strips, title=title, seed=experiment.seed, path=out)

@@ -68,9 +68,14 @@ def draw_run(
     figure = Figure(figsize=(MAX_WIDTH, HEIGHT), layout="constrained")
     top, bottom = figure.subfigures(2, 1, squeeze=False).flat
     curve, bars = top.subplots(1, 2)
-    _draw_curve(curve, rounds, table)
-    _draw_bars(bars, table, intervals)
-    legend_below(top, [curve, bars])
+    if THIS_RUN in table:
+        _draw_curve(curve, rounds, table)
+        _draw_bars(bars, table, intervals)
+        legend_below(top, [curve, bars])
+    else:  # test images have labels for the maps, but probes have none to learn from
+        top.suptitle("no accuracy was measured")
+        curve.set_axis_off()
+        bars.set_axis_off()
     left_map, right_map = bottom.subplots(1, 2)
     _draw_map(left_map, before, labels, classes, title="before training")
     _draw_map(right_map, after, labels, classes, title="after training")

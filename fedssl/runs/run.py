@@ -258,9 +258,9 @@ def run(
     check_resumable(chosen, folder, torch_device, ignore_message)
     root = Path(data_dir or "data")
     notify = ignore_message if quiet else print_to_stderr
-    notify(f"run directory: {folder}")
     data = read_data(chosen, root, dataset, notify)
     public = read_public(chosen, data, root, notify)
+    notify(f"run directory: {folder}")
     with explained_errors(folder):
         train_locally(LocalRun(chosen, folder, data, public, torch_device, title, quiet))
         if not finish(folder, data, public, device=torch_device, quiet=quiet):

@@ -99,7 +99,7 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     """One of three files of a client, and none of the other's; a file outside is left out."""
     for name in ("north/a.png", "north/b.png", "south/c.png"):
         _write(tmp_path / name)
-    for name in ("north/notes.txt", "readme.txt"):
+    for name in ("north/broken.png", "broken.png"):
         (tmp_path / name).write_text("no image")
     summary = _inspect(tmp_path)
     assert (summary.images, summary.outside) == (4, 1)

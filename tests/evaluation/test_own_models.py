@@ -221,6 +221,8 @@ def test_the_table(name: str, go: Go, capsys: pytest.CaptureFixture[str]) -> Non
         *(words.get(m, m) for m in SHARED[name]),
         "random backbone",
         "each client alone",
+        "gain over clients alone",
+        "gain over random",
     ]
     assert names == expected
     for row in rows:

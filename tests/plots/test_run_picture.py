@@ -19,11 +19,11 @@ TABLE: dict[str, Any] = {
 ROUNDS = [{"round": 1, "knn": None}, {"round": 2, "knn": 78.0}, {"round": 3, "knn": None}]
 
 
-def _figure(images: int = 8) -> Any:
+def _figure(images: int = 8, table: dict[str, Any] = TABLE) -> Any:
     features = np.random.default_rng(0).normal(size=(images, 4)).astype(np.float32)
     return draw_run(
         ROUNDS,
-        TABLE,
+        table,
         intervals={("this run", "knn"): (78.5, 83.2)},
         before=features,
         after=features,
@@ -53,3 +53,9 @@ def test_bars_begin_at_0_and_have_intervals_and_single_clients() -> None:
 def test_few_images_have_no_map() -> None:
     _, _, before, _ = _figure(images=4).axes
     assert before.texts[0].get_text() == "a map needs 5 test images"
+
+
+def test_without_accuracies_there_are_only_maps() -> None:
+    curve, bars, before, _ = _figure(table={}).axes
+    assert (curve.lines[:], bars.patches[:]) == ([], [])
+    assert before.get_title() == "test images before training (t-SNE)"

