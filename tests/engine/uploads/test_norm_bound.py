@@ -543,6 +543,7 @@ def test_settings_added_later_do_not_change_an_experiments_hash() -> None:
         before["guard"]["statistics_bound"],
         before["guard"]["min_uploads"],
     )
+    before["probe"] |= {"k": 200, "beside": []}
     assert other.hash() == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
     assert plain.with_changes({"guard.min_uploads": 1}).hash() == plain.hash()
     assert len({plain.hash(), other.hash(), plain.with_changes({"probe.frozen": True}).hash()}) == 3
