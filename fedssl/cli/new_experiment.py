@@ -14,7 +14,7 @@ from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.suggestions import suggest
 from fedssl.data.download import find_path
-from fedssl.data.folder_listing import printable
+from fedssl.data.folder_listing import printable, subfolders
 from fedssl.data.inspect_folder import LAYOUTS, FolderSummary, inspect_folder
 from fedssl.experiment.draft import (
     OTHER_LAYOUTS,
@@ -35,17 +35,25 @@ DATA_DIR = Path("data")  # the default of --data-dir
 
 
 def write_experiment(
-    folder: Path, file: Path, *, views: str | None, layout: str | None, machine: str | None
+    folder: Path,
+    file: Path,
+    *,
+    views: str | None,
+    layout: str | None,
+    machine: str | None,
+    test: Path | None = None,
 ) -> None:
     """Inspect a folder, write an experiment for it, and print a summary and the next commands."""
     _check_choice("view preset", views, PRESETS)
     _check_choice("layout", layout, LAYOUTS)
     _check_choice("machine", machine, MACHINES)
     _check_outside(folder, file)
+    if test is not None:
+        test = _labelled(test)
     summary = inspect_folder(folder, print_to_stderr, layout)
     pictures = find_spec("matplotlib") is not None and find_spec("sklearn") is not None
     gpu = machine == "gpu" or (machine is None and torch.cuda.is_available())
-    choices = Choices(views, gpu, pictures)
+    choices = Choices(views, gpu, pictures, test)
     text = draft(path_to_write(folder), summary, choices)
     Experiment.from_toml(text, str(file)).check()
     file.write_text(text, "utf-8")
@@ -56,6 +64,15 @@ def write_experiment(
     print(f"  fedssl partition {name}   # prints which client has which images")
     print(f"  fedssl views {name}       # draws views.png, the images as clients see them")
     print(f"  fedssl run {name}         # trains and measures")
+
+
+def _labelled(test: Path) -> Path:
+    """Return the path of a folder of labelled images; raise ConfigError if it is none."""
+    if not test.is_dir():
+        raise ConfigError(f"--test: there is no folder {test}")
+    if not subfolders(test):
+        raise ConfigError(f"--test: {test} needs one folder of images for each class; it has none")
+    return path_to_write(test)
 
 
 def _check_choice(noun: str, value: str | None, known: Iterable[str]) -> None:
@@ -99,6 +116,8 @@ def describe(folder: Path, summary: FolderSummary, choices: Choices) -> list[str
     if summary.classes:
         details["classes"] = _listed(summary.classes)
     details["test"] = _test(summary)
+    if choices.test is not None:
+        details["test"] = f"labelled images in {printable(str(choices.test))}"
     details["size"] = _size(summary, choices.gpu)
     preset, reason = choose_preset(folder, summary, choices)
     others = " or ".join(sorted(PRESETS.keys() - {preset}))

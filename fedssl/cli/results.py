@@ -83,6 +83,8 @@ def _print_table(
     print(f"{_title(run)}: accuracy in %{_spread_text(rows, verdict)} {images}")
     Console().print(_table(run, rows, verdict))
     print(f"verdict: {verdict['sentence']}")
+    for sentence in verdict.get("advice", ()):
+        print(f"  {sentence}")
 
 
 def _table(run: Run, rows: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -> Table:

@@ -16,7 +16,7 @@ from fedssl.evaluation.score import rounded
 THIS_RUN = "this run"
 # Rows that a run is compared with, in the order of interest, as the verdict calls them.
 AGAINST = {
-    "isolated": "each client training alone",
+    "isolated": "clients that train alone",
     "random": "an untrained backbone",
     "centralized": "training on all images in one place",
 }
@@ -59,23 +59,35 @@ class Verdict(NamedTuple):
     gains: Figures  # of this run over each baseline
 
     @property
+    def advice(self) -> list[str]:
+        """What to do about a verdict that leaves the question open, in a sentence each."""
+        sentences = []
+        gains = {row: probes[self.probe].interval for row, probes in self.gains.items()}
+        if gains and not next(iter(gains.values())).excludes_zero:
+            sentences.append(
+                "more labelled test images narrow the interval; --seeds 3 shows how much it depends "
+                "on the seed"
+            )
+        if "random" in gains and not gains["random"].low > 0:
+            sentences.append(
+                "the backbone is not clearly better than an untrained one: train more rounds, or look "
+                "at its views with `fedssl views`"
+            )
+        return sentences
+
+    @property
     def sentence(self) -> str:
         """The verdict as one sentence, by the first baseline in the order of interest."""
         if not self.gains:
             return self._accuracy_sentence()
         baseline = next(iter(self.gains))
         gain = self.gains[baseline][self.probe]
-        points = gain.interval.estimate
-        direction = "above" if round(points, 1) >= 0 else "below"
         ends = f"{signed(gain.interval.low)} … {signed(gain.interval.high)}"
-        sentence = (
-            f"{abs(points):.1f} points {direction} {AGAINST[baseline]} by "
-            f"{PROBE_NAMES[self.probe]}{_seed_text(gain)}, {self.test_images:,} test images, "
-            f"95% interval {ends}"
+        return (
+            f"{_judgement(gain.interval)} {AGAINST[baseline]}: "
+            f"{signed(gain.interval.estimate)} points by {PROBE_NAMES[self.probe]}"
+            f"{_seed_text(gain)}, {self.test_images:,} test images, 95% interval {ends}"
         )
-        if not gain.interval.excludes_zero:
-            sentence += ": these test images do not show a difference"
-        return sentence
 
     def _accuracy_sentence(self) -> str:
         figure = self.accuracies[THIS_RUN][self.probe]
@@ -90,6 +102,7 @@ class Verdict(NamedTuple):
         """Return the verdict as plain values for results.json."""
         return {
             "sentence": self.sentence,
+            "advice": self.advice,
             "probe": self.probe,
             "test_images": self.test_images,
             "accuracies": _plain(self.accuracies),
@@ -111,9 +124,17 @@ def _plain(figures: Figures) -> dict[str, Any]:
     return plain
 
 
+def _judgement(gain: Interval) -> str:
+    """Return the words that begin a verdict: a difference is claimed if the interval shows it."""
+    if not gain.excludes_zero:
+        return "no clear difference from"
+    return "better than" if gain.estimate > 0 else "worse than"
+
+
 def signed(points: float) -> str:
-    """Return percentage points with their sign and one decimal: "+0.8"."""
-    return f"{points:+.1f}"
+    """Return percentage points with their sign and one decimal: "+0.8", and "0.0" for about 0."""
+    text = f"{points:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text
 
 
 def judge(seeds: Sequence[Outcomes]) -> Verdict:

@@ -37,6 +37,7 @@ class Choices(NamedTuple):
     views: str | None = None
     gpu: bool = False
     pictures: bool = True  # matplotlib is installed
+    test: Path | None = None  # labelled images elsewhere
 
 
 def guess_preset(folder: Path, summary: FolderSummary) -> tuple[str, str]:
@@ -99,7 +100,7 @@ def draft(folder: Path, summary: FolderSummary, choices: Choices) -> str:
     preset, why = choose_preset(folder, summary, choices)
     sections = [
         _head(folder, summary, gpu),
-        _data(folder, summary, gpu),
+        _data(folder, summary, choices),
         _partition(summary),
         _method(preset, why, gpu),
         ALGORITHM,
@@ -124,15 +125,17 @@ def _head(folder: Path, summary: FolderSummary, gpu: bool) -> str:
         f"# {owners}; the network and the rounds are for {machine}.",
         "# fedssl partition FILE and fedssl views FILE show what is trained on.",
         "seed = 0",
-        f"rounds = {rounds}  # every client trains and all models are averaged, this many times",
+        "# In each round every client trains and all models are averaged. The learning rate falls",
+        "# over all rounds, so that another number of rounds is another training.",
+        f"rounds = {rounds}",
     ]
     if not summary.by_client:
         lines.append(f"clients = {clients}  # simulated: the images are split over them")
     return "\n".join(lines) + "\n"
 
 
-def _data(folder: Path, summary: FolderSummary, gpu: bool) -> str:
-    size = choose_size(summary.side, gpu)
+def _data(folder: Path, summary: FolderSummary, choices: Choices) -> str:
+    size = choose_size(summary.side, choices.gpu)
     lines = ["[data]", 'name = "folder"']
     if not folder.is_absolute():
         lines.append("# Relative to the directory in which fedssl is started, or to --data-dir.")
@@ -146,7 +149,11 @@ def _data(folder: Path, summary: FolderSummary, gpu: bool) -> str:
     if summary.bad_share > Folder.model_fields["bad_share"].default:
         lines.append(f"# {summary.unreadable} of {summary.sampled} sampled files are no images.")
         lines.append(f"bad_share = {_allowed(summary.bad_share)}  # of a client's files")
-    return "\n".join([*lines, *_test_lines(summary)]) + "\n"
+    if choices.test is not None:
+        lines.append(f"test = {_quoted(choices.test)}  # labelled images, one folder per class")
+    else:
+        lines += _test_lines(summary)
+    return "\n".join(lines) + "\n"
 
 
 def _layout_lines(summary: FolderSummary) -> list[str]:

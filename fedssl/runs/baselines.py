@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from fedssl import federation
-from fedssl.core.console import approximate_time, ignore_message, print_to_stderr
+from fedssl.core.console import Notify, approximate_time, ignore_message, print_to_stderr
 from fedssl.core.errors import FedsslError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset
+from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import undamaged
+from fedssl.runs.rounds_log import read_rounds
 
 MAX_RELATIVE_TIME = 2.0  # of a baseline that is trained without being asked for
 
@@ -28,6 +30,16 @@ class Choice(NamedTuple):
 
     names: list[str]
     note: str | None = None  # on the time of those that the experiment does not name
+
+
+def baselines_of(evaluation: Evaluation, folder: Path, alone: bool) -> Choice:
+    """Return the baselines of a run; none without labels, since nothing is measured then."""
+    if not evaluation.images.possible:
+        return Choice([])
+    choice = choose_baselines(evaluation.experiment, read_rounds(folder / "rounds.jsonl"))
+    if alone:
+        return Choice([name for name in choice.names if name == "random"])
+    return choice
 
 
 def choose_baselines(experiment: Experiment, rounds: Iterable[Mapping[str, Any]]) -> Choice:
@@ -52,6 +64,14 @@ def choose_baselines(experiment: Experiment, rounds: Iterable[Mapping[str, Any]]
         f"clients do not train alone for comparison: it would take about {time}, "
         f"{cost.relative:.1f} times as long as this run; --baselines random,isolated does it",
     )
+
+
+def announce(folder: Path, choice: Choice, notify: Notify) -> None:
+    """Print what measuring a run replaces, and how long training its baselines takes."""
+    if (folder / "results.json").is_file():
+        notify(f"measuring the run again: this replaces the results in {folder}, trains no round")
+    if choice.note is not None and not (folder / "isolated").is_dir():
+        notify(choice.note)
 
 
 class Cost(NamedTuple):

@@ -24,7 +24,12 @@ from fedssl.evaluation.outcomes import OUTCOMES, outcomes_of, write_outcomes
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.verdict import THIS_RUN, judge
 from fedssl.experiment.experiment import Experiment
-from fedssl.runs.baselines import Baselines, Choice, choose_baselines, untrained_models
+from fedssl.runs.baselines import (
+    Baselines,
+    announce,
+    baselines_of,
+    untrained_models,
+)
 from fedssl.runs.collapse_warning import Collapse
 from fedssl.runs.feature_check import check_features
 from fedssl.runs.picture import draw_if_wanted
@@ -67,7 +72,7 @@ def _finish(
     snapshot = Store(folder).load(ignore_message, check_rows=False)
     assert snapshot is not None
     evaluation = Evaluation(experiment, data, device, notify=notify)
-    choice = _choose_baselines(evaluation, folder, alone)
+    choice = baselines_of(evaluation, folder, alone)
     baselines = Baselines(
         experiment, folder, data, public=public, device=device, names=choice.names, quiet=quiet
     )
@@ -80,22 +85,12 @@ def _finish(
     if measured and not damaged:
         baselines.repair()
         return False
-    if choice.note is not None and not measured:
-        notify(choice.note)
+    if not measured:
+        announce(folder, choice, notify)
     _write_outputs(
         evaluation, snapshot, baselines, hashes=hashes, damaged=damaged, measured=measured
     )
     return True
-
-
-def _choose_baselines(evaluation: Evaluation, folder: Path, alone: bool) -> Choice:
-    """Return the baselines of a run; none without labels, since nothing is measured then."""
-    if not evaluation.images.possible:
-        return Choice([])
-    choice = choose_baselines(evaluation.experiment, read_rounds(folder / "rounds.jsonl"))
-    if alone:
-        return Choice([name for name in choice.names if name == "random"])
-    return choice
 
 
 def _write_outputs(
@@ -120,7 +115,10 @@ def _write_outputs(
     if measured:  # only exported models or the picture were damaged
         results = integrity.read_json(folder, "results.json") or results
     else:
+        (folder / "picture.png").unlink(missing_ok=True)  # it shows earlier results
         _measure(evaluation, baselines, models, results)
+        if "verdict" in results:  # now: the picture may take a minute
+            evaluation.notify(f"verdict: {results['verdict']['sentence']}")
     draw_if_wanted(folder, evaluation, models, results["table"])
     integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
 
@@ -216,7 +214,10 @@ def _read_history(folder: Path) -> History:
     if collapse.likely:
         notes.append(collapse.likely)
     if len(codes) > 1:
-        notes.append(f"the code was changed during the run: {', '.join(codes)}")
+        notes.append(
+            f"computed by several versions of fedssl's code ({', '.join(codes)}), which may differ "
+            "in their results"
+        )
     return History(notes, list(codes))
 
 

@@ -89,7 +89,8 @@ class Pace:
         if not left:
             return None
         rounds = self.rounds - self._done
-        return f"estimated time about {approximate_time(self.elapsed + left)} for {rounds} rounds"
+        time = approximate_time(self.elapsed + left)
+        return f"estimated time of training: about {time} for {rounds} rounds, then measuring"
 
     def summary(self) -> str:
         """Return the time elapsed and the time left."""

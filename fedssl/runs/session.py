@@ -97,9 +97,12 @@ def raise_if_no_round_succeeded(folder: Path) -> None:
 
 
 def warn(experiment: Experiment, notify: Notify) -> None:
-    """Print the algorithm's warning. `--quiet` does not silence it: it is about private data."""
+    """Print the algorithm's warning. `--quiet` does not silence it: it is about private data.
+
+    Clients that train alone share nothing.
+    """
     warning = experiment.algorithm.warning
-    if warning is not None:
+    if warning is not None and experiment.topology.merges:
         notify(f"warning: {warning}")
 
 

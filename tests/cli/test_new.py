@@ -143,3 +143,16 @@ def test_the_machine_may_be_chosen(photos: Path, cli: Any) -> None:
         assert load("photos.toml").method.backbone == backbone
     code, _, err = cli("new", "photos", "--force", "--machine", "tpu")
     assert (code, 'unknown machine "tpu"' in err) == (2, True)
+
+
+def test_labelled_images_may_be_elsewhere(photos: Path, cli: Any) -> None:
+    write_images(Path("labelled"), {"cat": 4, "dog": 4})
+    code, out, _ = cli("new", "photos", "--test", "labelled", "-o", "with.toml")
+    assert code == 0
+    assert "labelled images in labelled" in out
+    assert load("with.toml").to_dict()["data"]["test"] == "labelled"
+    code, _, err = cli("new", "photos", "--test", "nowhere", "-o", "other.toml")
+    assert (code, err) == (2, "fedssl: --test: there is no folder nowhere\n")
+    code, _, err = cli("new", "photos", "--test", "labelled/cat", "-o", "other.toml")
+    assert code == 2
+    assert "needs one folder of images for each class" in err

@@ -96,10 +96,10 @@ def test_test_images_without_classes(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_images(tmp_path: Path) -> None:
-    """One of three files of a client, and none of the other's; a file outside is left out."""
+    """One of three files of a client, and none of the other's; one outside; text is not listed."""
     for name in ("north/a.png", "north/b.png", "south/c.png"):
         _write(tmp_path / name)
-    for name in ("north/broken.png", "broken.png"):
+    for name in ("north/damaged.png", "damaged.png", "north/notes.txt", "readme.txt"):
         (tmp_path / name).write_text("no image")
     summary = _inspect(tmp_path)
     assert (summary.images, summary.outside) == (4, 1)

@@ -10,7 +10,7 @@ import torch
 
 from fedssl.evaluation.outcomes import OUTCOMES, outcomes_of, read_outcomes, write_outcomes
 from fedssl.evaluation.score import Score
-from fedssl.evaluation.verdict import judge
+from fedssl.evaluation.verdict import judge, signed
 
 
 def _score(*models: list[int], apart: frozenset[str] = frozenset()) -> Score:
@@ -54,7 +54,7 @@ def test_the_verdict_names_the_gain_over_clients_alone() -> None:
         ]
     )
     assert verdict.sentence == (
-        "10.0 points above each client training alone by the linear probe, 100 test images, "
+        "better than clients that train alone: +10.0 points by the linear probe, 100 test images, "
         "95% interval +3.4 … +16.2"
     )
     assert verdict.values()["gains"]["random"]["linear"]["estimate"] == 30.0
@@ -62,14 +62,36 @@ def test_the_verdict_names_the_gain_over_clients_alone() -> None:
 
 def test_a_small_gain_is_not_claimed() -> None:
     outcomes = {("this run", "knn"): _right(8, 10), ("isolated", "knn"): _right(7, 10)}
-    sentence = judge([outcomes]).sentence
-    assert sentence.startswith("10.0 points above each client training alone by kNN, 10 test")
-    assert sentence.endswith(": these test images do not show a difference")
+    verdict = judge([outcomes])
+    assert verdict.sentence.startswith(
+        "no clear difference from clients that train alone: +10.0 points by kNN, 10 test images"
+    )
+    (advice,) = verdict.advice
+    assert advice.startswith("more labelled test images narrow the interval")
 
 
 def test_a_loss_is_stated_as_such() -> None:
     outcomes = {("this run", "knn"): _right(40), ("isolated", "knn"): _right(70)}
-    assert judge([outcomes]).sentence.startswith("30.0 points below each client training alone")
+    verdict = judge([outcomes])
+    assert verdict.sentence.startswith("worse than clients that train alone: -30.0 points by kNN")
+    assert verdict.advice == []
+
+
+def test_a_backbone_that_may_be_no_better_than_random_weights_is_reported() -> None:
+    """One image of a hundred more is no evidence; ten are."""
+    base = {("this run", "knn"): _right(60), ("isolated", "knn"): _right(40)}
+    assert judge([base | {("random", "knn"): _right(50)}]).advice == []
+    (advice,) = judge([base | {("random", "knn"): _right(59)}]).advice
+    assert advice.startswith("the backbone is not clearly better than an untrained one")
+
+
+def test_differences_that_round_to_zero_have_no_sign() -> None:
+    assert [signed(points) for points in (-0.04, 0.04, 0.05001, -0.6)] == [
+        "0.0",
+        "0.0",
+        "+0.1",
+        "-0.6",
+    ]
 
 
 def test_without_baselines_there_is_the_accuracy_alone() -> None:

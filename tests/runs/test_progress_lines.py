@@ -80,7 +80,10 @@ def test_the_estimate_is_made_once_and_from_measured_rounds(set_clock: Clock) ->
     set_clock(1.5)
     assert pace.finish_round(1) is None  # too early
     set_clock(5)
-    assert pace.finish_round(2) == "estimated time about 50 s for 20 rounds"
+    assert (
+        pace.finish_round(2)
+        == "estimated time of training: about 50 s for 20 rounds, then measuring"
+    )
     set_clock(6)
     assert pace.finish_round(3) is None
 
@@ -91,7 +94,10 @@ def test_long_rounds_are_estimated_from_their_first_clients(set_clock: Clock) ->
     set_clock(30)
     assert pace.finish_client() is None
     set_clock(60)
-    assert pace.finish_client() == "estimated time about 1.7 h for 2 rounds"
+    assert (
+        pace.finish_client()
+        == "estimated time of training: about 1.7 h for 2 rounds, then measuring"
+    )
 
 
 def test_short_training_has_no_estimate(set_clock: Clock) -> None:
@@ -113,7 +119,7 @@ def test_every_line_has_the_time_elapsed_and_left(
     assert capsys.readouterr().err.splitlines() == [
         "demo: round 1/4  1/1 clients  loss 1.0000  50 images/s  1 s elapsed, 3 s left",
         "demo: round 2/4  1/1 clients  loss 1.0000  50 images/s  8 s elapsed, 8 s left",
-        "demo: estimated time about 16 s for 4 rounds",
+        "demo: estimated time of training: about 16 s for 4 rounds, then measuring",
         "demo: round 4/4  1/1 clients  loss 1.0000  50 images/s  1:20 elapsed",
     ]
 
@@ -128,7 +134,7 @@ def test_the_bar_of_a_resumed_run(set_clock: Clock, monkeypatch: pytest.MonkeyPa
         shown.client(REPLY)
         shown.round(line(91, knn=50.0))
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sys.stderr.getvalue())
-    assert "demo: estimated time about 50 s for 10 rounds" in text
+    assert "demo: estimated time of training: about 50 s for 10 rounds, then measuring" in text
     last = text.splitlines()[-1]
     assert last.startswith("demo  round 91/100")
     assert last.rstrip().endswith("45 s left")

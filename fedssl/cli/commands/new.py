@@ -22,6 +22,12 @@ Layout = Annotated[
 Machine = Annotated[
     str | None, typer.Option(help="Size of the network: cpu or gpu; detected if not set.")
 ]
+Test = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Labelled images to measure on, with one folder for each class."
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
@@ -31,6 +37,7 @@ def new(
     views: Views = None,
     layout: Layout = None,
     machine: Machine = None,
+    test: Test = None,
     force: Force = False,
 ) -> None:
     """Write an experiment for a folder of images: a TOML file that explains its settings."""
@@ -43,4 +50,4 @@ def new(
 
     from fedssl.cli.new_experiment import write_experiment
 
-    write_experiment(folder, file, views=views, layout=layout, machine=machine)
+    write_experiment(folder, file, views=views, layout=layout, machine=machine, test=test)
