@@ -26,6 +26,7 @@ from fedssl.plots.style import (
 HEIGHT = 9.0  # inches
 BAR_WIDTH = 0.36
 NAME_WIDTH = 11  # characters in a line of a bar's name
+TITLE_WIDTH = 130  # characters in a line of the title
 THIS_RUN = "this run"
 # Rows of the table in the order of bars; further rows follow with their own names.
 NAMES = {
@@ -54,18 +55,21 @@ def draw_run(
     table: Table,
     *,
     intervals: Intervals,
+    verdict: str = "",
     before: NDArray[np.float32],
     after: NDArray[np.float32],
     labels: NDArray[np.int64],
     classes: Sequence[str],
 ) -> Any:
-    """Return the picture of a run as a figure.
+    """Return the picture of a run as a figure, with the verdict as its title.
 
     `before` and `after` are features (n, d) of the same n test images with `labels` (n,).
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(MAX_WIDTH, HEIGHT), layout="constrained")
+    if verdict:
+        figure.suptitle(textwrap.fill(verdict, TITLE_WIDTH), fontsize="medium")
     top, bottom = figure.subfigures(2, 1, squeeze=False).flat
     curve, bars = top.subplots(1, 2)
     if THIS_RUN in table:

@@ -19,6 +19,7 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.intervals import accuracy_interval
 from fedssl.evaluation.models import Models
 from fedssl.evaluation.outcomes import read_outcomes
+from fedssl.evaluation.verdict import judge
 from fedssl.plots.feature_map import MAPPED
 from fedssl.plots.run_picture import draw_run
 from fedssl.plots.style import encode_png, need_matplotlib
@@ -62,12 +63,19 @@ def draw(
             rounds,
             table,
             intervals=_intervals(folder),
+            verdict=_verdict(folder),
             before=before,
             after=after,
             labels=mapped.labels.numpy(),
             classes=mapped.classes,
         )
         write_atomic(folder / "picture.png", encode_png(figure))
+
+
+def _verdict(folder: Path) -> str:
+    """Return the verdict on the run; empty if nothing was measured."""
+    outcomes = read_outcomes(folder)
+    return judge([outcomes]).sentence if outcomes else ""
 
 
 def _intervals(folder: Path) -> dict[tuple[str, str], tuple[float, float]]:
