@@ -117,18 +117,10 @@ def _add_separate_models(table: Table, scores: Mapping[str, Any]) -> None:
 
 
 def _heading(run: Run, probe: str) -> str:
-    if probe == "linear":
-        return f"linear, {_labels_text(run.experiment.probe.labels)}"
-    return "kNN, all labels"
-
-
-def _labels_text(labels: float) -> str:
-    """Return the number or share of labels of the linear probe for a heading."""
-    if labels in (0, 1):
-        return "all labels"
-    if labels < 1:
-        return f"{100 * labels:g}% of labels"
-    return f"{labels:.0f} labels"
+    """Return the probe and, if it was recorded, the number of labels that it learned from."""
+    name = {"knn": "kNN"}.get(probe, probe)
+    labelled = run.results.get("labelled", {}).get(probe)
+    return name if labelled is None else f"{name}, {labelled:,} labels"
 
 
 def _title(run: Run) -> str:

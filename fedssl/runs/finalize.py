@@ -235,6 +235,9 @@ def _measure(
     folder = baselines.folder
     if _measurable(evaluation, models):
         results["knn_settings"] = evaluation.knn_settings
+        results["labelled"] = {}
+        for probe in probes(evaluation.experiment):
+            results["labelled"][probe] = evaluation.images.learned_from(probe)
         scores: dict[str, dict[str, Score]] = {}
         for name, row in _rows(evaluation, baselines, models):
             scores[name] = row
