@@ -112,7 +112,7 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         low: torch.Tensor | None,
         buffer: torch.Tensor,
         grad: torch.Tensor,
-        rate: torch.Tensor,
+        lr: torch.Tensor,
         decay: float,
         momentum: float,
         target: torch.Tensor | None = None,
@@ -122,7 +122,7 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         dtypes.append(grad.dtype)
         assert len(row) == len(buffer) == len(grad) > 0
         buffer.mul_(momentum).add_(grad.float().add(row, alpha=decay))
-        row.addcmul_(buffer, rate, value=-1)
+        row.addcmul_(buffer, lr, value=-1)
         if low is not None:
             low.copy_(row)
         if target is not None:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Features, Rows, Spec, Upload
+from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Features, Spec, TensorSpec, Upload
 from fedssl.algorithms._averaging import (
     average,
     keep,
@@ -87,7 +87,7 @@ class FedCA(Algorithm):
         if self.dictionary:
             width = projection_width(method)
             schema["features"] = Features(width, self.dictionary, columns=("index",))
-            schema["index"] = Rows((None,), torch.int64)
+            schema["index"] = TensorSpec((None,), torch.int64)
         return schema
 
     def init(self, client: Client) -> Tree:
@@ -104,11 +104,9 @@ class FedCA(Algorithm):
         first = client.method.state.clone()
         with client.meter(ALIGNMENT_PROGRESS, client.rounds) as advance:
             for r in range(client.rounds):
-                rate = client.trainer.settings.rate(r, client.rounds)
+                lr = client.trainer.settings.lr_at(r, client.rounds)
                 progress = r / client.rounds
-                trainee = replace(
-                    client, pixels=client.public, round=r, rate=rate, progress=progress
-                )
+                trainee = replace(client, pixels=client.public, round=r, lr=lr, progress=progress)
                 trainee.train(self.contrast, {})
                 advance(1)
         h = client.trainer.embed(client.public, "h")
@@ -119,7 +117,7 @@ class FedCA(Algorithm):
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         received = model(message, "model")
         load_model(client, received, *stored_models(client.memory, "kept"))
         client.train(self.objective, self.constants(client, message), self.draw)  # lines C1–C4

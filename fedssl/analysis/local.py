@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.core.console import Notify, meter
 from fedssl.core.devices.precision import numerics, threads
 from fedssl.core.devices.select import training_devices
@@ -45,13 +45,13 @@ NETWORKS = ("model", "target")  # the networks in an upload; other entries are a
 
 
 def local_models(
-    run: Run, read: ReadData, notify: Notify, rate: float | None = None
+    run: Run, read: ReadData, notify: Notify, lr: float | None = None
 ) -> dict[str, State]:
     """Return each client's model by its id, on the CPU, after one more local training.
 
     Clients start from what the newest checkpoint would send them. For an unfinished run this is
     exactly how its next round begins. After the last round clients train with its learning rate: if
-    that is near 0, their models hardly change, as in that round; `rate` sets another one. A client
+    that is near 0, their models hardly change, as in that round; `lr` sets another one. A client
     that cannot train, such as one with a single image, has no model. `read` returns the images.
     """
     snapshot = _load_checkpoint(run, notify)
@@ -61,12 +61,12 @@ def local_models(
     public_images = _public_images(run, data, device, notify=notify)
     seen, owners = run.partition_data(data, notify)
     owners = clients_with_images(owners)
-    trainer = federation.build_trainers(experiment, data.train.image, device, 1)[0]
+    trainer = federation_setup.build_trainers(experiment, data.train.image_shape, device, 1)[0]
     clients = _Clients(
         snapshot,
-        _context(experiment, snapshot.rounds, rate, public_images),
+        _context(experiment, snapshot.rounds, lr, public_images),
         trainer,
-        federation.shards(seen, owners, [device]),
+        federation_setup.shards(seen, owners, [device]),
         device,
     )
     site_of = experiment.topology.plan(list(owners), snapshot.rounds, experiment.seed).site_of
@@ -140,14 +140,14 @@ def _public_images(
 def _context(
     experiment: Experiment,
     rounds: int,
-    rate: float | None,
+    lr: float | None,
     public_images: Mapping[torch.device, Tensor],
 ) -> RunContext:
     """Return the context of the round after `rounds`, or of the last round again."""
     last = min(rounds, experiment.rounds - 1)
-    if rate is None:
-        rate = experiment.train.rate(last, experiment.rounds)
-    position = RoundPosition(rate, last / experiment.rounds, experiment.rounds)
+    if lr is None:
+        lr = experiment.train.lr_at(last, experiment.rounds)
+    position = RoundPosition(lr, last / experiment.rounds, experiment.rounds)
     return RunContext(
         experiment.algorithm,
         experiment.seed,

@@ -111,7 +111,8 @@ def _table(run: Run, rows: Mapping[str, Mapping[str, Any]], verdict: Mapping[str
 def _add_separate_models(table: Table, scores: Mapping[str, Any]) -> None:
     """Add a row for each model that is not in the average of the run."""
     first = next(iter(scores.values()))
-    for model in first.get("apart", [])[:MAX_SEPARATE]:
+    excluded = first.get("excluded", first.get("apart", []))  # "apart" in earlier versions
+    for model in excluded[:MAX_SEPARATE]:
         accuracies = [f"{score['models'][model]:.1f}" for score in scores.values()]
         table.add_row(_NAMES.get(model, model), *accuracies)
 

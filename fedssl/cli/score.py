@@ -16,7 +16,7 @@ def print_score(probe: str, data: Mapping[str, Any], score: Score) -> None:
     print(heading(probe, data, score))
     for model, accuracy in score.items():
         own_mix = _own_mix_text(score.own_mix.get(model))
-        separate = "  (not in the average)" if model in score.apart else ""
+        separate = "  (not in the average)" if model in score.excluded else ""
         print(f"{model}: {accuracy:.2f}%{own_mix}{separate}")
     if len(score) > 1:
         own_mix = _own_mix_text(score.own_mix_mean)

@@ -37,7 +37,7 @@ PRESENTATION = {
     "experiment/recipes",
     "plots",
     "runs/progress",
-    "tables/published",
+    "paper_tables/published",
 }
 
 

@@ -11,9 +11,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.suggestions import suggest
@@ -37,6 +44,23 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=False, allow_inf_nan=False, validate_default=True
     )
+
+    # Fields whose name was changed, with the name in earlier versions, which is still accepted.
+    earlier_names: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_earlier_names(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        renamed = dict(values)
+        for name, earlier in cls.earlier_names.items():
+            if earlier not in renamed:
+                continue
+            if name in renamed:
+                raise ValueError(f"{earlier} is the earlier name of {name}: set only one of them")
+            renamed[name] = renamed.pop(earlier)
+        return renamed
 
     @field_validator("*")
     @classmethod

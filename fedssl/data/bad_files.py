@@ -51,9 +51,9 @@ def check_bad_share(
     if path is not None:
         names_note = f"; all are listed in {path}"
     raise DataError(
-        f"{_shortened(clauses, LISTED_OWNERS, ', ')} cannot be read as images, more than bad_share "
-        f"= {limit:g} allows ({_count_reasons(bad)}); repair or remove them, or set "
-        f"data.bad_share = {math.ceil(100 * needed - 1e-9) / 100:g} to leave them out{names_note}",
+        f"{_shortened(clauses, LISTED_OWNERS, ', ')} cannot be read as images ("
+        f"{_count_reasons(bad)}); at most a share of {limit:g} is skipped: repair or remove them, or set "
+        f"data.bad_share = {math.ceil(100 * needed - 1e-9) / 100:g} to skip them{names_note}",
         _shortened(lines, LISTED_FILES, "\n"),
     )
 

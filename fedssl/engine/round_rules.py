@@ -23,7 +23,7 @@ def no_quorum(asked: int) -> int:
     return 0
 
 
-def constant_rate(round: int) -> float:
+def constant_lr(round: int) -> float:
     """Return the same learning rate for every round."""
     return 1.0
 
@@ -33,7 +33,7 @@ class RoundRules:
     """Rules for accepting a round. The defaults accept every round."""
 
     guard: GuardSettings = NO_BOUNDS
-    rate: Callable[[int], float] = constant_rate  # round -> learning rate
+    lr_at: Callable[[int], float] = constant_lr  # round -> learning rate
     min_uploads: int = 1  # that a merge needs
     quorum: Callable[[int], int] = no_quorum  # clients asked -> valid uploads required
     max_share: float = 1.0  # of a mean, for one client
@@ -43,7 +43,7 @@ class RoundRules:
 
     def bound(self, round: int, typical: TypicalUpdate | None) -> NormBound:
         """Return the bound on updates at the start of a round."""
-        return NormBound(self.guard, self.rate(round), typical)
+        return NormBound(self.guard, self.lr_at(round), typical)
 
     def weights(self, plan: Plan, algorithm: Algorithm) -> UploadWeights:
         """Return the weights of a round's uploads."""

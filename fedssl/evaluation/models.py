@@ -66,15 +66,15 @@ class PersonalModels(Mapping[str, State]):
 class Models(Mapping[str, State]):
     """Models by name. A client's own is built when it is looked up: there may be many of them.
 
-    Models in `apart` are measured too, but do not count in the mean over models.
+    Models in `excluded` are measured too, but do not count in the mean over models.
     """
 
     def __init__(
-        self, personal: Mapping[str, State], shared: Mapping[str, State], apart: Collection[str]
+        self, personal: Mapping[str, State], shared: Mapping[str, State], excluded: Collection[str]
     ) -> None:
         self._personal = personal
         self._shared = shared
-        self.apart = frozenset(apart)
+        self.excluded = frozenset(excluded)
 
     def __getitem__(self, name: str) -> State:
         if name in self._shared:
@@ -103,10 +103,10 @@ def models_of(
 ) -> Models:
     """Return all models of a run; `memory` is the state of clients, `device` that of the sites.
 
-    With an algorithm that personalises: each client's own model, by client, and apart from these
-    the models that sites export. With other algorithms, and while no client has its own: the
+    With an algorithm that personalises: each client's own model, by client, and, excluded
+    from the mean, the models that sites export. With other algorithms, and while no client has its own: the
     models that sites export, `global` with one server, else by site; with peers also their `mean`,
-    apart.
+    which is excluded.
     """
     personal = _personal_models(experiment, sites, memory, device)
     exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
@@ -116,11 +116,11 @@ def models_of(
             exported[MEAN] = _mean_of(list(exported.values()))
         shared = _named(exported, single=len(sites) == 1, taken=NOTHING)
         means = [name for name in shared if peers and name.partition("/")[0] == MEAN]
-        return Models(personal, shared, apart=means)
+        return Models(personal, shared, excluded=means)
     if peers:
         exported = {MEAN: _mean_of(list(exported.values()))}
     shared = _named(exported, single=len(sites) == 1, taken=memory)
-    return Models(personal, shared, apart=list(shared))
+    return Models(personal, shared, excluded=list(shared))
 
 
 def _named(

@@ -39,7 +39,7 @@ class ClientModels(Mapping[str, State]):
             return
         for client in clients:
             # A client may have the name of a shared model, such as "global": that is not its own.
-            if client in models and client not in models.apart:
+            if client in models and client not in models.excluded:
                 self._clients.append(client)
         if not self._clients:
             raise ConfigError(

@@ -24,7 +24,7 @@ class Score(dict[str, float]):
     labelled: int = 0  # labelled images that the probe learned from
     # Models that do not count in the mean: the mean of peers, or shared models if clients have
     # their own.
-    apart: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
 
     def __init__(self, *values: Any, **more: float) -> None:
         super().__init__(*values, **more)
@@ -38,7 +38,7 @@ class Score(dict[str, float]):
         matrix = confusion(labels, predictions, classes)
         self[name] = percent(int(matrix.trace()), int(matrix.sum()))
         self.confusion[name] = matrix.tolist()
-        if name in self.apart:
+        if name in self.excluded:
             return
         correct = (labels == predictions).float().cpu()
         if self._counted_models:
@@ -49,7 +49,7 @@ class Score(dict[str, float]):
     @property
     def correct(self) -> Tensor:
         """For each test image, the share of the models that classify it correctly (n,), without
-        those apart."""
+        excluded ones."""
         return self._times_correct / max(1, self._counted_models)
 
     def add_note(self, note: str) -> None:
@@ -71,12 +71,12 @@ class Score(dict[str, float]):
 
     @property
     def mean(self) -> float:
-        """The mean over models, without those apart."""
+        """The mean over models, without excluded ones."""
         return rounded(statistics.fmean(self._counted()))
 
     @property
     def std(self) -> float:
-        """The standard deviation over models, without those apart; 0 for one model."""
+        """The standard deviation over models, without excluded ones; 0 for one model."""
         accuracies = self._counted()
         if len(accuracies) < 2:
             return 0.0
@@ -88,21 +88,21 @@ class Score(dict[str, float]):
         return _mean([accuracy for accuracy in self.own_mix.values() if accuracy is not None])
 
     @property
-    def common(self) -> float | None:
-        """The mean over the models apart; None if there are none."""
-        return _mean([self[name] for name in self.apart])
+    def excluded_mean(self) -> float | None:
+        """The mean over the excluded models; None if there are none."""
+        return _mean([self[name] for name in self.excluded])
 
     def _counted(self) -> list[float]:
-        return [accuracy for name, accuracy in self.items() if name not in self.apart]
+        return [accuracy for name, accuracy in self.items() if name not in self.excluded]
 
     def summary(self) -> dict[str, Any]:
         """Return the mean as plain values; with several models also their spread and accuracies."""
         if len(self) == 1:
             return {"mean": self.mean}
         summary: dict[str, Any] = {"mean": self.mean, "std": self.std, "models": dict(self)}
-        apart = [name for name in self if name in self.apart]
-        if apart:
-            summary["apart"] = apart
+        excluded = [name for name in self if name in self.excluded]
+        if excluded:
+            summary["excluded"] = excluded
         return summary
 
     def details(self) -> dict[str, Any]:

@@ -171,7 +171,10 @@ class Experiment(Settings):
             for key in keys:
                 if getattr(settings, key) == type(settings).model_fields[key].default:
                     plain.get(table, {}).pop(key, None)
-        _restore_earlier_probe(plain["probe"])
+        plain["probe"].setdefault("k", 200)
+        plain["probe"].setdefault("baselines", [])
+        for table in ("guard", "probe", "train"):
+            _restore_earlier_names(plain.get(table, {}), type(getattr(self, table)).earlier_names)
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def with_changes(self, changes: Mapping[str, Any]) -> Experiment:
@@ -259,10 +262,11 @@ class Experiment(Settings):
         return all(data.get(key) == public.get(key) for key in ("name", "path", "part"))
 
 
-def _restore_earlier_probe(probe: dict[str, Any]) -> None:
-    """Write settings of probes as earlier versions did, so that hashes stay the same."""
-    probe.setdefault("k", 200)
-    probe["beside"] = probe.pop("baselines", [])
+def _restore_earlier_names(settings: dict[str, Any], earlier_names: Mapping[str, str]) -> None:
+    """Write settings under the names of earlier versions, so that hashes stay the same."""
+    for name, earlier in earlier_names.items():
+        if name in settings:
+            settings[earlier] = settings.pop(name)
 
 
 def _where_defined(problem: UnknownNameError, folder: Path) -> str:

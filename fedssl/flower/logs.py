@@ -10,7 +10,7 @@ from fedssl.core.console import Notify
 from fedssl.engine.uploads.records import sanitize
 
 JOINING = re.compile(  # in the log of a server
-    r"rejected (site|node) |left out |\d+ of \d+ clients |resuming without"
+    r"rejected node |left out |\d+ of \d+ clients |resuming without"
 )
 COMPLAINT = re.compile(  # in the log of a node
     r"notice from the server: .*|Connection attempt failed|\bERROR\b.*"

@@ -137,22 +137,22 @@ class Roster:
             self._keys[client] = self._connected[node].public_key
 
     def _reject(self, node: int, refusal: Refusal) -> None:
-        """Log a rejection under the site's name and send it to the node, once for each reason."""
+        """Log a rejection under the node's name and send it to the node, once for each reason."""
         reason = sanitize(refusal.reason)
-        text = f"{self._site(node, refusal.clients)}: {reason}"
+        text = f"{self._name_for_log(node, refusal.clients)}: {reason}"
         previous = self._rejected.get(node)
         self._rejected[node] = Rejection(time.monotonic(), text)
         if previous is not None and previous.text == text:
             return
         self._notify(f"rejected {text}")
         if not refusal.stated:
-            self.notices.send(node, f"this site was rejected: {reason}")
+            self.notices.send(node, f"this node was rejected: {reason}")
 
-    def _site(self, node: int, claimed: Sequence[str]) -> str:
+    def _name_for_log(self, node: int, claimed: Sequence[str]) -> str:
         """Return a node's name for the log: that of its key, otherwise the names it claims."""
         registered = self._connected[node].name
         if registered:
-            return f'site "{sanitize(registered)}"'
+            return f'node "{sanitize(registered)}"'
         if claimed:
             return f'node {node}, which claims to be "{sanitize(", ".join(claimed))}"'
         return f"node {node}"

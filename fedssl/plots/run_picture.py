@@ -137,7 +137,7 @@ def _knn_by_round(rounds: Rounds, table: Table) -> list[tuple[int, float]]:
 def _counted_models(score: Mapping[str, Any]) -> list[float]:
     """Return the accuracies of single models, such as those of clients, if there are several."""
     counted = dict(score.get("models", {}))
-    for name in score.get("apart", ()):
+    for name in score.get("excluded", score.get("apart", ())):  # "apart" in earlier versions
         del counted[name]
     return list(counted.values())
 

@@ -73,7 +73,7 @@ def fit_linear(
     optimizer = _optimizer(protocol, row, _decay(row, classes, penalty))
     targets = F.one_hot(labels, classes).float()
     for epoch in range(protocol.epochs):
-        optimizer.rate.fill_(protocol.lr * protocol.drop(epoch))
+        optimizer.lr.fill_(protocol.lr * protocol.drop(epoch))
         order = torch.randperm(n, generator=stream, device=device)
         for index in order.split(protocol.batch):
             _write_gradient(layer, features[index], targets[index], grad)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt
 
 from fedssl.core.settings import Settings
 from fedssl.probes.linear import Solver
@@ -27,6 +27,8 @@ class ProbeSettings(Settings):
     The comment on a field's line is its meaning in docs/reference/experiment.md.
     """
 
+    earlier_names: ClassVar = {"baselines": "beside"}
+
     every: int = Field(10, ge=0)  # rounds between kNN measurements; 0: only at the end
     k: PositiveInt | None = None
     temperature: float = Field(0.1, gt=0)
@@ -43,16 +45,6 @@ class ProbeSettings(Settings):
     # measured too: "random" weights, "isolated", "centralized" runs; default: those that take at
     # most twice the time of the run
     baselines: tuple[str, ...] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_beside(cls, values: Any) -> Any:
-        """Accept the name that `baselines` had in earlier versions."""
-        if not isinstance(values, Mapping) or "beside" not in values:
-            return values
-        renamed = dict(values)
-        renamed["baselines"] = renamed.pop("beside")
-        return renamed
 
 
 OF_TRAINING = ("epochs", "lr", "batch")  # settings of probes that are trained

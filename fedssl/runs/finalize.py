@@ -105,7 +105,7 @@ def _write_outputs(
     """Export the models, and measure them unless results.json is up to date."""
     experiment = evaluation.experiment
     folder = baselines.folder
-    image = evaluation.data.train.image
+    image = evaluation.data.train.image_shape
     rounds = snapshot.rounds
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     results = _describe(folder, evaluation, models, rounds=rounds, hashes=hashes)
@@ -274,17 +274,19 @@ def _rows(
     """Yield the score of every probe, for this run and for each of its baselines."""
     experiment = evaluation.experiment
     chosen = probes(experiment)
-    own = evaluation.measure(models, chosen, models.apart)
+    own = evaluation.measure(models, chosen, models.excluded)
     yield THIS_RUN, own
     for name in baselines.names:
         if name == "random":
-            untrained = untrained_models(experiment, evaluation.data.train.image, evaluation.device)
+            untrained = untrained_models(
+                experiment, evaluation.data.train.image_shape, evaluation.device
+            )
             yield name, evaluation.measure(untrained, chosen)
         elif baselines.is_same_training(name):
             yield name, own
         else:
             trained = baselines.trained_models(name)
-            yield name, evaluation.measure(trained, chosen, trained.apart)
+            yield name, evaluation.measure(trained, chosen, trained.excluded)
 
 
 def by_class(scores: Mapping[str, Mapping[str, Score]], test: Images | None) -> dict[str, Any]:

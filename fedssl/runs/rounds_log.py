@@ -18,7 +18,7 @@ from fedssl.engine.uploads.records import Report
 def record(
     round: Round,
     rounds: int,
-    rate: float,
+    lr: float,
     seconds: float,
     knn: float | None,
     knn_common: float | None = None,
@@ -26,7 +26,7 @@ def record(
     knn_settings: Mapping[str, Any] | None = None,
     warning: str | None = None,
 ) -> dict[str, Any]:
-    """Return a round as plain values, counted from 1 out of `rounds`, at a learning rate of `rate`.
+    """Return a round as plain values, counted from 1 out of `rounds`, at a learning rate of `lr`.
 
     `knn_settings` are those of the kNN measurement, if any; `warning` is the algorithm's.
     """
@@ -38,7 +38,7 @@ def record(
     line: dict[str, Any] = {
         "round": round.number + 1,
         "of": rounds,
-        "rate": rate,
+        "rate": lr,
         "failed": round.failed,
         "loss": loss,
         "knn": knn,
@@ -65,7 +65,7 @@ def _client(report: Report) -> dict[str, Any]:
     metrics = report.metrics
     if metrics is None:
         if report.dropped:
-            line["memory_moved_on"] = report.memory_advanced
+            line["memory_advanced"] = report.memory_advanced
         return line
     line["bytes_up"] = report.bytes_up
     line["loss"] = metrics.loss

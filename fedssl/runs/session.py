@@ -193,11 +193,11 @@ class Session:
         experiment = self.experiment
         model_fault: Callable[[Tree], str | None] = accept_every_model
         if experiment.topology.merges:
-            image = self.evaluation.data.train.image
+            image = self.evaluation.data.train.image_shape
             model_fault = FeatureCheck(experiment, image, self.device)
         return RoundRules(
             guard=experiment.guard,
-            rate=lambda round: experiment.train.rate(round, experiment.rounds),
+            lr_at=lambda round: experiment.train.lr_at(round, experiment.rounds),
             min_uploads=experiment.min_uploads,
             quorum=active.quorum,
             max_share=experiment.guard.max_share or active.counts.max_share,
@@ -216,25 +216,25 @@ class Session:
         models = models_of(self.experiment, snapshot.sites, snapshot.memory, self.device)
         if not models:
             return None
-        return self.evaluation.measure(models, ("knn",), models.apart)["knn"]
+        return self.evaluation.measure(models, ("knn",), models.excluded)["knn"]
 
     def log_line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:
         """Return the line of the rounds log for a finished round."""
         experiment = self.experiment
         settings = None
         mean = None
-        common = None
+        excluded_mean = None
         if knn is not None:
             settings = self.evaluation.knn_settings
             mean = knn.mean
-            common = knn.common
+            excluded_mean = knn.excluded_mean
         return record(
             round,
             experiment.rounds,
-            experiment.train.rate(round.number, experiment.rounds),
+            experiment.train.lr_at(round.number, experiment.rounds),
             seconds,
             mean,
-            common,
+            excluded_mean,
             knn_settings=settings,
             warning=experiment.algorithm.warning,
         )

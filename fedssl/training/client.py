@@ -18,7 +18,7 @@ from fedssl.core.state.tree import Tree
 from fedssl.data.image_pool import Pixels, as_pixels
 from fedssl.method import Constants, Method
 from fedssl.training.step import Objective
-from fedssl.training.trainer import Draw, Metrics, Task, Trainer, no_draws
+from fedssl.training.trainer import Draw, Metrics, Trainer, TrainingTask, no_draws
 
 Meter = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
@@ -40,7 +40,7 @@ class Client:
     trainer: Trainer  # the resident method with its optimizer; clients of a worker share it
     seed: int  # the seed of the run
     round: int  # the number of the round, from 0
-    rate: float = 0.0  # the learning rate of the round
+    lr: float = 0.0  # the learning rate of the round
     progress: float = 0.0  # the share of the run that is done
     rounds: int = 1  # the number of rounds of the run
     public: Tensor | None = None  # public images, uint8 (n, C, H, W), on the trainer's device
@@ -89,12 +89,12 @@ class Client:
         task = self._task(f"measure {len(self.metrics)}", draw)
         return self.trainer.measure(task, constants, *objectives)
 
-    def _task(self, purpose: str, draw: Draw) -> Task:
-        return Task(
+    def _task(self, purpose: str, draw: Draw) -> TrainingTask:
+        return TrainingTask(
             self.pixels,
             self._labels(),
             self.generator(purpose, self.trainer.device),
-            rate=self.rate,
+            lr=self.lr,
             progress=self.progress,
             stop=self.stop,
             draw=draw,

@@ -50,7 +50,7 @@ class Optimizer(ABC):
     def __init__(self, row: Tensor, decay: float | Tensor) -> None:
         self.row = row
         self.decay = decay
-        self.rate = torch.zeros((), device=row.device)
+        self.lr = torch.zeros((), device=row.device)
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
@@ -89,7 +89,7 @@ class SGD(Optimizer):
     def _move(self, grad: Tensor) -> None:
         _add_decay(grad, self.row, self.decay)
         self.buffer.mul_(self.momentum).add_(grad)
-        self.row.addcmul_(self.buffer, self.rate, value=-1)
+        self.row.addcmul_(self.buffer, self.lr, value=-1)
 
 
 class FusedSGD(SGD):
@@ -133,7 +133,7 @@ class FusedSGD(SGD):
             _sliced(self.bf16_copy, span),
             self.buffer[span],
             grad,
-            self.rate,
+            self.lr,
             self.decay,
             self.momentum,
         )
@@ -151,7 +151,7 @@ class FusedSGD(SGD):
 
 
 class Adam(Optimizer):
-    """Adam; `decoupled` makes it AdamW. The step number is a tensor, like the rate."""
+    """Adam; `decoupled` makes it AdamW. The step number is a tensor, like the learning rate."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Adam(Optimizer):
 
     def _move(self, grad: Tensor) -> None:
         if self.decoupled:
-            self.row.mul_(1 - self.rate * self.decay)
+            self.row.mul_(1 - self.lr * self.decay)
         else:
             _add_decay(grad, self.row, self.decay)
         beta1, beta2 = self.betas
@@ -183,7 +183,7 @@ class Adam(Optimizer):
         correction1 = 1 - beta1**self.steps
         correction2 = 1 - beta2**self.steps
         denominator = (self.second / correction2).sqrt_().add_(self.eps)
-        self.row.sub_(self.first.div(denominator).mul_(self.rate / correction1))
+        self.row.sub_(self.first.div(denominator).mul_(self.lr / correction1))
 
 
 def _sliced(row: Tensor | None, span: slice) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -12,6 +12,8 @@ from fedssl.core.settings import Settings
 
 class TrainSettings(Settings):
     """How a client trains in one round. Defaults are FedEMA's, with one local epoch."""
+
+    earlier_names: ClassVar = {"client_memory": "memory"}
 
     epochs: PositiveInt = 1
     batch: int = Field(128, ge=2)
@@ -30,11 +32,11 @@ class TrainSettings(Settings):
     deterministic: bool = False  # on CUDA: equal bits from run to run
     # clients trained side by side; 0: as many as the machine has room for
     workers: int = Field(0, ge=0, le=1024)
-    # of what clients keep; auto: the first with room
-    memory: Literal["auto", "device", "host", "disk"] = "auto"
+    # where client memory is stored; auto: the first with room
+    client_memory: Literal["auto", "device", "host", "disk"] = "auto"
     checkpoint_every: float = Field(60.0, ge=0)  # seconds between checkpoints; 0: every round
 
-    def rate(self, round: int, rounds: int) -> float:
+    def lr_at(self, round: int, rounds: int) -> float:
         """Return the learning rate of a round (counted from 0) out of `rounds`."""
         if self.schedule == "cosine":
             return 0.5 * self.lr * (1 + math.cos(math.pi * round / rounds))

@@ -103,10 +103,10 @@ class Step:
             self._slots.append(self.grad[start : start + parameter.numel()])
             self._leaves.append(low_weights.get(name, parameter))
 
-    def begin(self, rate: float, progress: float) -> None:
+    def begin(self, lr: float, progress: float) -> None:
         """Reset all state that the previous client left."""
         self.optimizer.reset()
-        self.optimizer.rate.fill_(rate)
+        self.optimizer.lr.fill_(lr)
         self.progress.fill_(progress)
         self.loss.zero_()
         self.method.uncounted_batches = 0  # not 0 after a client that failed in mid-step

@@ -383,7 +383,7 @@ def train_all(algorithm: Algorithm, rounds: int, topology: Topology | None = Non
         {client: random_pixels(n, i) for i, (client, n) in enumerate(SIZES.items())},
         make_trainer("mocov2", queue=7),
         rounds=rounds,
-        rate=0.05,
+        lr=0.05,
         topology=topology,
     )
     assert not [report for one in done for report in one.reports if report.dropped]
@@ -455,8 +455,8 @@ def test_isolated_clients_receive_nothing_and_peers_receive_from_neighbours() ->
 def test_features_are_the_trained_momentum_encoders_in_eval_mode() -> None:
     algorithm = CCL(**TINY, mix=1)
     trainer = make_trainer("mocov2", queue=7)
-    client = make_client(trainer, random_pixels(6), rate=0.05)
-    upload, _ = algorithm.client(client, first_site(algorithm, trainer))
+    client = make_client(trainer, random_pixels(6), lr=0.05)
+    upload, _ = algorithm.client_update(client, first_site(algorithm, trainer))
     target = model(upload, "target")
     assert torch.equal(
         target.floats, trainer.method.state.pick(("target",)).floats

@@ -111,7 +111,7 @@ def test_the_memory_and_the_personal_model_of_a_client() -> None:
 
 def test_first_clusters_depend_on_the_number_and_later_ones_on_the_name() -> None:
     algorithm = FeatARC(clusters=3)
-    site = algorithm.enrol(
+    site = algorithm.init_site(
         dict.fromkeys(("model.0", "model.1", "model.2"), 0), {f"c{i}": i for i in range(7)}
     )
     assert [algorithm.broadcast(site, f"c{i}")["first"] for i in range(7)] == [0, 1, 2, 0, 1, 2, 0]
@@ -128,7 +128,7 @@ def test_a_late_client_has_the_cluster_it_was_enrolled_in() -> None:
 
 def test_a_message_is_the_same_size_however_many_clients_there_are() -> None:
     algorithm = FeatARC()
-    site = algorithm.enrol({"model.0": 0, "model.1": 0}, {str(i): i for i in range(100)})
+    site = algorithm.init_site({"model.0": 0, "model.1": 0}, {str(i): i for i in range(100)})
     assert algorithm.broadcast(site, "7").keys() == {"first", "model.0", "model.1"}
 
 
@@ -187,7 +187,7 @@ def test_with_every_method(name: str) -> None:
     """Two rounds without a dropped client; the alignment changes the loss by at most a cosine."""
     shards = {"a": random_pixels(16, 0), "b": random_pixels(24, 1)}
     aligned, free = (
-        _federated(FeatARC(lam=lam), make_trainer(name), shards, rate=0.01) for lam in (1.0, 0.0)
+        _federated(FeatARC(lam=lam), make_trainer(name), shards, lr=0.01) for lam in (1.0, 0.0)
     )
     for done in (aligned, free):
         assert [r.dropped for finished in done for r in finished.reports] == [None] * 4
@@ -209,9 +209,9 @@ def test_alignment_keeps_a_client_near_its_cluster(name: str) -> None:
     for lam in (0.0, 1.0, 10.0):
         trainer = make_trainer(name, {"epochs": 8})
         first = trainer.method.state.pick(trainer.method.online)
-        client = make_client(trainer, random_pixels(32), rate=0.005)
+        client = make_client(trainer, random_pixels(32), lr=0.005)
         z_g = client.embed(first, "z")
-        upload, _ = FeatARC(lam=lam).client(
+        upload, _ = FeatARC(lam=lam).client_update(
             client, {"first": 0, "model.0": first, "model.1": first}
         )
         distances.append(distance(client.embed(model(upload, "model"), "p"), z_g).item())
@@ -275,7 +275,7 @@ def stripes(n: int, seed: int) -> Tensor:
 
 
 def clusters_by_round(
-    planted: str, seed: int, method: str = "simsiam", rate: float = 0.001
+    planted: str, seed: int, method: str = "simsiam", lr: float = 0.001
 ) -> list[str]:
     """Return the clusters of six clients by round; those with a 1 have stripes rotated by 90°."""
     with torch.random.fork_rng():
@@ -286,7 +286,7 @@ def clusters_by_round(
         f"{i}": torch.rot90(stripes(128, 100 * seed + i), int(k), (2, 3))
         for i, k in enumerate(planted)
     }
-    done = _federated(FeatARC(), trainer, turned, rounds=3, rate=rate, seed=seed)
+    done = _federated(FeatARC(), trainer, turned, rounds=3, lr=lr, seed=seed)
     return [
         "".join(f"{report.notes['cluster']:.0f}" for report in finished.reports)
         for finished in done

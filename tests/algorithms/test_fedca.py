@@ -39,7 +39,7 @@ from fedssl.core.state.mean import Mean
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model, tensor
 from fedssl.data import Dataset, Images
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.federate import federate
 from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
@@ -286,9 +286,9 @@ def test_three_rounds_of_temporal_ensembling(alpha: float, name: str) -> None:
         (2, 10),
         (3, 4),
     ):  # ten images; twelve rows are asked for, and then four
-        client = make_client(trainer, images, memory=memory, round=t, rate=0.1)
+        client = make_client(trainer, images, memory=memory, round=t, lr=0.1)
         message = algorithm.broadcast(site, "a")
-        sent, memory = algorithm.client(client, message)
+        sent, memory = algorithm.client_update(client, message)
         assert [
             h.upload
             for h in Guard(algorithm.upload_schema(trainer.method), 0, "a", {})(
@@ -333,8 +333,8 @@ def test_a_clients_own_rows_are_masked_through_a_whole_round() -> None:
     site = first_site(algorithm, trainer)
     memory: Tree = {}
     for round in range(2):
-        sent, memory = algorithm.client(
-            make_client(trainer, images, memory=memory, round=round, rate=0.1), site
+        sent, memory = algorithm.client_update(
+            make_client(trainer, images, memory=memory, round=round, lr=0.1), site
         )
         site = algorithm.merge(site, iter([Upload("a", 1.0, sent)]), Mean)
     (_, first, empty), (index, entry, dictionary) = seen
@@ -441,14 +441,14 @@ def test_the_alignment_model_is_trained_like_a_client(name: str) -> None:
         return F.cross_entropy(z[0] @ z[1].T / 0.5, torch.arange(len(batch.index)))
 
     for r in range(3):
-        rate = 0.5 * 0.1 * (1 + math.cos(math.pi * r / 3))
+        lr = 0.5 * 0.1 * (1 + math.cos(math.pi * r / 3))
         again = make_client(
             other,
             public,
             id="home",
             seed=5,
             round=r,
-            rate=rate,
+            lr=lr,
             progress=r / 3,
             metrics=[home.metrics[0]] * r,
         )
@@ -470,8 +470,8 @@ def test_the_ratio_of_the_losses_is_noted_once_a_round() -> None:
         site |= {
             key: t for key, t in _given(trainer, random_pixels(10, 3)).items() if key != "public"
         }
-        client = make_client(trainer, random_pixels(16), rate=0.0, public=random_pixels(10, 3))
-        algorithm.client(client, site)
+        client = make_client(trainer, random_pixels(16), lr=0.0, public=random_pixels(10, 3))
+        algorithm.client_update(client, site)
         assert client.notes.keys() == {"alignment_ratio"}
         ratios[beta] = client.notes["alignment_ratio"]
     assert ratios[2.0] == pytest.approx(
@@ -501,7 +501,7 @@ def federated(algorithm: Any, topology: Topology | None = None) -> Any:
         return RoundPosition(0.05, round / 3, 3)
 
     context = RunContext(algorithm, 3, position, public=public)
-    runtime = LocalRuntime(context, shards, trainers, Memory())
+    runtime = LocalRuntime(context, shards, trainers, ClientMemory())
     schema = algorithm.upload_schema(trainers[0].method)
     first = first_site(algorithm, trainers[0], seed=3, rounds=3, public=random_pixels(12, 9))
     sites = dict.fromkeys(topology.sites(runtime.clients), first)

@@ -146,5 +146,5 @@ def test_local_models_can_be_compared(go: Go) -> None:
     run = go()
     results = analyse("weights", [run], notify=ignore_message, local=True).results
     assert results["models"] == ["0", "1", "2"]
-    near = analyse("weights", [run], notify=ignore_message, local=True, rate=1e-6).results
+    near = analyse("weights", [run], notify=ignore_message, local=True, lr=1e-6).results
     assert 0 < 100 * near["pairs"][0]["total"] < results["pairs"][0]["total"]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 from error_messages import raises
@@ -208,3 +208,21 @@ def test_a_plugin_that_cannot_be_loaded_is_named(
         ConfigError, match=f'^fruit "plum" is a plugin, but {value} cannot be loaded: {reason}'
     ):
         _registry()["plum"]
+
+
+class Renamed(Settings):
+    """A setting that was called `old_name` in an earlier version."""
+
+    earlier_names: ClassVar = {"new_name": "old_name"}
+
+    new_name: int = 1
+
+
+def test_the_earlier_name_of_a_setting_is_accepted() -> None:
+    assert validate(Renamed, {"old_name": 5}) == validate(Renamed, {"new_name": 5})
+    assert validate(Renamed, {}).new_name == 1
+
+
+def test_a_setting_given_under_both_names_is_rejected() -> None:
+    with raises(ConfigError):
+        validate(Renamed, {"old_name": 5, "new_name": 5}, "table")

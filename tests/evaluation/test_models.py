@@ -70,11 +70,14 @@ PEERS: Sites = {
 def test_without_personal_models_the_sites_export_models() -> None:
     for algorithm in (FedAvg(), PersonalModels()):
         one = models_of(experiment("star", algorithm), star())
-        assert (values(one), one.apart) == ({"global": 10}, frozenset())
+        assert (values(one), one.excluded) == ({"global": 10}, frozenset())
         alone = models_of(experiment("isolated", algorithm), PEERS)
-        assert (values(alone), alone.apart) == ({"a": 10, "b": 20, "c": 60}, frozenset())
+        assert (values(alone), alone.excluded) == ({"a": 10, "b": 20, "c": 60}, frozenset())
         peers = models_of(experiment("cycle", algorithm), PEERS)
-        assert (values(peers), peers.apart) == ({"a": 10, "b": 20, "c": 60, "mean": 30}, {"mean"})
+        assert (values(peers), peers.excluded) == (
+            {"a": 10, "b": 20, "c": 60, "mean": 30},
+            {"mean"},
+        )
 
 
 def test_memories_matter_only_to_an_algorithm_that_personalises() -> None:
@@ -87,7 +90,7 @@ def test_personal_models_come_first_and_shared_ones_are_apart() -> None:
     """In the order of names, not in the order in which clients finished."""
     found = models_of(experiment("star", PersonalModels()), star(), memories(b=2, a=1))
     assert list(found) == ["a", "b", "global"]
-    assert (values(found), found.apart, len(found)) == (
+    assert (values(found), found.excluded, len(found)) == (
         {"a": 11, "b": 12, "global": 10},
         {"global"},
         3,
@@ -99,14 +102,14 @@ def test_personal_models_come_first_and_shared_ones_are_apart() -> None:
 
 def test_clients_without_a_model_are_left_out() -> None:
     found = models_of(experiment("star", PersonalModels()), star(), memories(a=1, b=0))
-    assert (values(found), found.apart) == ({"a": 11, "global": 10}, {"global"})
+    assert (values(found), found.excluded) == ({"a": 11, "global": 10}, {"global"})
     without = models_of(experiment("star", PersonalModels()), star(), memories(a=0, b=0))
-    assert (values(without), without.apart) == ({"global": 10}, frozenset())
+    assert (values(without), without.excluded) == ({"global": 10}, frozenset())
 
 
 def test_a_site_without_a_whole_model() -> None:
     found = models_of(experiment("star", PersonalModels(names=())), star(), memories(a=1))
-    assert (values(found), found.apart) == ({"a": 11}, frozenset())
+    assert (values(found), found.excluded) == ({"a": 11}, frozenset())
     assert not models_of(experiment("star", PersonalModels(names=())), star())
     assert not models_of(experiment("cycle", PersonalModels(names=())), PEERS)
 
@@ -133,7 +136,7 @@ def test_a_clients_site_is_its_own_or_the_only_one(
         experiment(topology, PersonalModels(names=names)), sites, memories(a=1, b=2, c=3)
     )
     own = {"a": 11, "b": 12, "c": 13} if topology == "star" else {"a": 11, "b": 22, "c": 63}
-    assert (values(found), found.apart) == (own | shared, set(shared))
+    assert (values(found), found.excluded) == (own | shared, set(shared))
 
 
 def test_a_client_called_as_a_shared_model() -> None:
@@ -142,13 +145,16 @@ def test_a_client_called_as_a_shared_model() -> None:
         star(),
         {"global": StoredMemory(0, {"client": "global", "mine": 5})},
     )
-    assert (values(found), found.apart) == ({"global": 15, "server/global": 10}, {"server/global"})
+    assert (values(found), found.excluded) == (
+        {"global": 15, "server/global": 10},
+        {"server/global"},
+    )
 
 
 def test_a_lone_client_called_mean() -> None:
     """Only peers have a mean; a client that trains alone may be called so."""
     sites: Sites = {"mean": {"model": one_weight(10)}, "b": {"model": one_weight(20)}}
-    assert models_of(experiment("isolated", FedAvg()), sites).apart == frozenset()
+    assert models_of(experiment("isolated", FedAvg()), sites).excluded == frozenset()
 
 
 @pytest.mark.parametrize("topology", ["star", "isolated", "cycle"])
@@ -163,7 +169,7 @@ def test_personal_models_are_built_one_at_a_time_and_once(topology: str) -> None
     assert (PersonalModels.made, bool(found)) == ([1], True)
     assert [name for name, _ in found.items() if name in ("a", "b", "c")] == ["a", "c"]
     assert PersonalModels.made == [1, 0, 3]
-    assert (list(found)[:2], len(found)) == (["a", "c"], 2 + len(found.apart))
+    assert (list(found)[:2], len(found)) == (["a", "c"], 2 + len(found.excluded))
     assert ("a" in found, "b" in found) == (True, False)
     assert PersonalModels.made == [1, 0, 3]
     assert found["c"] is found["c"]

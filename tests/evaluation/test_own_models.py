@@ -64,8 +64,8 @@ def _hashes(run: fedssl.Run) -> dict[str, str]:
 @pytest.mark.parametrize("name", SHARED)
 def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tier: str, go: Go) -> None:
     whole = go(name, "whole")
-    go(name, "parts", rounds=1, **{"train.memory": tier})
-    parts = go(name, "parts", **{"train.memory": tier, "train.workers": 2})
+    go(name, "parts", rounds=1, **{"train.client_memory": tier})
+    parts = go(name, "parts", **{"train.client_memory": tier, "train.workers": 2})
     assert _hashes(parts) == _hashes(whole)
     assert {file.rpartition("/")[0] for file in _hashes(whole)} == {
         f"backbone-{model.replace(' ', '%20')}.safetensors" for model in CLIENTS + SHARED[name]
@@ -83,7 +83,7 @@ def test_measured_and_exported_models(name: str, go: Go) -> None:
     assert list(run.models()) == CLIENTS + shared
     score = run.results["table"]["this run"]["knn"]
     assert list(score["models"]) == CLIENTS + shared
-    assert score.get("apart", []) == shared
+    assert score.get("excluded", []) == shared
     each = [score["models"][client] for client in CLIENTS]
     assert (score["mean"], score["std"]) == (
         pytest.approx(np.mean(each)),
@@ -159,7 +159,7 @@ def test_other_topologies(name: str, topology: str, go: Go) -> None:
         shared = ["mean"] if len(shared) == 1 else [f"mean/{model}" for model in shared]
     score = run.results["table"]["this run"]["knn"]
     assert list(run.models()) == clients + shared
-    assert score.get("apart", []) == shared
+    assert score.get("excluded", []) == shared
     assert not any(c["dropped"] for line in run.rounds for c in line["clients"])
     assert (run.rounds[-1]["knn_common"] is None) == (not shared)
 
@@ -210,7 +210,7 @@ def test_missing_memories(go: Go) -> None:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_the_table(name: str, go: Go, capsys: pytest.CaptureFixture[str]) -> None:
-    """A mean ± spread over clients, a row for each model apart, and the comparisons."""
+    """A mean ± spread over clients, a row for each excluded model, and the comparisons."""
     run = go(name, **{"probe.baselines": ["random", "isolated"], "probe.picture": name == "fedbn"})
     print_results(run)
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]

@@ -72,7 +72,7 @@ def test_every_client_by_its_own_model(topology: str, tmp_path: Path) -> None:
         assert second is not None
         assert score.own_mix[client] == pytest.approx((first + second) / 2)
     assert len({*score.own_mix.values(), *score.values()}) > 1
-    assert score.apart == frozenset()
+    assert score.excluded == frozenset()
     assert json.loads(json.dumps(score.details()))["own_mix"] == score.own_mix
     assert score.details()["own_mix_mean"] == pytest.approx(
         sum(filter(None, score.own_mix.values())) / 3, abs=1e-4

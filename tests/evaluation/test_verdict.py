@@ -13,10 +13,10 @@ from fedssl.evaluation.score import Score
 from fedssl.evaluation.verdict import judge, signed
 
 
-def _score(*models: list[int], apart: frozenset[str] = frozenset()) -> Score:
+def _score(*models: list[int], excluded: frozenset[str] = frozenset()) -> Score:
     """Return the score of models whose predictions are right (1) or wrong (0) for class 1."""
     score = Score()
-    score.apart = apart
+    score.excluded = excluded
     for name, predictions in zip("abc", models, strict=False):
         score.add(
             name, torch.ones(len(predictions), dtype=torch.int64), torch.tensor(predictions), 2
@@ -29,7 +29,7 @@ def test_outcomes_are_the_share_of_models_that_are_right() -> None:
 
 
 def test_models_apart_do_not_count() -> None:
-    score = _score([1, 1, 0, 0], [0, 0, 0, 0], apart=frozenset("b"))
+    score = _score([1, 1, 0, 0], [0, 0, 0, 0], excluded=frozenset("b"))
     assert score.correct.tolist() == [1.0, 1.0, 0.0, 0.0]
     assert score.mean == 50.0
 

@@ -43,13 +43,13 @@ def test_complaints_of_nodes_are_printed_once(tmp_path: Path) -> None:
         "INFO :  Starting\n"
         "WARNING :   Connection attempt failed, retrying in 0.78 seconds\n"
         "WARNING :   Connection attempt failed, retrying in 1.61 seconds\n"
-        "notice from the server: this site was rejected: its model differs\n"
+        "notice from the server: this node was rejected: its model differs\n"
     )
     print_new()
     print_new()
     assert printed == [
         f"node0: Connection attempt failed; its log: {log}",
-        f"node0: notice from the server: this site was rejected: its model differs; its log: {log}",
+        f"node0: notice from the server: this node was rejected: its model differs; its log: {log}",
     ]
 
 

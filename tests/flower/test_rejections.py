@@ -45,7 +45,7 @@ def test_a_rejected_hello_names_the_site_and_is_delivered(
     with raises(RunError):
         nodes.serve(experiment, grid)
     [notice] = _notices(grid, 12)
-    assert notice.startswith("this site was rejected: its model differs: projector")
+    assert notice.startswith("this node was rejected: its model differs: projector")
     assert f"notice from the server: {notice}\n" in capsys.readouterr().err
     assert not _notices(grid, 10)
 
@@ -72,7 +72,7 @@ def test_an_invalid_hello_names_the_site(nodes: Nodes) -> None:
     lines = nodes.serve(experiment, grid, clients=2)
     reason = "its hello is not valid: image.0: input should be greater than or equal to 1, got 0"
     assert f'rejected node 10, which claims to be "0": {reason}' in lines
-    assert _notices(grid, 10) == [f"this site was rejected: {reason}"]
+    assert _notices(grid, 10) == [f"this node was rejected: {reason}"]
 
 
 # -- a rejected upload --
@@ -150,7 +150,7 @@ def test_a_key_without_a_name_cannot_take_the_name_of_an_absent_site(nodes: Node
         RunError, match=f'only 2 of 3 .*; rejected node 13, which claims to be "2": {NAMELESS}'
     ):
         nodes.serve(experiment, grid)
-    assert _notices(grid, 13) == [f"this site was rejected: {NAMELESS}"]
+    assert _notices(grid, 13) == [f"this node was rejected: {NAMELESS}"]
     assert not grid.receivers("train")
 
 

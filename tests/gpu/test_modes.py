@@ -20,7 +20,7 @@ from fedssl.data.fashion_mini import FashionMini
 from fedssl.method import METHODS, Method
 from fedssl.nets.norm import BatchNorm2d
 from fedssl.training.optimizers import SGD, EmaTarget, FusedSGD
-from fedssl.training.trainer import Task, Trainer, TrainSettings
+from fedssl.training.trainer import Trainer, TrainingTask, TrainSettings
 
 CUDA = torch.device("cuda")
 STEPS = 50
@@ -73,11 +73,11 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
         if model.method.learns_from_labels
         else None
     )
-    task = Task(pixels, labels, stream, model.settings.lr, 0.0, threading.Event())
+    task = TrainingTask(pixels, labels, stream, model.settings.lr, 0.0, threading.Event())
     model.method.train()
     losses = []
     with model.active():
-        model.step.begin(task.rate, task.progress)
+        model.step.begin(task.lr, task.progress)
         constants = model.method.before_epoch(lambda: model.embed(pixels))
         model.step.refresh()
         for _ in range(steps):
@@ -178,7 +178,7 @@ def gradients(model: Trainer, pixels: Tensor) -> dict[str, Tensor]:
     """
     total = torch.zeros_like(model.step.optimizer.row)
     stream = torch.Generator(CUDA).manual_seed(1)
-    task = Task(pixels, None, stream, 0.0, 0.0, threading.Event())
+    task = TrainingTask(pixels, None, stream, 0.0, 0.0, threading.Event())
     kept, optimizer = model.method.state.clone(), model.step.optimizer
     assert isinstance(optimizer, SGD)
     model.method.train()
@@ -206,7 +206,7 @@ def test_trainers_side_by_side(pixels: Tensor) -> None:
     """Three threads on three streams: the bits of one after the other."""
 
     def work(model: Trainer, seed: int) -> None:
-        task = Task(
+        task = TrainingTask(
             pixels[:640],
             None,
             torch.Generator(CUDA).manual_seed(seed),
@@ -265,10 +265,10 @@ def test_update(start: int, size: int, low: bool) -> None:
     row to float32's precision, their copies to the bit. One gradient is a separate tensor in
     bfloat16 and may cross the slice's end.
     """
-    n, rate, decay, momentum, share = 100_000, 0.1, 0.01, 0.9, 0.25
+    n, lr, decay, momentum, share = 100_000, 0.1, 0.01, 0.9, 0.25
     row, target = torch.randn(n, device=CUDA), torch.randn(size, device=CUDA)
     ours = FusedSGD(row, decay, momentum)
-    ours.rate.fill_(rate)
+    ours.lr.fill_(lr)
     ours.bf16_copy = row.bfloat16() if low else None
     ours.ema_target = EmaTarget(target, target.bfloat16() if low else None, share, start)
     true, true_target, buffer = (
@@ -281,7 +281,7 @@ def test_update(start: int, size: int, low: bool) -> None:
         whole = torch.cat([grad[:55_000], piece.float(), grad[85_000:]]).double()
         ours.step(grad, {55_000: piece})
         buffer = momentum * buffer + whole + decay * true
-        true = true - rate * buffer
+        true = true - lr * buffer
         true_target = true_target + share * (true[start : start + size] - true_target)
     for mine, truth in ((row, true), (ours.buffer, buffer), (target, true_target)):
         assert (mine.double() - truth).norm() / truth.norm() < 1e-6

@@ -12,7 +12,7 @@ TABLE: dict[str, Any] = {
     "this run": {"knn": {"mean": 81.0}},
     "random": {"knn": {"mean": 73.0}},
     "isolated": {
-        "knn": {"mean": 76.0, "models": {"a": 74.0, "b": 78.0, "mean": 79.0}, "apart": ["mean"]}
+        "knn": {"mean": 76.0, "models": {"a": 74.0, "b": 78.0, "mean": 79.0}, "excluded": ["mean"]}
     },
     "another row": {"knn": {"mean": 60.0}},
 }

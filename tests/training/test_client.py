@@ -16,7 +16,7 @@ from fedssl.training.trainer import Trainer
 
 
 def make(trainer: Trainer, images: Tensor, **changes: Any) -> Client:
-    return make_client(trainer, images, **{"seed": 1, "round": 2, "rate": 0.05, **changes})
+    return make_client(trainer, images, **{"seed": 1, "round": 2, "lr": 0.05, **changes})
 
 
 def test_streams_repeat_and_differ_by_seed_round_client_and_purpose() -> None:
@@ -143,10 +143,10 @@ def test_measuring_has_a_separate_stream() -> None:
         return method.loss(out, constants)
 
     trainer = make_trainer("simclr")
-    client = make(trainer, random_pixels(16), rate=0.0)
+    client = make(trainer, random_pixels(16), lr=0.0)
     assert client.measure({}, loss) == client.measure({}, loss)
     assert client.metrics == []
-    assert _seen(client) == _seen(make(trainer, random_pixels(16), rate=0.0))
+    assert _seen(client) == _seen(make(trainer, random_pixels(16), lr=0.0))
     assert client.measure({}, loss) != make(trainer, random_pixels(16), id="b").measure({}, loss)
 
 

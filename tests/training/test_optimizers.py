@@ -39,9 +39,9 @@ def test_twenty_steps_equal_torch(name: str, decay: float) -> None:
     ours = OURS[name](row, decay)
     oracle = THEIRS[name]([{"params": [theirs], "weight_decay": decay}])
     for step in range(20):
-        rate = 0.05 / (1 + step)
-        ours.rate.fill_(rate)
-        oracle.param_groups[0]["lr"] = rate
+        lr = 0.05 / (1 + step)
+        ours.lr.fill_(lr)
+        oracle.param_groups[0]["lr"] = lr
         theirs.grad = _numbers(50, 1 + step)
         ours.step(_numbers(50, 1 + step))
         oracle.step()
@@ -54,7 +54,7 @@ def test_a_decay_for_each_element(name: str) -> None:
     row = _numbers(50, 0)
     heavy, light = (part.clone().requires_grad_() for part in (row[:30], row[30:]))
     ours = OURS[name](row, decay)
-    ours.rate.fill_(0.01)
+    ours.lr.fill_(0.01)
     groups = [{"params": [heavy], "weight_decay": 0.2}, {"params": [light], "weight_decay": 0.0}]
     oracle = THEIRS[name]([{**group, "lr": 0.01} for group in groups])
     for step in range(20):
@@ -73,7 +73,7 @@ def test_a_reset_clears_all_state(name: str) -> None:
     veteran = OURS[name](used, 0.1)
     novice = OURS[name](new, 0.1)
     for optimizer in (veteran, novice):
-        optimizer.rate.fill_(0.1)
+        optimizer.lr.fill_(0.1)
     addresses = [tensor.data_ptr() for tensor in veteran.tensors()]
     veteran.step(torch.full((9,), float("nan")))
     veteran.reset()
@@ -96,7 +96,7 @@ def test_decay_by_role(name: str) -> None:
         row = method.parameter_row(method.online)
         row.fill_(1)
         optimizer = make_optimizer(settings, method, row)
-        optimizer.rate.fill_(0.1)
+        optimizer.lr.fill_(0.1)
         optimizer.step(torch.zeros_like(row))
         for key, parameter in method.named_parameters():
             if parameter.requires_grad:
@@ -135,7 +135,7 @@ def test_a_slice_is_followed(
         grad = torch.linspace(1, 2 + step, 10)
         pieces = {at: grad[at : at + n].clone() for at, n in apart.items()}
         for optimizer in (plain, ours):
-            optimizer.rate.fill_(0.1)
+            optimizer.lr.fill_(0.1)
         plain.step(grad.clone())
         for at, n in apart.items():
             grad[at : at + n] = torch.nan

@@ -18,7 +18,7 @@ from fedssl.core.state.flatten import Shadow
 from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.methods import BYOL
 from fedssl.training.optimizers import FusedSGD
-from fedssl.training.trainer import Task, Trainer, TrainSettings, resolve_mode
+from fedssl.training.trainer import Trainer, TrainingTask, TrainSettings, resolve_mode
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -43,9 +43,11 @@ def aligned(method: Method, batch: Batch, out: Output, constants: Constants) -> 
     )
 
 
-def train(trainer: Trainer, pixels: Tensor, objective: Any = plain, rate: float = 0.05) -> Tensor:
+def train(trainer: Trainer, pixels: Tensor, objective: Any = plain, lr: float = 0.05) -> Tensor:
     labels = torch.arange(len(pixels)) % 5
-    task = Task(pixels, labels, torch.Generator().manual_seed(1), rate, 0.0, threading.Event())
+    task = TrainingTask(
+        pixels, labels, torch.Generator().manual_seed(1), lr, 0.0, threading.Event()
+    )
     trainer.fit(task, objective, {})
     return trainer.method.state.floats
 
@@ -310,7 +312,7 @@ def test_compiled_is_eager_on_a_cpu(name: str) -> None:
     hundredfold.
     """
     ours, theirs = (
-        train(make_trainer(name, {"mode": mode}), random_pixels(32), rate=0.01)
+        train(make_trainer(name, {"mode": mode}), random_pixels(32), lr=0.01)
         for mode in ("compiled", "eager")
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -22,8 +22,8 @@ from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.training.trainer import (
     Metrics,
     Stopped,
-    Task,
     Trainer,
+    TrainingTask,
     TrainSettings,
     resolve_mode,
     resolve_precision,
@@ -32,10 +32,10 @@ from fedssl.training.trainer import (
 EVERY = METHODS.names()
 
 
-def task(pixels: Tensor, seed: int = 0, rate: float = 0.05, progress: float = 0.0) -> Task:
+def task(pixels: Tensor, seed: int = 0, lr: float = 0.05, progress: float = 0.0) -> TrainingTask:
     labels = torch.arange(len(pixels)) % 5
-    return Task(
-        pixels, labels, torch.Generator().manual_seed(seed), rate, progress, threading.Event()
+    return TrainingTask(
+        pixels, labels, torch.Generator().manual_seed(seed), lr, progress, threading.Event()
     )
 
 
@@ -118,7 +118,7 @@ def test_a_loss_that_is_not_finite(bad: float) -> None:
 def test_a_last_step_that_breaks_the_weights_is_detected() -> None:
     """Its loss is that of the weights before the step, so that the weights must be checked too."""
     with raises(ClientError):
-        make_trainer("simclr").fit(task(random_pixels(8), rate=math.inf), Watched(), {})
+        make_trainer("simclr").fit(task(random_pixels(8), lr=math.inf), Watched(), {})
 
 
 def test_one_bad_step_among_good_ones_is_detected() -> None:
@@ -165,7 +165,7 @@ def test_rates_by_closed_form(schedule: str, rounds: int, data: st.DataObject) -
         "constant": 0.5,
         "step": 0.5 * 0.3 ** sum(10 * round >= tenths * rounds for tenths in (3, 6, 9)),
     }
-    assert settings.rate(round, rounds) == pytest.approx(expected[schedule], rel=1e-9, abs=1e-12)
+    assert settings.lr_at(round, rounds) == pytest.approx(expected[schedule], rel=1e-9, abs=1e-12)
 
 
 def test_a_rate_is_a_step_length() -> None:
@@ -173,11 +173,11 @@ def test_a_rate_is_a_step_length() -> None:
     rate 0, nowhere.
     """
     moved = []
-    for rate in (0.0, 0.01, 0.02):
+    for lr in (0.0, 0.01, 0.02):
         trainer = make_trainer("simclr", {"momentum": 0, "weight_decay": 0, "batch": 6})
         row = trainer.method.parameter_row(trainer.method.online)
         before = row.clone()
-        trainer.fit(task(random_pixels(6), rate=rate), Watched(), {})
+        trainer.fit(task(random_pixels(6), lr=lr), Watched(), {})
         moved.append(row - before)
     assert not moved[0].any()
     assert moved[1].norm() > 1e-4
@@ -246,7 +246,7 @@ def test_a_fit_equals_torch_optim_on_an_ordinary_module(decay_norms: bool) -> No
     plain = Ordinary()
     plain.load_state_dict({k: v.clone() for k, v in trainer.method.state.tensors().items()})
     watched = Watched()
-    metrics = trainer.fit(task(random_pixels(5 * 8), rate=0.02), watched, {})
+    metrics = trainer.fit(task(random_pixels(5 * 8), lr=0.02), watched, {})
     learned = [p for name, p in plain.named_parameters() if not name.startswith("target")]
     decays = [0.1 if decay_norms or p.ndim > 1 else 0.0 for p in learned]
     groups = [
@@ -401,7 +401,7 @@ def _round(
 ) -> tuple[Tensor, Tensor, Metrics]:
     method = trainer.method
     labels = torch.arange(len(images)) % 5
-    client = make_client(trainer, images, id=name, labels=lambda: labels, seed=3, rate=0.05)
+    client = make_client(trainer, images, id=name, labels=lambda: labels, seed=3, lr=0.05)
     method.state.load(message["model"])  # type: ignore[arg-type]
     method.init_local_parts(client.generator("fresh"))
     metrics = client.train(Watched(), {})
@@ -419,7 +419,7 @@ def test_results_do_not_depend_on_clients_that_trained_before(name: str, optimiz
     with pytest.raises(
         ClientError
     ):  # another client, whose weights, statistics and queue end as NaN
-        used.fit(task(random_pixels(16, 2), rate=math.nan), Watched(), {})
+        used.fit(task(random_pixels(16, 2), lr=math.nan), Watched(), {})
     used.method.eval()
     floats, counts, metrics = _round(used, "me", random_pixels(17, 3), message)
     expected_floats, expected_counts, expected = _round(new, "me", random_pixels(17, 3), message)
@@ -453,7 +453,7 @@ def test_batch_counters_count_every_pass_of_a_step() -> None:
         return method.loss(out, constants) + 0 * method.encode(method.clean(batch.images)).h.sum()
 
     trainer = make_trainer("byol")
-    task = Task(
+    task = TrainingTask(
         random_pixels(32), None, torch.Generator().manual_seed(0), 0.1, 0.0, threading.Event()
     )
     trainer.fit(task, twice, {})

@@ -84,8 +84,12 @@ def up(
     print_results(Run(folder, data_dir, device))
 
 
-@flower.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def only(
+PASS_OPTIONS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@flower.command("only", hidden=True, context_settings=PASS_OPTIONS_ON)  # its earlier name
+@flower.command(context_settings=PASS_OPTIONS_ON)
+def pinned(
     app: Annotated[Path, typer.Argument(help="Folder of an app that `fedssl flower init` wrote.")],
     command: Annotated[
         list[str],

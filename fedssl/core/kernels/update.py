@@ -12,7 +12,7 @@ WARPS = 8
 
 @triton.jit
 def _sgd_kernel(
-    row, low, buffer, grad, rate, decay, momentum, target, target_low, share, n,
+    row, low, buffer, grad, lr, decay, momentum, target, target_low, share, n,
     LOW: tl.constexpr, FOLLOW: tl.constexpr, FOLLOW_LOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Update BLOCK elements; see `sgd`."""
@@ -21,7 +21,7 @@ def _sgd_kernel(
     value = tl.load(row + i, mask=keep)
     slope = tl.load(grad + i, mask=keep).to(tl.float32) + decay * value
     moved = tl.load(buffer + i, mask=keep) * momentum + slope
-    value -= tl.load(rate) * moved
+    value -= tl.load(lr) * moved
     if FOLLOW:  # before the other stores, so that no load waits for a store
         behind = tl.load(target + i, mask=keep)
         behind += share * (value - behind)
@@ -51,7 +51,7 @@ def sgd(
     low: Tensor | None,
     buffer: Tensor,
     grad: Tensor,
-    rate: Tensor,
+    lr: Tensor,
     decay: float,
     momentum: float,
     target: Tensor | None = None,
@@ -60,13 +60,13 @@ def sgd(
 ) -> None:
     """Update a row in place by SGD with momentum, and a target network that follows it.
 
-    buffer ← momentum·buffer + grad + decay·row; row ← row − rate·buffer; then, if there is a
+    buffer ← momentum·buffer + grad + decay·row; row ← row − lr·buffer; then, if there is a
     target, target ← (1 − share)·target + share·row. `low` and `target_low` receive bfloat16 copies.
-    All (n,) float32 except for the 0-d rate; the gradient may be bfloat16.
+    All (n,) float32 except for the 0-d `lr`; the gradient may be bfloat16.
     """
     n = row.numel()
     _sgd_kernel[(triton.cdiv(n, BLOCK),)](
-        row, low, buffer, grad, rate, decay, momentum, target, target_low, share, n,
+        row, low, buffer, grad, lr, decay, momentum, target, target_low, share, n,
         LOW=low is not None, FOLLOW=target is not None, FOLLOW_LOW=target_low is not None,
         BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip

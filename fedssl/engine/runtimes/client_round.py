@@ -44,7 +44,7 @@ class Shard(NamedTuple):
 class RoundPosition(NamedTuple):
     """The position of a round in its run, and its learning rate."""
 
-    rate: float  # the learning rate
+    lr: float  # the learning rate
     progress: float  # from 0 to 1
     rounds: int = 1  # of the whole run
 
@@ -81,7 +81,7 @@ def run_client(
         with trainer.active():
             client = _client(context, client_round, trainer)
             message = on_device(client_round.message, trainer.device)
-            upload, memory = context.algorithm.client(client, message)
+            upload, memory = context.algorithm.client_update(client, message)
             client_round.store_memory(memory)
         return Reply(
             client_round.client,
@@ -117,7 +117,7 @@ def _client(context: RunContext, client_round: ClientRound, trainer: Trainer) ->
         trainer=trainer,
         seed=context.seed,
         round=client_round.round,
-        rate=position.rate,
+        lr=position.lr,
         progress=position.progress,
         rounds=position.rounds,
         public=context.public.get(device),

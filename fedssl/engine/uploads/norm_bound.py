@@ -55,20 +55,20 @@ class TypicalUpdate(NamedTuple):
 
     norm: float
     images: int
-    rate: float  # the learning rate of the round
+    lr: float  # the learning rate of the round
     # (norm, images) of the last few uploads that counted, over rounds
     recent: Sequence[Sequence[float]] = ()
     shift: float | None = None  # None: not known, as in checkpoints of earlier versions
     recent_shifts: Sequence[float] = ()
 
-    def norm_at(self, rate: float, images: int, max_ratio: float) -> float:
+    def norm_at(self, lr: float, images: int, max_ratio: float) -> float:
         """Return the typical norm for a client with this many images at another learning rate.
 
         The number of steps is proportional to the images, and the length of a step to the rate. The
         ratio of images counts up to `max_ratio`, and only where it is known. A client with fewer
         images, or at a lower rate, may move as far as the others.
         """
-        return self.norm * self.images_ratio(images, max_ratio) * max(1.0, rate / self.rate)
+        return self.norm * self.images_ratio(images, max_ratio) * max(1.0, lr / self.lr)
 
     def images_ratio(self, images: int, max_ratio: float) -> float:
         """Return images / images of the median client, from 1 to `max_ratio`; 1 if not known."""
@@ -82,7 +82,7 @@ class NormBound:
     """The immutable state of the norm check in one round; `with_…` methods return the next one."""
 
     settings: GuardSettings = NO_BOUNDS
-    rate: float = 1.0  # the learning rate of this round
+    lr: float = 1.0  # the learning rate of this round
     earlier: TypicalUpdate | None = None  # over the rounds before
     first: TypicalUpdate | None = (
         None  # over this round's first uploads, where there is no earlier one
@@ -142,7 +142,7 @@ class NormBound:
         if self.reference is None:
             return LARGEST_NORM
         factor = self.settings.norm_bound
-        typical = self.reference.norm_at(self.rate, images, max_ratio=factor)
+        typical = self.reference.norm_at(self.lr, images, max_ratio=factor)
         if len(self.norms) >= WARMUP_UPLOADS:
             typical = max(typical, _lower_median(self.norms))
         return min(typical * max(factor, INFLUENCE / share), LARGEST_NORM)
@@ -192,7 +192,7 @@ class NormBound:
         accepted_shifts = len(shifts) - len(before.recent_shifts)
         shifts = shifts[-max(WARMUP_UPLOADS, accepted_shifts) :]
         shift = median_low(shifts) if shifts else before.shift
-        if self.earlier is not None and self.settings.usual == "largest":
+        if self.earlier is not None and self.settings.typical == "largest":
             new = max(new, self.earlier, key=lambda typical: typical.norm)
             shift = _larger(shift, self.earlier.shift)
         recent = [(movement.norm, movement.images) for movement in window[-WARMUP_UPLOADS:]]
@@ -215,7 +215,7 @@ class NormBound:
         images = int(median_low([movement.images for movement in movements]))
         shifts = _known_shifts(movements)
         shift = median_low(shifts) if shifts else None
-        return TypicalUpdate(norm, images, self.rate, shift=shift)
+        return TypicalUpdate(norm, images, self.lr, shift=shift)
 
     @property
     def _typical_shift(self) -> float | None:

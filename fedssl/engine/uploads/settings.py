@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -12,10 +12,12 @@ from fedssl.core.settings import Settings
 class GuardSettings(Settings):
     """Limits on uploads, besides that they match the algorithm's schema and are finite."""
 
+    earlier_names: ClassVar = {"typical": "usual"}
+
     # The largest norm of an update, in medians over a round's clients; 0: any.
     norm_bound: float = Field(10.0, ge=0)
     # Which median: the largest of all rounds so far, or the last round's.
-    usual: Literal["largest", "last"] = "largest"
+    typical: Literal["largest", "last"] = "largest"
     # Scale an update above the bound down to it; otherwise its client is dropped.
     clip: bool = False
     # The largest shift of running statistics, in medians; 0: any.

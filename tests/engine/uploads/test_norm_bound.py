@@ -55,11 +55,11 @@ class History:
     """The bound over several rounds."""
 
     settings: GuardSettings = NO_BOUNDS
-    rate: Callable[[int], float] = lambda round: 1.0
+    lr_at: Callable[[int], float] = lambda round: 1.0
     typical: TypicalUpdate | None = None
 
     def bound(self, round: int = 0) -> NormBound:
-        return NormBound(self.settings, self.rate(round), self.typical)
+        return NormBound(self.settings, self.lr_at(round), self.typical)
 
     def end(self, guard: Guard) -> None:
         self.typical = guard.bound.next_typical()
@@ -129,8 +129,8 @@ def test_the_reference_is_the_largest_median_or_the_last() -> None:
     """Medians of 2, then 1. 15 is below 10 × 2 and above 10 × 1; dropped uploads do not count in a
     median.
     """
-    for usual, expected in (("largest", []), ("last", ["c"])):
-        history = History(GuardSettings(usual=usual))  # type: ignore[arg-type]
+    for chosen, expected in (("largest", []), ("last", ["c"])):
+        history = History(GuardSettings(typical=chosen))  # type: ignore[arg-type]
         received(history, {"a": 2, "b": 2, "c": 500})
         assert history.typical == TypicalUpdate(2, 10, 1.0, [(2, 10), (2, 10)])
         received(history, {"a": 1, "b": 1, "c": 1}, round=1)
@@ -138,7 +138,7 @@ def test_the_reference_is_the_largest_median_or_the_last() -> None:
 
 
 def test_a_round_without_valid_uploads_or_without_a_step_sets_no_reference() -> None:
-    history = History(GuardSettings(usual="last"), typical=TypicalUpdate(1.0, 10, 1.0))
+    history = History(GuardSettings(typical="last"), typical=TypicalUpdate(1.0, 10, 1.0))
     assert dropped(received(history, {"a": 11, "b": 12})) == ["a", "b"]
     assert dropped(received(history, {"a": 0, "b": 0})) == []
     assert history.typical == TypicalUpdate(1.0, 10, 1.0, [(0, 10), (0, 10)])
@@ -528,12 +528,13 @@ def test_settings_added_later_do_not_change_an_experiments_hash() -> None:
     before = {key: value for key, value in plain.to_dict().items() if key != "guard"}
     del before["probe"]["frozen"]
     before["probe"] |= {"k": 200, "beside": []}  # names and defaults of that time
+    before["train"]["memory"] = before["train"].pop("client_memory")
     assert plain.hash() == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
     other = plain.with_changes({"guard.clip": True})
     before = other.to_dict()
     assert before["guard"] == {
         "norm_bound": 10.0,
-        "usual": "largest",
+        "typical": "largest",
         "clip": True,
         "statistics_bound": 5.0,
         "min_uploads": 2,
@@ -544,6 +545,8 @@ def test_settings_added_later_do_not_change_an_experiments_hash() -> None:
         before["guard"]["min_uploads"],
     )
     before["probe"] |= {"k": 200, "beside": []}
+    before["train"]["memory"] = before["train"].pop("client_memory")
+    before["guard"]["usual"] = before["guard"].pop("typical")
     assert other.hash() == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
     assert plain.with_changes({"guard.min_uploads": 1}).hash() == plain.hash()
     assert len({plain.hash(), other.hash(), plain.with_changes({"probe.frozen": True}).hash()}) == 3
