@@ -131,8 +131,7 @@ def main() -> None:
             case = case._replace(also=[*case.also, LBFGS])
         folder = (args.out or Path("results", args.group)) / f"{name}-seed{args.seed}"
         if all(
-            (folder / file).is_file()
-            for file in (*KEPT, *(["probes.json"] if case.also else []))
+            (folder / file).is_file() for file in (*KEPT, *(["probes.json"] if case.also else []))
         ):
             continue
         begun = time.perf_counter()
