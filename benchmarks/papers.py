@@ -1,6 +1,6 @@
 """Run published settings on real images.
 
-    python -m benchmarks.papers GROUP [--data-dir data] [--only NAME …] [--seed 0]
+    python -m benchmarks.papers GROUP [--data-dir data] [--only NAME …] [--seed 0] [--lbfgs]
                                 [--out results/GROUP]
 
 `cifar10-short`: CIFAR-10, five clients with two classes each, ResNet-18, 100 rounds of one local
@@ -13,14 +13,21 @@ recipes but with 30 rounds of one epoch.
 kNN is measured every five rounds, a linear probe at the end; rounds.jsonl contains the divergence
 and the algorithm's notes. The experiment.toml, rounds.jsonl and results.json of each run are
 stored, and probes.json if other probes measured it. Finished runs are not repeated.
+
+In the group `cifar10`, other probes measure each run: the protocols of FedU and of the authors' code
+(EasyFL), fine-tuning with few labels, and the linear classifier found by L-BFGS, whose accuracy
+depends on no learning rate. `--lbfgs` adds the last one to the runs of other groups. probes.json is
+written after each probe; a probe that fails has its "error" there, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,13 +46,27 @@ class Case(NamedTuple):
 
 
 BRIEFLY = {"rounds": 30}
-# FedU's own protocol; fine-tuning with few labels as in the papers and as in public code.
+LBFGS: Probe = ("linear", {"solver": "lbfgs"})
+# Fine-tuning with few labels: as in the papers, at a tenth of their learning rate, with fixed
+# features, and as in the authors' code.
 FEW: list[Probe] = [
-    ("semi", {"labels": labels, "frozen": frozen})
+    ("semi", {"labels": labels, **settings})
     for labels in (0.01, 0.1)
-    for frozen in (False, True)
+    for settings in (
+        {"frozen": False},
+        {"lr": 1e-4},
+        {"frozen": True},
+        {"protocol": "easyfl"},
+        {"protocol": "easyfl-literal"},
+    )
 ]
-ALSO: list[Probe] = [("linear", {"protocol": "fedu"}), *FEW, ("linear", {"solver": "lbfgs"})]
+# The quickest first.
+ALSO: list[Probe] = [
+    LBFGS,
+    ("linear", {"protocol": "fedu"}),
+    ("linear", {"protocol": "easyfl"}),
+    *FEW,
+]
 GROUPS: dict[str, dict[str, Case]] = {
     "cifar10-short": {
         "fedbyol": Case("fedbyol-cifar10-noniid-short"),
@@ -96,24 +117,36 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: results/GROUP")
     parser.add_argument("--rounds", type=int, help="number of rounds, for a trial")
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--lbfgs", action="store_true", help="also find the linear classifier by L-BFGS"
+    )
     args = parser.parse_args()
     group = GROUPS[args.group]
     if unknown := set(args.only or ()) - set(group):
         parser.error(f"{args.group} has no {', '.join(sorted(unknown))}; it has {', '.join(group)}")
+    failed = 0
     for name in args.only or group:
+        case = group[name]
+        if args.lbfgs and LBFGS not in case.also:
+            case = case._replace(also=[*case.also, LBFGS])
         folder = (args.out or Path("results", args.group)) / f"{name}-seed{args.seed}"
         if all(
-            (folder / file).is_file()
-            for file in (*KEPT, *(["probes.json"] if group[name].also else []))
+            (folder / file).is_file() for file in (*KEPT, *(["probes.json"] if case.also else []))
         ):
             continue
         begun = time.perf_counter()
-        results = run(group[name], folder, args)
+        results, probes = run(case, folder, args)
+        failed += sum("error" in probe for probe in probes)
         accuracies = {probe: score["mean"] for probe, score in results["table"]["this run"].items()}
         print(f"{name}: {accuracies}, {time.perf_counter() - begun:.0f} s in all", flush=True)
+    if failed:
+        sys.exit(f"{failed} probes failed: see probes.json")
 
 
-def run(case: Case, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def run(
+    case: Case, folder: Path, args: argparse.Namespace
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train, measure and store one case; return its results and those of the additional probes."""
     changes = {
         **FIXED,
         "seed": args.seed,
@@ -126,13 +159,23 @@ def run(case: Case, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         for file in KEPT:
             (folder / file).write_bytes((finished.dir / file).read_bytes())
-        probes = []
-        for probe, settings in case.also:
+        return finished.results, measure_all(finished, case.also, folder / "probes.json")
+
+
+def measure_all(finished: fedssl.Run, also: Sequence[Probe], file: Path) -> list[dict[str, Any]]:
+    """Return the measurements of a run by additional probes; write them after each probe."""
+    probes: list[dict[str, Any]] = []
+    for probe, settings in also:
+        begun = time.perf_counter()
+        try:
             probes.append(measured(finished, probe, settings))
-            print(probes[-1], flush=True)
-        if probes:
-            (folder / "probes.json").write_text(json.dumps(probes, indent=2) + "\n", "utf-8")
-        return finished.results
+        except Exception as error:  # the other probes can still measure the run
+            traceback.print_exc()
+            message = f"{type(error).__name__}: {error}"
+            probes.append({"probe": probe, **settings, "error": message})
+        print(f"{probes[-1]}, {time.perf_counter() - begun:.0f} s", flush=True)
+        file.write_text(json.dumps(probes, indent=2) + "\n", "utf-8")
+    return probes
 
 
 def measured(finished: fedssl.Run, probe: str, settings: Mapping[str, Any]) -> dict[str, Any]:

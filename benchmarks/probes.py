@@ -3,7 +3,7 @@
     python -m benchmarks.probes [--device cuda] [--repeats 3] [--out results/speed/probes-cpu.json]
 
 50,000 features of 512 numbers for training and 10,000 for testing, of ten overlapping classes: kNN,
-and the linear probe with each paper's protocol.
+and the linear probe with each protocol and by L-BFGS.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def measure(device: torch.device, repeats: int) -> dict[str, Any]:
         f"linear, {name}": partial(linear_predict, train, test.features, how)
         for name, how in LINEAR.items()
     }
+    probes["linear, L-BFGS"] = partial(linear_predict, train, test.features, solver="lbfgs")
     found = {}
     for name, probe in probes.items():
         times = []

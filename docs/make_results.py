@@ -46,6 +46,8 @@ GROUPS = {
     "fedbyol-cifar10-short": "FedBYOL in CIFAR-10's short setting, with an earlier version: two "
     "seeds, and torchvision's initialisation.",
 }
+OUTCOME = ("labelled", "accuracy", "note", "error")  # of a probe; other keys are its settings
+LBFGS = {"probe": "linear", "solver": "lbfgs"}
 EARLIER = ("fedbyol-cifar10-short",)  # earlier code: not compared with published figures
 
 
@@ -119,6 +121,15 @@ class Run(NamedTuple):
             return ""
         return f"{score['mean']:.1f}" + (f" ± {score['std']:.1f}" if score.get("std") else "")
 
+    @property
+    def lbfgs(self) -> str:
+        """The accuracy of the linear classifier that L-BFGS finds, with all labels, if measured."""
+        for probe in self.probes:
+            settings = {key: probe[key] for key in probe.keys() - OUTCOME}
+            if settings == LBFGS and "accuracy" in probe:
+                return f"{probe['accuracy']:.1f}"
+        return ""
+
 
 def groups() -> Iterator[tuple[str, list[Run]]]:
     """Yield folders of finished runs: those in GROUPS first, in that order."""
@@ -144,10 +155,15 @@ def group(name: str, runs: list[Run]) -> Iterator[str]:
             run.about,
             *(run.settings[kind] for kind in differing),
             *map(run.measured, ("knn", "linear")),
+            run.lbfgs,
         ]
         for run in runs
     )
-    yield table(("run", "", *differing, "kNN", "linear"), rows)
+    heading = ["run", "", *differing, "kNN", "linear", "linear, L-BFGS"]
+    if not any(run.lbfgs for run in runs):
+        heading.pop()
+        rows = (row[:-1] for row in rows)
+    yield table(heading, rows)
     yield f"![kNN accuracy by round](results/{name}.png)\n"
     if further := [[run.name, *probe] for run in runs for probe in map(_probe, run.probes)]:
         yield "Measured with other probes:\n"
@@ -324,8 +340,10 @@ def _each(values: Iterable[float]) -> str:
 
 def _probe(found: Mapping[str, Any]) -> list[str]:
     """Return one measurement as a row: probe, settings, labelled images, accuracy, note."""
-    columns = ("probe", "labelled", "accuracy", "note")
+    columns = ("probe", *OUTCOME)
     settings = ", ".join(f"{key} = {value}" for key, value in found.items() if key not in columns)
+    if "error" in found:
+        return [found["probe"], settings, "", "failed", found["error"]]
     return [
         found["probe"],
         settings,

@@ -97,6 +97,23 @@ def test_differing_settings_have_a_column(script: dict[str, Any], tmp_path: Path
     assert "| b | byol × fedavg, seed 0 | centralized | 1,200 rounds × 5 epochs | 50.0 |  |" in text
 
 
+def test_probes_of_a_run(script: dict[str, Any], tmp_path: Path) -> None:
+    """L-BFGS with all labels has a column; a probe that failed has its error instead of a figure."""
+    write(tmp_path / "g" / "a")
+    write(tmp_path / "g" / "b")
+    lbfgs = {"probe": "linear", "solver": "lbfgs", "accuracy": 81.25, "labelled": 9}
+    few = {**lbfgs, "labels": 0.1, "accuracy": 10.0}
+    failed = {"probe": "semi", "labels": 0.1, "error": "no memory"}
+    (tmp_path / "g" / "a" / "probes.json").write_text(json.dumps([few, lbfgs, failed]))
+    (tmp_path / "g" / "b" / "probes.json").write_text(json.dumps([few]))
+    text = page_text(script)
+    assert "| run |  | kNN | linear | linear, L-BFGS |" in text
+    assert "| a | byol × fedavg, seed 0 | 50.0 |  | 81.2 |" in text
+    assert "| b | byol × fedavg, seed 0 | 50.0 |  |  |" in text
+    assert "| a | semi | labels = 0.1 |  | failed | no memory |" in text
+    assert "| a | linear | solver = lbfgs | 9 | 81.25 |  |" in text
+
+
 def test_scores_of_runs_in_all_folders(script: dict[str, Any], tmp_path: Path) -> None:
     """Ranks 1 2 3 with 30 20 10: ρ = −1, as in 2 of 6 orders."""
     for folder, rank in (("g/a", 1.0), ("g/b", 2.0), ("h/a", 3.0)):

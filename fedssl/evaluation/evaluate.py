@@ -224,14 +224,14 @@ class Evaluation:
     def _semi(self, model: ModelFeatures) -> Tensor:
         probe = self.experiment.probe
         subset = self.images.fine_tuning_subset
+        protocol = fine_tuning(probe.protocol, subset.share)
         # Batch normalisation in training mode needs the statistics of two images or more.
-        if len(subset.images) < 2 and not probe.frozen:
+        if len(subset.images) < 2 and (protocol.head_normalises or not probe.frozen):
             labelled = len(self.images.train)
             raise ConfigError(
                 "fine-tuning needs at least 2 labelled images, but the settings select 1 of "
                 f"{labelled}: raise labels"
             )
-        protocol = fine_tuning(probe.protocol, subset.share)
         tuned = fine_tune(
             self.backbone(model.state),
             subset.images.pixels.to(self.device),

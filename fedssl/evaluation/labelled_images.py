@@ -13,7 +13,7 @@ from fedssl.data import Dataset, Images
 from fedssl.evaluation.missing_labels import missing_labels
 from fedssl.experiment.client_data import left_out
 from fedssl.experiment.experiment import Experiment
-from fedssl.probes import PROBES, balanced, label_count
+from fedssl.probes import PROBES, balanced, fine_tuning, label_count
 
 HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
@@ -22,8 +22,11 @@ HALVED = (
 SEEN = "the images used for fine-tuning were also used in pre-training"
 FROZEN = (
     "frozen: the head alone was trained, on features in evaluation mode; the papers fine-tune the "
-    "whole model, and the authors' code (EasyFL) trains another head on a backbone in training "
-    "mode and prints the best test epoch"
+    'whole model, and the authors\' code (EasyFL) has protocol = "easyfl"'
+)
+HEAD_ONLY = (
+    "the head alone was trained, on a backbone whose BatchNorm statistics changed, as in the "
+    "authors' code (EasyFL); the papers fine-tune the whole model"
 )
 FEW_LABELS = 0.01  # share of labelled images for `semi`, unless an experiment sets one
 
@@ -107,6 +110,8 @@ class LabelledImages:
             notes.append(self.fine_tuning_subset.note)
         if "frozen" in uses and settings.frozen:
             notes.append(FROZEN)
+        elif PROBES[probe].learns == "few" and fine_tuning(settings.protocol, 1).head_only:
+            notes.append(HEAD_ONLY)
         too_many = f"is more than the {labelled} labelled images: all of them"
         if "k" in uses and settings.k is not None and settings.k > labelled:
             notes.append(f"k = {settings.k} {too_many} vote")

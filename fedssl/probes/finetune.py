@@ -8,9 +8,8 @@ features and has no normalisation.
 
 With `frozen` only the head is trained, on features computed once in evaluation mode. FedU and
 FedEMA describe another protocol: the whole model is fine-tuned. Their authors' code, EasyFL, has a
-third one: its optimizer holds the head only, but the head is Linear-4096-BatchNorm-ReLU-Linear, the
-backbone runs in training mode, so that features use batch statistics and running statistics are
-updated, and the best test epoch is printed.
+third one, the protocol `easyfl`: its optimizer holds the head only, but the backbone runs in training
+mode.
 """
 
 from __future__ import annotations
@@ -23,8 +22,11 @@ from torch import Tensor, nn
 
 from fedssl.core.seeds import derive, generator
 from fedssl.method import Normalisation
+from fedssl.nets.heads import mlp
 from fedssl.probes.features import as_input, embed
 from fedssl.probes.protocol import Protocol
+
+WIDE = 4096  # hidden layer of EasyFL's head
 
 
 def fine_tune(
@@ -40,7 +42,8 @@ def fine_tune(
 ) -> nn.Module:
     """Return a model from images to logits (n, classes): the given backbone under a new head.
 
-    Both are trained on uint8 images (n, C, H, W); with `frozen`, only the head is.
+    Both are trained on uint8 images (n, C, H, W); with `frozen`, only the head is. If the protocol
+    trains the head only, gradients of the backbone are switched off; its statistics still change.
     """
     device = images.device
     width: int = backbone.dim  # type: ignore[assignment]
@@ -51,6 +54,7 @@ def fine_tune(
         learner = nn.Sequential(nn.Identity(), head)
         _train(learner, features.__getitem__, labels, protocol=protocol, seed=seed)
     else:
+        backbone.requires_grad_(not protocol.head_only)
 
         def clean_batch(index: Tensor) -> Tensor:
             return as_input(images[index], normalisation)
@@ -71,9 +75,9 @@ def _train(
     stream = generator(seed, "fine-tuning")
     optimizer = _optimizer(model, protocol)
     rates = [group["lr"] for group in optimizer.param_groups]
-    # Normalisation layers too: their statistics become those of the labelled images.
-    model.train()
     for epoch in range(protocol.epochs):
+        # Normalisation layers too: their statistics become those of the labelled images.
+        model.train(protocol.in_training_mode(epoch))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * protocol.drop(epoch)
         order = torch.randperm(len(labels), generator=stream).to(labels.device)
@@ -91,16 +95,22 @@ def _head(features: int, classes: int, protocol: Protocol, seed: int) -> nn.Modu
         torch.default_generator.manual_seed(derive(seed, "fine-tuned head"))
         if protocol.head == "linear":
             return nn.Linear(features, classes)
+        if protocol.head == "wide-mlp":
+            return mlp(features, WIDE, classes)
         return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, classes))
 
 
 def _optimizer(model: nn.Sequential, protocol: Protocol) -> torch.optim.Optimizer:
-    """Return an optimizer with two groups: the backbone, and the head with its learning rate."""
-    backbone, head = (list(module.parameters()) for module in model)
+    """Return an optimizer of the head and, unless it is frozen, of the backbone, with their rates."""
+    backbone, head = model
     groups = [
-        {"params": backbone, "lr": protocol.lr},
-        {"params": head, "lr": protocol.head_lr or protocol.lr},
+        {"params": _trained(backbone), "lr": protocol.lr},
+        {"params": _trained(head), "lr": protocol.head_lr or protocol.lr},
     ]
     if protocol.optimizer == "adam":
         return torch.optim.Adam(groups)
     return torch.optim.SGD(groups, momentum=0.9)
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [weight for weight in module.parameters() if weight.requires_grad]

@@ -72,9 +72,11 @@ def fit_linear(
     grad = _as_layer(row_grad, classes)
     optimizer = _optimizer(protocol, row, _decay(row, classes, penalty))
     targets = F.one_hot(labels, classes).float()
+    order = torch.arange(n, device=device)
     for epoch in range(protocol.epochs):
         optimizer.lr.fill_(protocol.lr * protocol.drop(epoch))
-        order = torch.randperm(n, generator=stream, device=device)
+        if protocol.shuffled:
+            order = torch.randperm(n, generator=stream, device=device)
         for index in order.split(protocol.batch):
             _write_gradient(layer, features[index], targets[index], grad)
             optimizer.step(row_grad)

@@ -34,7 +34,7 @@ class ProbeSettings(Settings):
     temperature: float = Field(0.1, gt=0)
     linear: bool = True  # a linear probe at the end
     labels: Labels = 0  # labelled images for the linear probe: a share up to 1, or a count; 0: all
-    protocol: Name = "fedema"  # paper whose settings probes use: [evaluate](../how-to/evaluate.md)
+    protocol: Name = "fedema"  # whose settings probes use: [evaluate](../how-to/evaluate.md)
     epochs: PositiveInt | None = None
     lr: float | None = Field(None, gt=0)
     batch: PositiveInt | None = None

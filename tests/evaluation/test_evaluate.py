@@ -24,10 +24,11 @@ from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
 from fedssl.evaluation import evaluate
 from fedssl.evaluation.evaluate import Evaluation, backbone_of, with_probe_settings
-from fedssl.evaluation.labelled_images import FROZEN
+from fedssl.evaluation.labelled_images import FROZEN, HEAD_ONLY
 from fedssl.evaluation.missing_labels import missing_labels
 from fedssl.evaluation.score import Score, percent
 from fedssl.experiment.experiment import Experiment
+from fedssl.probes import Protocol
 
 CPU = torch.device("cpu")
 
@@ -486,6 +487,54 @@ def test_semi_passes_frozen_on(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (FROZEN in str(scores["semi"].note)) is frozen
         assert FROZEN not in str(scores["knn"].note)
     assert asked == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "lr", "head_only", "training_mode"),
+    [
+        ({}, 1e-3, False, None),
+        ({"lr": 1e-4}, 1e-4, False, None),
+        ({"protocol": "easyfl"}, 1e-3, True, None),
+        ({"protocol": "easyfl-literal"}, 1e-3, True, 1),
+    ],
+)
+def test_semi_passes_the_protocol_on(
+    settings: Mapping[str, Any],
+    lr: float,
+    head_only: bool,
+    training_mode: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A learning rate applies to the whole model; the epochs are those of the protocol."""
+    asked: list[Protocol] = []
+
+    def tuned(backbone: nn.Module, *_: Any, protocol: Protocol, **__: Any) -> nn.Module:
+        asked.append(protocol)
+        return nn.Sequential(backbone, nn.Linear(512, 3)).eval()
+
+    monkeypatch.setattr("fedssl.evaluation.evaluate.fine_tune", tuned)
+    chosen = with_probe_settings(experiment(), "semi", {"labels": 0.5, **settings})
+    scores = Evaluation(chosen, DATA, CPU).measure({"x": state()}, ("semi", "knn"))
+    assert [protocol[:4] for protocol in asked] == [("adam", lr, 100, 128)]
+    assert asked[0].head_lr is None
+    assert (asked[0].head_only, asked[0].training_mode) == (head_only, training_mode)
+    assert (HEAD_ONLY in str(scores["semi"].note)) is head_only
+    assert HEAD_ONLY not in str(scores["knn"].note)
+
+
+def test_the_head_of_easyfl_needs_two_images() -> None:
+    """Its BatchNorm needs the statistics of several images even if features are frozen."""
+    settings = {"labels": 0.01, "frozen": True, "protocol": "easyfl"}
+    chosen = with_probe_settings(experiment(), "semi", settings)
+    with raises(ConfigError):
+        Evaluation(chosen, DATA, CPU).measure({"x": state()}, ("semi",))
+
+
+def test_a_protocol_of_code_measures_every_probe() -> None:
+    """Few labels with EasyFL's head; images in order are separated by the linear probe too."""
+    chosen = with_probe_settings(experiment(), "semi", {"protocol": "easyfl", "labels": 0.5})
+    scores = Evaluation(chosen, DATA, CPU).measure({"x": state()}, ("semi", "linear"))
+    assert all(score["x"] > 90 for score in scores.values())
 
 
 def test_the_steps_of_a_measurement_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

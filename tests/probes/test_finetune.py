@@ -127,6 +127,66 @@ def test_frozen_the_head_alone_learns() -> None:
     assert not model.training
 
 
+def plain_head_only(seed: int, epochs: int, training_mode: int) -> nn.Sequential:
+    """Train EasyFL's head by a plain loop; the first epochs are in training mode."""
+    torch.manual_seed(derive(seed, "fine-tuned head"))
+    hidden = (nn.Linear(512, 4096), nn.BatchNorm1d(4096), nn.ReLU(), nn.Linear(4096, 3))
+    head = nn.Sequential(*hidden)
+    model = nn.Sequential(backbone(), head)
+    optimizer = torch.optim.Adam(head.parameters(), 1e-3)
+    pixels, labels = data()
+    stream = generator(seed, "fine-tuning")
+    for epoch in range(epochs):
+        model.train(epoch < training_mode)
+        for index in torch.randperm(11, generator=stream).split(6):
+            optimizer.zero_grad()
+            F.cross_entropy(model(as_input(pixels[index])), labels[index]).backward()
+            optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize(("name", "training_mode"), [("easyfl", 3), ("easyfl-literal", 1)])
+def test_easyfl_trains_the_head_on_a_backbone_whose_statistics_change(
+    name: Name, training_mode: int
+) -> None:
+    """As a plain loop over all epochs, in which the optimizer holds the head only.
+
+    Weights of the backbone do not change by a bit, but all of its running statistics do.
+    """
+    model = tuned(fine_tuning(name, 0.1)._replace(epochs=3, batch=6), seed=2)
+    expected = plain_head_only(2, 3, training_mode).state_dict()
+    for key, tensor in model.state_dict().items():
+        if not key.endswith("num_batches_tracked"):  # only methods update these counters
+            torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5, msg=key)
+    changed = set()
+    for key, tensor in backbone().state_dict().items():
+        if not torch.equal(model.state_dict()[f"0.{key}"], tensor):
+            changed.add(key)
+    assert changed == {key for key in backbone().state_dict() if "running" in key}
+    assert changed
+    assert not model.training
+
+
+def test_easyfl_in_training_mode_differs_from_its_literal_form() -> None:
+    """Running statistics follow the images in all epochs, or only in the first."""
+    always, once = (
+        tuned(fine_tuning(name, 0.1)._replace(epochs=3, batch=6))
+        for name in ("easyfl", "easyfl-literal")
+    )
+    longer = tuned(fine_tuning("easyfl-literal", 0.1)._replace(epochs=5, batch=6))
+    key = "0.layers.0.1.running_mean"
+    assert not torch.equal(always.state_dict()[key], once.state_dict()[key])
+    assert torch.equal(longer.state_dict()[key], once.state_dict()[key])
+
+
+def test_frozen_features_under_the_head_of_easyfl() -> None:
+    """The settings compose: nothing in the backbone changes, and the head is EasyFL's."""
+    model = tuned(fine_tuning("easyfl", 0.1)._replace(epochs=2), frozen=True)
+    for key, tensor in backbone().state_dict().items():
+        assert torch.equal(model.state_dict()[f"0.{key}"], tensor)
+    assert model.state_dict()["1.0.weight"].shape == (4096, 512)
+
+
 def test_it_repeats_and_draws_nothing_from_the_default_generator() -> None:
     protocol = fine_tuning("fedu", 0.1)._replace(epochs=2)
     net = backbone()
@@ -153,6 +213,12 @@ def test_the_papers_settings() -> None:
             protocol = fine_tuning(name, share)  # type: ignore[arg-type]
             assert protocol[:4] == ("adam", 1e-3, 100, 128)
             assert (protocol.head, protocol.head_lr, protocol.drops) == ("mlp", None, ())
+    for name, training_mode in (("easyfl", None), ("easyfl-literal", 1)):
+        for share in (0.01, 0.1):
+            protocol = fine_tuning(name, share)  # type: ignore[arg-type]
+            assert protocol[:4] == ("adam", 1e-3, 100, 128)
+            assert (protocol.head, protocol.head_only) == ("wide-mlp", True)
+            assert protocol.training_mode == training_mode
     few, more = (fine_tuning("ccl", share) for share in (0.01, 0.1))
     assert (few[:4], few.head, few.head_lr) == (("sgd", 0.02, 20, 256), "linear", 5.0)
     assert (more[:4], more.head, more.head_lr) == (("sgd", 0.01, 20, 256), "linear", 0.2)

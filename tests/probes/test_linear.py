@@ -36,14 +36,14 @@ def test_separable_classes_are_separated() -> None:
 
 
 @pytest.mark.parametrize("batch", [8, 100])
-@pytest.mark.parametrize("name", ["fedema", "ccl"])
+@pytest.mark.parametrize("name", ["fedema", "ccl", "easyfl"])
 @pytest.mark.parametrize("penalty", [0.0, 0.3])
 def test_the_same_steps_as_autograd_and_torch_optimizers(
     batch: int, name: Name, penalty: float
 ) -> None:
     """Same start, same order of images, torch's gradient, optimizer and schedule: same weights.
 
-    CCL's rate drops to a tenth after 3 and after 4 of 5 epochs.
+    CCL's rate drops to a tenth after 3 and after 4 of 5 epochs. EasyFL does not shuffle.
     """
     train = blobs(7, 0, spread=1.0)
     seed = 3
@@ -59,7 +59,9 @@ def test_the_same_steps_as_autograd_and_torch_optimizers(
         milestones = [3, 4]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
     for _ in range(5):
-        order = torch.randperm(21, generator=stream)
+        order = torch.arange(21)
+        if name != "easyfl":
+            order = torch.randperm(21, generator=stream)
         # The last, smaller batch included: few labels must all count.
         for index in order.split(batch):
             optimizer.zero_grad()
@@ -76,6 +78,10 @@ def test_the_papers_settings() -> None:
     """MoCo's rate is 30, 3 and 0.3 from epochs 0, 60 and 80 on."""
     assert LINEAR["fedema"][:4] == ("adam", 3e-3, 200, 512)
     assert LINEAR["fedu"][:4] == ("adam", 3e-3, 100, 512)
+    assert LINEAR["easyfl"][:4] == ("adam", 3e-3, 200, 2048)
+    assert LINEAR["easyfl-literal"] == LINEAR["easyfl"]
+    unshuffled = {name for name, protocol in LINEAR.items() if not protocol.shuffled}
+    assert unshuffled == {"easyfl", "easyfl-literal"}
     moco = LINEAR["ccl"]
     assert moco[:4] == ("sgd", 30.0, 100, 256)
     assert [moco.lr * moco.drop(epoch) for epoch in (0, 59, 60, 79, 80, 99)] == pytest.approx(
@@ -83,6 +89,25 @@ def test_the_papers_settings() -> None:
     )
     assert moco.changed(None, None, None) == moco
     assert moco.changed(20, None, 8) == moco._replace(epochs=20, batch=8)
+
+
+def test_easyfl_takes_the_images_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 images in batches of 2048, 2048 and 904; FedEMA's order differs in each epoch."""
+    seen: list[Tensor] = []
+
+    def record(_layer: object, x: Tensor, *_: object) -> None:
+        seen.append(x[:, 0])
+
+    monkeypatch.setattr("fedssl.probes.linear._write_gradient", record)
+    train = Labelled(torch.arange(5000.0)[:, None], torch.arange(5000) % 2)
+    fit_linear(train, LINEAR["easyfl"]._replace(epochs=2))
+    assert [len(batch) for batch in seen] == [2048, 2048, 904] * 2
+    assert torch.equal(torch.cat(seen), torch.arange(5000.0).repeat(2))
+    seen.clear()
+    fit_linear(train, LINEAR["fedema"]._replace(epochs=2))
+    first, second = torch.cat(seen).view(2, 5000)
+    assert not torch.equal(first, second)
+    assert torch.equal(first.sort().values, torch.arange(5000.0))
 
 
 def backbone_features(n: int, seed: int) -> Labelled:
