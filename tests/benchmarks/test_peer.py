@@ -47,7 +47,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         views[current.id].append(tuple(batch.views[0]))
         return objective(self, method, batch, out, constants)
 
-    monkeypatch.setattr(FedAvg, "client", named)
+    monkeypatch.setattr(FedAvg, "client_update", named)
     monkeypatch.setattr(FedAvg, "objective", watched)
     return views
 

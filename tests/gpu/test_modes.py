@@ -66,7 +66,7 @@ def trainer(
 
 def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
     """Return the loss of each step."""
-    step = model._captured or model.step
+    step = model._captured_step or model.step
     stream = torch.Generator(CUDA).manual_seed(0)
     labels = (
         torch.arange(len(pixels), device=CUDA) % CLASSES
