@@ -55,10 +55,11 @@ def identity(experiment: Experiment) -> str:
     """Return a key that is equal for runs of one cell.
 
     Such runs may differ in the seed, in settings that depend on the device, in measurements during
-    training, and in whether they refer to a data set by name or by file.
+    training, in whether they refer to a data set by name or by file, and in the guard, which
+    dropped no client of the runs in results/ (tests/test_results_page.py).
     """
     values = named(experiment.to_dict())
-    values |= {"seed": None, "probe": {key: values["probe"][key] for key in PROBE_DEFAULTS}}
+    values |= {"seed": None, "guard": None, "probe": {key: values["probe"][key] for key in PROBE_DEFAULTS}}
     values["train"] |= {"precision": None, "checkpoint_every": None}
     return json.dumps(values, sort_keys=True)
 

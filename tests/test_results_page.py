@@ -160,3 +160,13 @@ def test_runs_are_compared_with_published_results(script: dict[str, Any], tmp_pa
     assert f"{row} 100 rounds × 5 epochs | 2 | 83.34±0.39 | 84.00 ± 1.41 | +0.66 |" in text
     assert f"{row} 100 rounds × 1 epoch (paper: 5) | 1 | 83.34±0.39 | 70.00 |  |" in text
     assert " 10.00 |" not in text
+
+
+def test_no_client_of_a_stored_run_was_dropped() -> None:
+    """So runs with other limits of the guard are runs of the same cell."""
+    logs = sorted((SCRIPT.parents[1] / "results").glob("*/*/rounds.jsonl"))
+    assert len(logs) > 20
+    for log in logs:
+        for line in log.read_text("utf-8").splitlines():
+            dropped = [client.get("dropped") for client in json.loads(line)["clients"]]
+            assert not any(dropped), log
