@@ -7,15 +7,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from fedssl.core.ascii_output import encodable
 
 Notify = Callable[[str], None]  # receives one line of output
-Advance = Callable[[int], None]  # receives the amount of work done since the last call
 ShowStep = Callable[[int, str], None]  # receives the number of finished steps and the next step
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_STEPS = 5.0
+
+
+class Advance(Protocol):
+    """Receives the work done since the last call, and a note on it."""
+
+    def __call__(self, amount: int, note: str = "") -> None:
+        """Show the progress."""
 
 
 def print_to_stderr(line: str) -> None:
@@ -64,18 +71,23 @@ def hidden_names_note() -> str:
 
 @contextmanager
 def meter(
-    description: str, total: int | None, notify: Notify, *, size: bool = False
+    description: str,
+    total: int | None,
+    notify: Notify,
+    *,
+    size: bool = False,
+    done: int = 0,
 ) -> Iterator[Advance]:
     """Show the progress of some work; yield `advance(n)`, to be called as work is done.
 
-    `total` is None if the amount is unknown; `size` means that amounts are bytes. Nothing is shown
-    if messages are ignored.
+    `total` is None if the amount is unknown; `size` means that amounts are bytes; `done` is the
+    amount that an earlier process has done. Nothing is shown if messages are ignored.
     """
     if notify is ignore_message:
-        yield lambda amount: None
+        yield lambda amount, note="": None
         return
     if not stderr_is_terminal():
-        yield _print_lines(description, total, notify)
+        yield _print_lines(description, total, notify, done)
         return
     from rich import progress  # slow to import, and only used on a terminal
 
@@ -86,25 +98,25 @@ def meter(
         progress.BarColumn(),
         progress.DownloadColumn() if size else progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
     )
     with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda amount: bar.advance(task, amount)
+        task = bar.add_task(description, total=total, completed=done, note="")
+        yield lambda amount, note="": bar.update(task, advance=amount, note=note)
 
 
-def _print_lines(description: str, total: int | None, notify: Notify) -> Advance:
+def _print_lines(description: str, total: int | None, notify: Notify, done: int) -> Advance:
     """Print the description now, and the progress every few seconds."""
     notify(description)
-    done = 0
     last = time.monotonic()
 
-    def advance(amount: int) -> None:
+    def advance(amount: int, note: str = "") -> None:
         nonlocal done, last
         done += amount
         if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
             amount_done = f"{done / total:.0%}" if total else f"{done:,}"
-            notify(f"{description}: {amount_done}")
+            notify(f"{description}: {amount_done}  {note}".rstrip())
 
     return advance
 

@@ -34,7 +34,6 @@ from fedssl.detection.coco import CocoDataset, read_coco
 from fedssl.detection.coco_eval import average_precision, detect
 from fedssl.detection.loader import Batches
 from fedssl.detection.locate import Part
-from fedssl.detection.progress import show_progress
 from fedssl.detection.settings import DetectionSettings
 from fedssl.detection.training import Training
 
@@ -176,8 +175,8 @@ def _train(
     if resumed is not None:
         done = resumed.iteration
         notify(f"resuming after iteration {done:,} of {settings.iterations:,}")
-    with show_progress(done, settings.iterations, notify, quiet=quiet) as progress:
-        training.train(resumed, progress)
+    with meter("fine-tuning", settings.iterations, notify, done=done) as advance:
+        training.train(resumed, advance)
     return model
 
 
