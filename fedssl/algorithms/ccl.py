@@ -42,7 +42,6 @@ from fedssl.algorithms._shared_rows import (
     projected,
 )
 from fedssl.core.errors import ConfigError
-from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
@@ -181,6 +180,3 @@ class CCL(Algorithm):
         if not self.shares:
             return averaged
         return {**averaged, **join_features(collector.features)}
-
-    def export(self, site: Tree) -> dict[str, State]:
-        return {"global": model(site, "model")}
