@@ -24,7 +24,6 @@ class FolderSummary(NamedTuple):
 
     layout: str  # as in [data]
     reason: str  # why this layout was chosen
-    train: Path
     test: Path | None
     groups: dict[str, int]  # images by client or by class; empty for a flat folder
     classes: list[str]
@@ -72,7 +71,6 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
     summary = FolderSummary(
         layout=layout,
         reason=reason,
-        train=train,
         test=test,
         groups=_count_groups(names, layout),
         classes=_classes(names, layout) or test_classes,
