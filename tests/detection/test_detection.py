@@ -24,7 +24,7 @@ from fedssl.detection.coco import read_coco
 from fedssl.detection.finetune import fine_tune
 from fedssl.detection.loader import Sample, load_sample
 from fedssl.detection.settings import DetectionSettings
-from fedssl.runs.local import Interrupted
+from fedssl.runs.local import STOPPING, Interrupted
 from fedssl.runs.rounds_log import read_rounds
 
 pytestmark = [pytest.mark.slow]
@@ -118,11 +118,7 @@ def test_a_stopped_fine_tuning_resumes_with_the_same_bits(
         fine_tune(
             export(), train, val, settings, folder=tmp_path / "stopped", device="cpu", quiet=True
         )
-    assert (
-        capfd.readouterr().err
-        == "stopping: the step under way ends, and what is finished is saved; the same "
-        "command goes on\n"
-    )
+    assert capfd.readouterr().err == f"{STOPPING}\n"
     with pytest.raises(ZeroDivisionError):
         fine_tune(
             export(), train, val, settings, folder=tmp_path / "stopped", device="cpu", quiet=True
