@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -54,6 +54,14 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}:{rest:02}"
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def shortened(lines: Sequence[str], limit: int) -> list[str]:
+    """Return the first lines, and the number of the others."""
+    shown = list(lines[:limit])
+    if len(lines) > limit:
+        shown.append(f"and {len(lines) - limit} more")
+    return shown
 
 
 def stderr_is_terminal() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fedssl.core.console import shortened
 from fedssl.core.errors import FedsslError
 from fedssl.tables.cell_result import CellResult
 from fedssl.tables.table_results import Outcome
@@ -32,12 +33,4 @@ def failures(failed: Iterable[CellResult]) -> dict[str, str]:
     for result in failed:
         reason = " ".join((result.problem or "not run").split())
         cells.setdefault(reason, []).append(f"{result.cell.row}, {result.cell.column}")
-    return {reason: _join(names) for reason, names in cells.items()}
-
-
-def _join(names: list[str]) -> str:
-    listed = "; ".join(names[:MAX_LISTED])
-    rest = len(names) - MAX_LISTED
-    if rest > 0:
-        listed += f"; and {rest} more"
-    return listed
+    return {reason: "; ".join(shortened(names, MAX_LISTED)) for reason, names in cells.items()}
