@@ -22,11 +22,11 @@ from fedssl.core.rich_console import Console
 from fedssl.tables.cell_result import CellResult
 from fedssl.tables.columns import arrange, measured_text
 from fedssl.tables.comparability import INCOMPARABLE, provenance_warnings
-from fedssl.tables.failures import failures
 from fedssl.tables.plan import Training, image_passes
 from fedssl.tables.reproduce import Display, Outcome
 from fedssl.tables.results_on_disk import completed_rounds
 from fedssl.tables.scheduler import Pool
+from fedssl.tables.table_results import failures
 
 OTHER_LINES = 8  # lines of a terminal that are not cells
 WIDTH = 160  # columns of the final table if there is no terminal

@@ -22,7 +22,6 @@ from fedssl.experiment.recipes import matching
 from fedssl.runs.local import Interrupted
 from fedssl.tables import results_on_disk
 from fedssl.tables.cell_result import CellResult
-from fedssl.tables.failures import TableError
 from fedssl.tables.markdown import markdown
 from fedssl.tables.plan import Measure, SeedPlan, Training, plan_seeds
 from fedssl.tables.preflight import unmeasurable
@@ -31,7 +30,7 @@ from fedssl.tables.results_on_disk import set_aside_outdated
 from fedssl.tables.scheduler import Pool, devices
 from fedssl.tables.sweep import sweep_table
 from fedssl.tables.sweep_plot import write_sweep_plot
-from fedssl.tables.table_results import Outcome, Workspace
+from fedssl.tables.table_results import Outcome, TableError, Workspace
 
 __all__ = ["CellResult", "Outcome", "TableError", "reproduce", "sweep"]
 
