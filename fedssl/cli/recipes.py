@@ -14,7 +14,7 @@ from rich.text import Text
 from fedssl.cli.wide_console import wide_console
 from fedssl.core.errors import ConfigError
 from fedssl.experiment.recipes import VARIANTS, Recipe, families, matching, recipes
-from fedssl.experiment.recipes.layers import notes
+from fedssl.experiment.recipes.grid import notes
 
 VARIANT_LINES = (
     ("NAME-short", "one local epoch a round"),
