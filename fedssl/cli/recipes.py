@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedssl.cli.wide_console import wide_console
 from fedssl.core.errors import ConfigError
+from fedssl.core.rich_console import wide_console
 from fedssl.experiment.recipes import VARIANTS, Recipe, families, matching, recipes
 from fedssl.experiment.recipes.grid import notes
 

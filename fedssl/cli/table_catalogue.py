@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedssl.cli.wide_console import wide_console
+from fedssl.core.rich_console import wide_console
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.overrides import merge_changes
 from fedssl.experiment.plain_values import parse_assignments

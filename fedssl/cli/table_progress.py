@@ -17,8 +17,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedssl.cli.wide_console import wide_console
-from fedssl.core.rich_console import Console
+from fedssl.core.rich_console import Console, wide_console
 from fedssl.tables.cell_result import CellResult
 from fedssl.tables.columns import arrange, measured_text
 from fedssl.tables.comparability import INCOMPARABLE, provenance_warnings
