@@ -140,8 +140,8 @@ def steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
         yield lambda finished, step: None
         return
     if not stderr_is_terminal():
-        with _PresentStep(title, total, notify) as present:
-            yield present.show
+        with _print_steps(title, total, notify) as print_step:
+            yield print_step
         return
     from rich import progress
 
@@ -162,32 +162,27 @@ def steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
         yield show
 
 
-class _PresentStep:
+@contextmanager
+def _print_steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
     """Print the present step every few seconds, from a thread: one step may take minutes."""
+    present = ""
+    start = time.monotonic()
+    ended = threading.Event()
 
-    def __init__(self, title: str, total: int, notify: Notify) -> None:
-        self._title = title
-        self._total = total
-        self._notify = notify
-        self._step = ""
-        self._start = time.monotonic()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._print_lines, daemon=True)
+    def show(finished: int, step: str) -> None:
+        nonlocal present
+        present = f"{step} (step {finished + 1} of {total})"
 
-    def show(self, finished: int, step: str) -> None:
-        """Set the present step."""
-        self._step = f"{step} (step {finished + 1} of {self._total})"
+    def print_lines() -> None:
+        while not ended.wait(_SECONDS_BETWEEN_STEPS):
+            if present:
+                elapsed = duration(time.monotonic() - start)
+                notify(f"{title}: {present}, {elapsed} elapsed")
 
-    def _print_lines(self) -> None:
-        while not self._ended.wait(_SECONDS_BETWEEN_STEPS):
-            if self._step:
-                elapsed = duration(time.monotonic() - self._start)
-                self._notify(f"{self._title}: {self._step}, {elapsed} elapsed")
-
-    def __enter__(self) -> _PresentStep:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
+    thread = threading.Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        ended.set()
+        thread.join()
