@@ -124,20 +124,16 @@ def sweep(
 
 def select_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
     """Return the cells that match one of the patterns; all cells if there are no patterns."""
-    if not patterns:
-        selected = list(table.cells)
-    else:
-        selected = [cell for cell in table.cells if _matches_any(cell, patterns)]
+    selected = []
+    for cell in table.cells:
+        if not patterns or any(_matches(cell, pattern) for pattern in patterns):
+            selected.append(cell)
     if not selected:
         raise ConfigError(
             f"no cell of {table.name} matches {', '.join(patterns)}: "
             f"fedssl reproduce {table.name} --list prints all cells"
         )
     return selected
-
-
-def _matches_any(cell: Cell, patterns: Sequence[str]) -> bool:
-    return any(_matches(cell, pattern) for pattern in patterns)
 
 
 def _matches(cell: Cell, pattern: str) -> bool:
