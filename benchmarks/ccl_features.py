@@ -35,7 +35,7 @@ from torch import Tensor
 
 import fedssl
 from benchmarks.machine import machine
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.algorithms import CCL
 from fedssl.algorithms._averaging import load_model
 from fedssl.algorithms._instahide import coefficients, mixtures, partners
@@ -91,16 +91,18 @@ def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
     assert snapshot is not None
     assert data.test is not None
     site, seed, cpu = snapshot.sites[SERVER], experiment.seed, torch.device("cpu")
-    trainer = Trainer(federation.build_method(experiment, data.train.image, cpu), experiment.train)
+    trainer = Trainer(
+        federation_setup.build_method(experiment, data.train.image_shape, cpu), experiment.train
+    )
     algorithm, labels = CCL(fusion=False, lam=0.0), data.train.labels
 
     def clients() -> Iterator[tuple[Client, Tensor]]:
         """Yield each client after its training, with its labels."""
         for name, index in partition_data(experiment, data, print)[1].items():
-            pixels = data.train.held.select(index)
+            pixels = data.train.pixel_rows.select(index)
             rate = experiment.train.rate(snapshot.rounds - 1, experiment.rounds)
             client = Client(name, pixels, None, {}, trainer, seed, snapshot.rounds, rate, 1.0)
-            algorithm.client(client, site)
+            algorithm.client_update(client, site)
             yield client, labels[index]
 
     made: dict[str, list[Labelled]] = {way: [] for way in WAYS}
@@ -113,9 +115,9 @@ def features(run: fedssl.Run) -> dict[str, dict[str, float]]:
             )
             found = projected(client.trainer, mixtures(client, k, client.count, flips))
             made[way].append(Labelled(found, own[rows.gather(1, heaviest).flatten()]))
-    tester = Client("test", data.test.held, None, {}, trainer, seed, 0)
+    tester = Client("test", data.test.pixel_rows, None, {}, trainer, seed, 0)
     load_model(tester, model(site, "model"), model(site, "target"))
-    clean = (trainer.method.clean(some) for some in data.test.held.chunks(500))
+    clean = (trainer.method.clean(some) for some in data.test.pixel_rows.chunks(500))
     test = Labelled(projected(trainer, clean), data.test.labels)
     return {
         way: measured(Labelled(*map(torch.cat, zip(*found, strict=True))), test)

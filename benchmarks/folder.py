@@ -39,9 +39,9 @@ from benchmarks.machine import machine
 from fedssl import nets
 from fedssl.core.devices.select import cores
 from fedssl.data import Folder, decode_parallel
-from fedssl.data.image_pool import Pixels, Rows, place
+from fedssl.data.image_pool import PixelRows, Pixels, place
 from fedssl.method import METHODS, Batch, Constants, Method, Output
-from fedssl.training.trainer import Task, Trainer, TrainSettings
+from fedssl.training.trainer import Trainer, TrainingTask, TrainSettings
 
 DRAWN = 400  # photos that are not copies
 TOUCHED = 100  # files whose time of change is set
@@ -158,22 +158,24 @@ def count_cached(cache: Path) -> int:
     return sum(path.read_bytes().count(b".jpg") for path in cache.glob("*/index"))
 
 
-def measure_reading(held: Rows, memory: Rows, batch: int = 256) -> dict[str, Any]:
+def measure_reading(held: PixelRows, memory: PixelRows, batch: int = 256) -> dict[str, Any]:
     """Gather all images in batches of random rows; medians of five passes."""
 
-    def read_all(images: Rows) -> None:
+    def read_all(images: PixelRows) -> None:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         for _ in images.batches(order, batch):
             pass
 
-    def rate(images: Rows) -> int:
+    def rate(images: PixelRows) -> int:
         durations = [seconds(lambda: read_all(images)) for _ in range(5)]
         return round(len(images) / statistics.median(durations))
 
     return {"cache, images/s": rate(held), "memory, images/s": rate(memory)}
 
 
-def measure_training(held: Rows, memory: Rows, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure_training(
+    held: PixelRows, memory: PixelRows, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Train SimCLR for epochs from each place in turn; medians, without the first epoch of each."""
     device = torch.device(arguments.device)
     order = torch.randperm(len(held), generator=torch.Generator().manual_seed(1))
@@ -185,7 +187,7 @@ def measure_training(held: Rows, memory: Rows, arguments: argparse.Namespace) ->
         for name, images in places.items():
             stream = torch.Generator(device).manual_seed(run)
             metrics = trainer.fit(
-                Task(images, None, stream, 0.01, 0.0, threading.Event()), objective, {}
+                TrainingTask(images, None, stream, 0.01, 0.0, threading.Event()), objective, {}
             )
             rates[name].append(metrics.images / metrics.seconds)
     first = next(iter(rates.values()))
@@ -204,7 +206,7 @@ def measure_training(held: Rows, memory: Rows, arguments: argparse.Namespace) ->
     }
 
 
-def training_places(held: Rows, memory: Rows, device: torch.device) -> dict[str, Pixels]:
+def training_places(held: PixelRows, memory: PixelRows, device: torch.device) -> dict[str, Pixels]:
     """Return the same images in all places that training on this device can read from."""
     if device.type != "cuda":
         return {"memory": memory, "cache": held}
@@ -252,10 +254,10 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     }
     killed = source.model_copy(update={"cache": str(folder / "killed")})
     figures["kill"] = measure_a_kill(killed, count)
-    held = source.load(Path("."), _quiet).train.held
-    same = torch.equal(killed.load(Path("."), _quiet).train.held.tensor(), held.tensor())
+    held = source.load(Path("."), _quiet).train.pixel_rows
+    same = torch.equal(killed.load(Path("."), _quiet).train.pixel_rows.tensor(), held.tensor())
     figures["kill"]["equal to the build that was not killed"] = same
-    memory = Rows(held.tensor().clone())
+    memory = PixelRows(held.tensor().clone())
     figures["read"] = measure_reading(held, memory)
     figures["train"] = measure_training(held, memory, arguments)
     return figures

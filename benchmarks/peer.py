@@ -40,9 +40,9 @@ from benchmarks.machine import machine
 from benchmarks.peer_nets import NETS
 from benchmarks.peer_training import PeerBYOL, PeerClient, peer_round
 from benchmarks.peer_views import Pairs, View, make_view
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.core.devices.precision import numerics
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.federate import Round, federate
 from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
@@ -107,11 +107,11 @@ class Ours:
             len(images) // case.batch * case.batch for images in pixels
         )
         shards = {f"{i}": Shard(images.to(device)) for i, images in enumerate(pixels)}
-        self.trainers = federation.build_trainers(
+        self.trainers = federation_setup.build_trainers(
             experiment, (3, case.size, case.size), device, len(shards)
         )
-        self.sites = federation.first_sites(experiment, self.trainers[0], list(shards))
-        self.memory = Memory()
+        self.sites = federation_setup.first_sites(experiment, self.trainers[0], list(shards))
+        self.memory = ClientMemory()
         self._runtime = LocalRuntime(
             RunContext(
                 experiment.algorithm, experiment.seed, lambda round: RoundPosition(case.lr, 0.0)

@@ -40,7 +40,7 @@ from fedssl import nets
 from fedssl.algorithms import FedAvg
 from fedssl.core.state.layout import PARAMETERS
 from fedssl.core.state.tree import model
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.federate import federate
 from fedssl.engine.round_rules import RoundRules
 from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
@@ -51,7 +51,7 @@ from fedssl.method import METHODS, Constants
 from fedssl.topologies.topology import SERVER, Star
 from fedssl.training.client import Client
 from fedssl.training.step import Objective
-from fedssl.training.trainer import Metrics, Task, Trainer, TrainSettings
+from fedssl.training.trainer import Metrics, Trainer, TrainingTask, TrainSettings
 
 
 class Size(NamedTuple):
@@ -69,7 +69,7 @@ WARM = 3  # of these, warm-up rounds that are not counted
 class Idle(Trainer):
     """A client that does not train, so that only the engine is measured."""
 
-    def fit(self, task: Task, objective: Objective, constants: Constants) -> Metrics:
+    def fit(self, task: TrainingTask, objective: Objective, constants: Constants) -> Metrics:
         return Metrics(0.0, 1, 1, 1.0, 1.0, 1.0)
 
 
@@ -80,7 +80,7 @@ class Federation:
         settings = METHODS[method].Settings(**size._asdict())
         trainer = Idle(settings.build(nets.build(size.backbone), 32), TrainSettings())
         algorithm, image = FedAvg(), torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
-        self.memory, self.first = Memory(), "00"
+        self.memory, self.first = ClientMemory(), "00"
         shards = {f"{i:02}": Shard(image) for i in range(clients)}
         self.runtime = LocalRuntime(
             RunContext(algorithm, 0, lambda round: RoundPosition(0.1, 0.0)),

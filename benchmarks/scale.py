@@ -3,7 +3,7 @@
     python -m benchmarks.scale [--clients 10 100 1000 10000] [--out results/speed/scale.json]
 
 The time per client is about the same (AMD EPYC, one run). Runs `fedssl.run` quietly: FedAvg with
-BYOL, whose clients keep their target between rounds, on disk (`train.memory = "disk"`). Every
+BYOL, whose clients keep their target between rounds, on disk (`train.client_memory = "disk"`). Every
 client takes part in every round with four images of 8x8 pixels and makes one step; the model has
 44,392 parameters including the target. One worker and one thread. For each number of clients, in a
 separate process: the median time of all rounds except the first, divided by the clients; the CPU
@@ -28,7 +28,7 @@ import torch
 
 import fedssl
 from benchmarks.machine import machine
-from fedssl.federation import build_method
+from fedssl.federation_setup import build_method
 from fedssl.nets import BACKBONES, CNN
 from fedssl.runs.rounds_log import read_rounds
 

@@ -36,13 +36,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.clock import digits, seconds, spread, timed
 from benchmarks.machine import machine
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.algorithms import FedAvg
 from fedssl.core.devices.precision import numerics
 from fedssl.core.errors import ConfigError
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS
-from fedssl.training.trainer import Task, Trainer
+from fedssl.training.trainer import Trainer, TrainingTask
 
 WARM = 3  # steps after the first: a step is captured at the second and replayed after that
 SMALL = {"hidden": 512, "dim": 128}
@@ -84,7 +84,9 @@ class Case:
                 "threads": torch.get_num_threads(),
             },
         )
-        (trainer,) = federation.build_trainers(experiment, (3, self.size, self.size), device, 1)
+        (trainer,) = federation_setup.build_trainers(
+            experiment, (3, self.size, self.size), device, 1
+        )
         trainer.method.init_local_parts(torch.Generator().manual_seed(0))
         return trainer
 
@@ -102,7 +104,7 @@ class Fit:
         """Train, and return the mean loss."""
         settings = self.trainer.settings
         pixels = self.pixels[: steps * settings.batch]
-        task = Task(pixels, None, self._stream, settings.lr, 0.0, self._stop)
+        task = TrainingTask(pixels, None, self._stream, settings.lr, 0.0, self._stop)
         done = self.trainer.fit(task, self.objective, {})
         assert done.steps == steps
         return done.loss

@@ -12,8 +12,8 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values
 from fedssl.experiment.overrides import merge_changes
 from fedssl.experiment.plain_values import parse_assignment
-from fedssl.tables.plan import PROBE_DEFAULTS
-from fedssl.tables.published import Cell, tables
+from fedssl.paper_tables.plan import PROBE_DEFAULTS
+from fedssl.paper_tables.published import Cell, tables
 
 
 class Run(Protocol):

@@ -90,7 +90,7 @@ MEANINGS = {
     "train.lr": "learning rate at the start of the run",
     "train.momentum": "momentum of `sgd`",
     "train.weight_decay": "weight decay; decoupled with `adamw`",
-    "train.memory": "where client memory is stored between rounds: on the device, in host memory, "
+    "train.client_memory": "where client memory is stored between rounds: on the device, in host memory, "
     "or in the run directory; `auto`: the first of these with space for all clients",
     "probe.k": "neighbours that vote; default: the square root of the number of labelled images, at most 200",
     "probe.temperature": "temperature of the kNN probe: votes have the weight exp(similarity / "

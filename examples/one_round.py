@@ -69,7 +69,9 @@ def one_round(experiment: Experiment) -> dict[str, Tensor]:
     data = experiment.data.load(Path("data"), ignore_message)
     seen, owners = partition_data(experiment, data, ignore_message)
     torch.manual_seed(derive(experiment.seed, "weights"))
-    backbone = nets.build(experiment.method.backbone, seen.train.image[0], experiment.method.stem)
+    backbone = nets.build(
+        experiment.method.backbone, seen.train.image_shape[0], experiment.method.stem
+    )
     projector = nets.mlp(backbone.dim, experiment.method.hidden, experiment.method.dim)
     server = nn.Sequential()
     server.add_module("backbone", backbone)
@@ -78,7 +80,7 @@ def one_round(experiment: Experiment) -> dict[str, Tensor]:
     for client, index in owners.items():
         model = copy.deepcopy(server)
         stream = generator(experiment.seed, 0, client, "train 0")
-        train(model, seen.train.held[index], experiment, stream)
+        train(model, seen.train.pixel_rows[index], experiment, stream)
         uploads.append(model.state_dict())
     return average(uploads, [len(index) for index in owners.values()])
 

@@ -10,8 +10,8 @@ from fedssl.core.version import __version__
 if TYPE_CHECKING:
     from fedssl.core.errors import FedsslError
     from fedssl.experiment.experiment import Experiment
+    from fedssl.paper_tables.reproduce import reproduce, sweep
     from fedssl.runs.run import Run, run
-    from fedssl.tables.reproduce import reproduce, sweep
 
 __all__ = ["Experiment", "FedsslError", "Run", "__version__", "reproduce", "run", "sweep"]
 
@@ -20,9 +20,9 @@ _MODULES = {
     "Experiment": "fedssl.experiment.experiment",
     "FedsslError": "fedssl.core.errors",
     "Run": "fedssl.runs.run",
-    "reproduce": "fedssl.tables.reproduce",
+    "reproduce": "fedssl.paper_tables.reproduce",
     "run": "fedssl.runs.run",
-    "sweep": "fedssl.tables.reproduce",
+    "sweep": "fedssl.paper_tables.reproduce",
 }
 
 

@@ -17,7 +17,7 @@ from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 
 
-class Rows(NamedTuple):
+class TensorSpec(NamedTuple):
     """Schema of a tensor in an upload; None in the shape allows any number of rows."""
 
     shape: tuple[int | None, ...]
@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 class Features(NamedTuple):
     """Schema of unit-length rows that clients share; invalid rows are dropped one by one.
 
-    The rest of the upload still counts. `columns` are keys of `Rows` with one value per feature;
+    The rest of the upload still counts. `columns` are keys of `TensorSpec` with one value per feature;
     they lose the same rows.
     """
 
@@ -36,14 +36,14 @@ class Features(NamedTuple):
     columns: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> TensorSpec:
         """Return the schema of the features as a plain tensor."""
-        return Rows((None, self.width), torch.float32)
+        return TensorSpec((None, self.width), torch.float32)
 
 
 Sites = Mapping[str, Tree]  # the state of each site, by its name
-Spec = Layout | Rows | Features | range | type[float] | type[int]
-"""The required format of one value of an upload: a Layout for a model, Rows or Features for a
+Spec = Layout | TensorSpec | Features | range | type[float] | type[int]
+"""The required format of one value of an upload: a Layout for a model, TensorSpec or Features for a
 tensor, a range for an integer within it, float or int for a number."""
 
 
@@ -119,7 +119,7 @@ class Algorithm(Settings, ABC):
         images.
         """
 
-    def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
+    def init_site(self, site: Tree, clients: Mapping[str, int]) -> Tree:
         """Return a site's first state, given its clients and their numbers among all clients.
 
         The site may later receive requests from clients that are not among them.
@@ -131,7 +131,7 @@ class Algorithm(Settings, ABC):
         """Return the message that a site sends to a client."""
 
     @abstractmethod
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         """Run one client's round; return its upload and its memory for the next round."""
 
     def statistics_reference(self, site: Tree) -> Tree:

@@ -19,7 +19,7 @@ from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree
 from fedssl.data import Dataset, from_python
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.federate import Round, federate
 from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
@@ -181,7 +181,7 @@ def make_runtime(
     *trainers: Trainer,
     rate: float = 0.1,
     seed: int = 0,
-    memory: Memory | None = None,
+    memory: ClientMemory | None = None,
 ) -> LocalRuntime:
     """Return a runtime with one worker per trainer and a constant learning rate."""
     owned = {
@@ -189,7 +189,7 @@ def make_runtime(
         for client, shard in shards.items()
     }
     context = RunContext(algorithm, seed, lambda round: RoundPosition(rate, 0.0))
-    return LocalRuntime(context, owned, trainers, Memory() if memory is None else memory)
+    return LocalRuntime(context, owned, trainers, ClientMemory() if memory is None else memory)
 
 
 def first_sites(
@@ -197,7 +197,7 @@ def first_sites(
 ) -> Sites:
     """Return all sites before the first round; all have the same tree."""
     first = first_site(algorithm, trainer, **changes)
-    enrolled = algorithm.enrol(first, {client: i for i, client in enumerate(clients)})
+    enrolled = algorithm.init_site(first, {client: i for i, client in enumerate(clients)})
     return dict.fromkeys(topology.sites(clients), enrolled)
 
 

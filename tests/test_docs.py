@@ -36,18 +36,18 @@ from fedssl.core import errors
 from fedssl.core.settings import validate
 from fedssl.core.user_modules import import_modules
 from fedssl.data import PARTITIONS, SOURCES
-from fedssl.detection.settings import DetectionSettings
 from fedssl.engine.federate import Round
 from fedssl.engine.uploads.records import Report
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.plain_values import parse_assignment
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
+from fedssl.object_detection.settings import DetectionSettings
+from fedssl.paper_tables.reproduce import Outcome, find_table, select_cells
+from fedssl.paper_tables.sweep import sweep_table
 from fedssl.probes import PROBES
 from fedssl.runs.local import Interrupted
 from fedssl.runs.rounds_log import record
-from fedssl.tables.reproduce import Outcome, find_table, select_cells
-from fedssl.tables.sweep import sweep_table
 from fedssl.topologies.topology import TOPOLOGIES
 from fedssl.training.trainer import Metrics
 
@@ -143,7 +143,7 @@ def sandbox(own_modules: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(fedssl, "run", run)
     monkeypatch.setattr(
-        import_module("fedssl.tables.reproduce"), "_missing_measures", lambda outcome: {}
+        import_module("fedssl.paper_tables.reproduce"), "_missing_measures", lambda outcome: {}
     )  # no cell is trained,
     monkeypatch.setattr(Outcome, "failed", [])  # and none of them counts as failed
     monkeypatch.setattr(socket.socket, "connect", refuse)

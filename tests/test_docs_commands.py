@@ -26,9 +26,9 @@ from test_docs import (
 import fedssl
 from fedssl.core.user_modules import import_modules
 from fedssl.experiment.experiment import load
+from fedssl.paper_tables.sweep import split_values
 from fedssl.probes import PROBES
 from fedssl.runs.directories import default_dir
-from fedssl.tables.sweep import split_values
 
 # Commands that cannot run everywhere, by reason.
 CANNOT_RUN = {
@@ -42,7 +42,7 @@ CANNOT_RUN = {
         "fedssl reproduce fedema-5 --cells ResNet-18 --seeds 1",
         "fedssl reproduce fedema-5 --cells '*-cifar10-noniid' --cells 'FedU, ResNet-50'",
     ],
-    "COCO is not on this machine; tests/detection fine-tunes on drawn shapes": [
+    "COCO is not on this machine; tests/object_detection fine-tunes on drawn shapes": [
         "fedssl finetune detection runs/fedema-cifar10-noniid --data coco",
         "fedssl finetune detection runs/fedema-cifar10-noniid --data coco --from random",
         "fedssl finetune detection backbone.safetensors --train-images photos "

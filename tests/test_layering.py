@@ -37,18 +37,18 @@ LAYERS = [
     "engine",
     "probes",
     "experiment",
-    "federation",
+    "federation_setup",
     "evaluation",
     "runs",
     "analysis",
-    "tables",
-    "detection",
+    "paper_tables",
+    "object_detection",
     "flower",
     "fedssl",  # fedssl/__init__.py
     "cli",
     "__main__",
 ]
-INDEPENDENT = {"analysis", "tables", "detection", "flower"}  # of each other
+INDEPENDENT = {"analysis", "paper_tables", "object_detection", "flower"}  # of each other
 
 
 def test_layers_import_downwards_only() -> None:

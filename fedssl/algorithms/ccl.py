@@ -110,7 +110,7 @@ class CCL(Algorithm):
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         kept = stored_models(client.memory, "kept")
         load_model(client, model(message, "model"), model(message, "target"), *kept)
         constants = self.constants(client, message)

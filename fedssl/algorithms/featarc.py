@@ -71,7 +71,7 @@ class FeatARC(Algorithm):
             models[_key(j)] = shuffled(first, client.generator(f"cluster {j}"))
         return models
 
-    def enrol(self, site: Tree, clients: Mapping[str, int]) -> Tree:
+    def init_site(self, site: Tree, clients: Mapping[str, int]) -> Tree:
         first = {f"first.{client}": i % self.clusters for client, i in clients.items()}
         return {**site, **first}
 
@@ -83,7 +83,7 @@ class FeatARC(Algorithm):
             message[_key(j)] = site[_key(j)]  # line 4
         return message
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         cluster = self._join(client, message)
         received = model(message, _key(cluster))
         load_model(client, received, *stored_models(client.memory, "kept"))

@@ -46,7 +46,7 @@ class FedAdam(NetworkChoice):
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return models_of(site)
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         self.start(client, message)
         client.train(self.objective, self.constants(client, message), self.draw)
         return self.upload(client), self.memory(client)

@@ -27,7 +27,7 @@ class FedAvg(NetworkChoice):
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         """ClientUpdate(k, w): train the model received, and return it."""
         self.start(client, message)
         client.train(self.objective, self.constants(client, message), self.draw)

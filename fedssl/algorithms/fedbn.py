@@ -57,7 +57,7 @@ class FedBN(Algorithm):
             return {}
         return {"norms": site["norms"]}
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         start = self.personal(message, client.memory) or model(message, "model")
         load_model(client, start, *stored_models(client.memory, "kept"))
         client.train(self.objective, self.constants(client, message), self.draw)

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Features, Rows, Spec, Upload
+from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Features, Spec, TensorSpec, Upload
 from fedssl.algorithms._averaging import (
     average,
     keep,
@@ -86,7 +86,7 @@ class FedCA(Algorithm):
         if self.dictionary:
             width = projection_width(method)
             schema["features"] = Features(width, self.dictionary, columns=("index",))
-            schema["index"] = Rows((None,), torch.int64)
+            schema["index"] = TensorSpec((None,), torch.int64)
         return schema
 
     def init(self, client: Client) -> Tree:
@@ -118,7 +118,7 @@ class FedCA(Algorithm):
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         received = model(message, "model")
         load_model(client, received, *stored_models(client.memory, "kept"))
         client.train(self.objective, self.constants(client, message), self.draw)  # lines C1–C4

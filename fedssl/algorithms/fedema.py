@@ -71,7 +71,7 @@ class FedEMA(Algorithm):
             message["lam"] = site[_lam_key(client_id)]
         return message
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         lam = self._start(client, message)  # lines 13–18
         state = client.method.state
         start = state.pick(("backbone",))

@@ -55,7 +55,7 @@ class FedU(Algorithm):
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         received = model(message, "model")
         load_model(client, received, *stored_models(client.memory, "kept"))  # lines 15 and 18
         self._restore_predictor(client)  # line 17

@@ -52,7 +52,7 @@ class PerSSFL(Algorithm):
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         received = model(message, "model")
         load_model(client, received, *stored_models(client.memory, "kept"))
         client.train(self.objective, self.constants(client, message), self.draw)

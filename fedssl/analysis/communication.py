@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Results, Summary, run_names
-from fedssl.analysis.comparable import check_comparable
+from fedssl.analysis.comparable import check_same_knn
 from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.engine.checkpoints.store import Store
@@ -153,7 +153,7 @@ class Communication(Analysis):
             best[name] = max(accuracies)
             every[name] = run.experiment.probe.every
             measured += accuracies
-        check_comparable(by_name)
+        check_same_knn(by_name)
         targets = sorted(self.accuracies) or default_targets(max(measured), min(measured))
         hits = {}
         for name in by_name:

@@ -52,7 +52,7 @@ def knn_settings(run: Run) -> list[dict[str, Any]]:
     return distinct or [default]
 
 
-def check_comparable(runs: Mapping[str, Run]) -> None:
+def check_same_knn(runs: Mapping[str, Run]) -> None:
     """Raise ConfigError, with the differing settings, unless all runs measured kNN alike."""
     problems = _differing_settings(runs) + _differing_images(runs)
     if problems:

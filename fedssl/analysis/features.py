@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.analysis.analysis import Analysis, run_names
 from fedssl.analysis.local import ReadData, local_models
 from fedssl.core.console import Notify, meter
@@ -100,7 +100,7 @@ class FeatureAnalysis(ModelAnalysis):
                 run = model.run
                 evaluation = Evaluation(run.experiment, data[run], run.device)
                 if self.what == "h":
-                    rows = evaluation.features(model.state(), test.held)
+                    rows = evaluation.features(model.state(), test.pixel_rows)
                 else:
                     rows = projections(run, model.state(), test)
                 features[name] = F.normalize(rows.double().cpu(), dim=1)
@@ -139,7 +139,7 @@ def same_images(data: Mapping[Run, Dataset], count: int) -> Images:
 @float32()
 def projections(run: Run, state: State, test: Images) -> Tensor:
     """Return projections (n, k) of the test images in eval mode."""
-    method = federation.build_method(run.experiment, test.image, run.device)
+    method = federation_setup.build_method(run.experiment, test.image_shape, run.device)
     if "projector" not in method._modules:
         raise ConfigError(
             "this method has no projector: --set what=h compares features of the backbone"
@@ -152,7 +152,7 @@ def projections(run: Run, state: State, test: Images) -> Tensor:
     method.eval()
     rows = []
     with torch.no_grad():
-        for images in test.held.chunks(500):
+        for images in test.pixel_rows.chunks(500):
             output = method.encode(method.clean(images.to(run.device)))
             rows.append(output.z)
         return torch.cat(rows)

@@ -32,10 +32,10 @@ MAX_COLUMNS = 4
 MAP_NAMES = {"tsne": "t-SNE", "umap": "UMAP"}
 NEIGHBOURS = 10  # of each image, whose classes are compared with its own
 
-Rows = NDArray[np.floating[Any]]
+Matrix = NDArray[np.floating[Any]]
 
 
-def umap(features: Rows, seed: int = 0) -> Rows:
+def umap(features: Matrix, seed: int = 0) -> Matrix:
     """Return positions (n, 2) on a UMAP map with UMAP's default settings."""
     try:
         from umap import UMAP
@@ -49,7 +49,7 @@ def umap(features: Rows, seed: int = 0) -> Rows:
     return np.asarray(embedding.fit_transform(features))
 
 
-def same_class_nearby(xy: Rows, labels: NDArray[np.int64], nearest: int = NEIGHBOURS) -> float:
+def same_class_nearby(xy: Matrix, labels: NDArray[np.int64], nearest: int = NEIGHBOURS) -> float:
     """Return the share of the nearest points on a map that have a point's class, over all points.
 
     The point itself does not count.
@@ -102,7 +102,7 @@ class Map(FeatureAnalysis):
                 f"--set models='[\"…\"]' ({names}, …)"
             )
 
-    def _maps(self, features: Mapping[str, Tensor]) -> dict[str, Rows]:
+    def _maps(self, features: Mapping[str, Tensor]) -> dict[str, Matrix]:
         """Return positions (n, 2) by model: on one map for each, or on one map for all."""
         if not self.together:
             return {name: self._map(rows.numpy()) for name, rows in features.items()}
@@ -111,7 +111,7 @@ class Map(FeatureAnalysis):
         xy = self._map(principal_components(rows, COMPONENTS).numpy())
         return dict(zip(features, np.split(xy, len(features)), strict=True))
 
-    def _map(self, features: Rows) -> Rows:
+    def _map(self, features: Matrix) -> Matrix:
         if self.how == "umap":
             return umap(features, self.seed)
         return tsne(features, self.seed)

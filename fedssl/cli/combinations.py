@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.algorithm import ALGORITHMS, Sites
 from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, from_python
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.federate import Round, federate
 from fedssl.engine.runtimes.client_round import RoundPosition
 from fedssl.engine.runtimes.local import LocalRuntime
@@ -52,7 +52,7 @@ class Combination(NamedTuple):
     topology: str
 
 
-class Verdict(NamedTuple):
+class Compatibility(NamedTuple):
     """Why a combination is refused, or how it failed; both None if it works."""
 
     refused: str | None = None
@@ -68,7 +68,7 @@ class Verdict(NamedTuple):
         return None
 
 
-WORKS = Verdict()
+WORKS = Compatibility()
 
 
 def combinations() -> list[Combination]:
@@ -106,7 +106,10 @@ def images() -> Dataset:
 
 
 def train(
-    experiment: Experiment, data: Dataset, device: torch.device = CPU, memory: Memory | None = None
+    experiment: Experiment,
+    data: Dataset,
+    device: torch.device = CPU,
+    memory: ClientMemory | None = None,
 ) -> Sites:
     """Return the sites after the last round, without writing any file.
 
@@ -115,13 +118,13 @@ def train(
     """
     seen, owners = partition_data(experiment, data, ignore_message)
     public = read_public(experiment, data, Path(), ignore_message)
-    built = federation.Federation.build(
+    built = federation_setup.Federation.build(
         experiment, seen, owners, public=public, device=device, parallel=1
     )
     sites = built.first_sites()
     constant = RoundPosition(experiment.train.lr, 0.0, experiment.rounds)
     context = replace(built.context(threading.Event()), position=lambda round: constant)
-    runtime = LocalRuntime(context, built.shards, built.trainers, memory or Memory())
+    runtime = LocalRuntime(context, built.shards, built.trainers, memory or ClientMemory())
     try:
         for round in federate(
             experiment.algorithm,
@@ -145,21 +148,21 @@ def _raise_if_dropped(round: Round) -> None:
             raise FedsslError(report.dropped)
 
 
-def attempt(combination: Combination, data: Dataset | None) -> Verdict:
+def attempt(combination: Combination, data: Dataset | None) -> Compatibility:
     """Return the verdict of a combination; without images it is checked but not trained."""
     try:
         experiment = tiny(combination)
         experiment.check()
     except ConfigError as refusal:
-        return Verdict(refused=str(refusal))
+        return Compatibility(refused=str(refusal))
     if data is None:
         return WORKS
     try:
         sites = train(experiment, data)
     except Exception as problem:
-        return Verdict(failed=f"{type(problem).__name__}: {problem}")
+        return Compatibility(failed=f"{type(problem).__name__}: {problem}")
     if not _all_finite(sites):
-        return Verdict(failed="weights are not finite")
+        return Compatibility(failed="weights are not finite")
     return WORKS
 
 
@@ -173,7 +176,7 @@ def _all_finite(sites: Sites) -> bool:
 
 def attempts(
     data: Dataset | None, selected: Iterable[Combination] | None = None
-) -> Iterator[tuple[Combination, Verdict]]:
+) -> Iterator[tuple[Combination, Compatibility]]:
     """Yield the verdicts of the selected combinations; of all by default."""
     if selected is None:
         selected = combinations()
@@ -181,7 +184,7 @@ def attempts(
         yield combination, attempt(combination, data)
 
 
-def compatibility_tables(verdicts: Mapping[Combination, Verdict]) -> str:
+def compatibility_tables(verdicts: Mapping[Combination, Compatibility]) -> str:
     """Return Markdown tables: methods × algorithms, topologies × algorithms, and the reasons.
 
     A cell of the first table is over all topologies, a cell of the second over all methods.
@@ -195,11 +198,11 @@ def compatibility_tables(verdicts: Mapping[Combination, Verdict]) -> str:
 
 
 def _table(
-    verdicts: Mapping[Combination, Verdict], row_kind: str, reasons: list[str]
+    verdicts: Mapping[Combination, Compatibility], row_kind: str, reasons: list[str]
 ) -> Iterator[str]:
     """Yield the lines of a table with a row for each method or topology."""
     algorithms: dict[str, None] = {}  # in their order
-    cells: dict[str, dict[str, list[Verdict]]] = {}
+    cells: dict[str, dict[str, list[Compatibility]]] = {}
     for combination, verdict in verdicts.items():
         row = cells.setdefault(getattr(combination, row_kind), {})
         row.setdefault(combination.algorithm, []).append(verdict)
@@ -211,14 +214,14 @@ def _table(
         yield f"| {name} | {' | '.join(texts)} |"
 
 
-def _cell(verdicts: list[Verdict], reasons: list[str]) -> str:
+def _cell(verdicts: list[Compatibility], reasons: list[str]) -> str:
     """Return "yes" if a combination works and none failed, else the numbers of the reasons."""
     if WORKS in verdicts and not any(verdict.failed for verdict in verdicts):
         return "yes"
     return ", ".join(str(reasons.index(reason) + 1) for reason in _distinct_reasons(verdicts))
 
 
-def _distinct_reasons(verdicts: Iterable[Verdict]) -> list[str]:
+def _distinct_reasons(verdicts: Iterable[Compatibility]) -> list[str]:
     reasons: dict[str, None] = {}  # in the order of their first verdict
     for verdict in verdicts:
         if verdict.reason is not None:

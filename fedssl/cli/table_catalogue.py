@@ -15,8 +15,8 @@ from fedssl.core.rich_console import wide_console
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.overrides import merge_changes
 from fedssl.experiment.plain_values import parse_assignments
-from fedssl.tables.plan import image_passes
-from fedssl.tables.published import Cell, Table, tables
+from fedssl.paper_tables.plan import image_passes
+from fedssl.paper_tables.published import Cell, Table, tables
 
 
 def catalogue(suffix: str) -> list[dict[str, Any]]:

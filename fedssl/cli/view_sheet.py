@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedssl import federation, nets
+from fedssl import federation_setup, nets
 from fedssl.cli.options import with_views
 from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import FedsslError
@@ -50,16 +50,16 @@ def write_sheet(
     shown = len(set(clients))
     if shown < len(owners):
         title[0] += f", {shown} of {len(owners)} clients"
-    images = data.train.held[torch.tensor(indices)]
+    images = data.train.pixel_rows[torch.tensor(indices)]
     names = list(map(model_title, clients))
     draw_sheet(images, names, strips, title=title, seed=experiment.seed, path=out)
 
 
 def _view_groups(experiment: Experiment, data: Dataset) -> Sequence[ViewGroup]:
     """Return the kinds of views that the method makes; raise FedsslError if it makes none."""
-    channels, _, side = data.train.image
+    channels, _, side = data.train.image_shape
     with nets.uninitialized():
-        backbone = federation.build_backbone(experiment, channels)
+        backbone = federation_setup.build_backbone(experiment, channels)
         method = experiment.method.method(experiment.method, backbone, side)
     if not method.views:
         raise FedsslError("this method trains on unchanged images: there are no views to draw")

@@ -35,7 +35,7 @@ from fedssl.data.cache_index import BadFile, DecodedFile, Entry, Stamp, format_l
 from fedssl.data.decode import RULES, Array
 from fedssl.data.decode_parallel import chunked, decode_into_file
 from fedssl.data.decode_worker import Outcome, encode_path
-from fedssl.data.image_pool import Rows
+from fedssl.data.image_pool import PixelRows
 from fedssl.data.mapped_file import extended_file, map_images
 
 PRIVATE = 0o600  # the mode of all files
@@ -51,7 +51,7 @@ def default_cache_dir() -> Path:
 
 def decode_cached(
     folder: Path, names: Sequence[str], size: int, channels: int, *, cache_dir: Path, notify: Notify
-) -> tuple[Rows, dict[int, str]]:
+) -> tuple[PixelRows, dict[int, str]]:
     """Return the pixels of the readable files, in order, decoding those that are not cached yet.
 
     Also return the reason for each unreadable file, by its position in `names`.
@@ -101,7 +101,7 @@ class _Cache:
         self._folder_path = home / "folder"
         self._paths = {self._pixels_path, self._index_path, self._folder_path}
 
-    def read(self, names: Sequence[str]) -> tuple[Rows, dict[int, str]]:
+    def read(self, names: Sequence[str]) -> tuple[PixelRows, dict[int, str]]:
         """Return the pixels of the readable files, and the reasons for the others by position."""
         stamps = {name: _stamp(self._source / name) for name in names}
         with locked(self._home, self._notify) as lock:
@@ -186,7 +186,7 @@ class _Cache:
 
     def _select(
         self, names: Sequence[str], entries: Mapping[str, Entry]
-    ) -> tuple[Rows, dict[int, str]]:
+    ) -> tuple[PixelRows, dict[int, str]]:
         """Return the rows of the decoded files, and the reasons for the others by position."""
         rows: list[int] = []
         bad: dict[int, str] = {}
@@ -198,8 +198,8 @@ class _Cache:
                 bad[position] = entry.reason
         pool = self._map_rows(max(rows, default=-1) + 1)
         if rows == list(range(len(pool))):
-            return Rows(pool), bad
-        return Rows(pool, torch.tensor(rows, dtype=torch.int64)), bad
+            return PixelRows(pool), bad
+        return PixelRows(pool, torch.tensor(rows, dtype=torch.int64)), bad
 
     def _map_rows(self, rows: int) -> Tensor:
         return map_images(self._pixels_path, rows, self._image_shape)

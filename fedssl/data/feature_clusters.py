@@ -57,11 +57,13 @@ class Clusters(Partition):
     def features(self, images: Images) -> Tensor:
         """Return the features of all images: (N, d) float32."""
         if self.init is None:
-            return torch.cat(list(map(_thumbnails, images.held.chunks(_BLOCK))))
+            return torch.cat(list(map(_thumbnails, images.pixel_rows.chunks(_BLOCK))))
         with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten
-            backbone = nets.build(self.backbone, images.image[0], self.stem).eval()
+            backbone = nets.build(self.backbone, images.image_shape[0], self.stem).eval()
         nets.load_backbone(backbone, self.init)
-        return torch.cat([backbone(block.float() / 255) for block in images.held.chunks(_BLOCK)])
+        return torch.cat(
+            [backbone(block.float() / 255) for block in images.pixel_rows.chunks(_BLOCK)]
+        )
 
 
 def _thumbnails(images: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from fedssl.data.cache import decode_cached, default_cache_dir
 from fedssl.data.decode_parallel import decode_all
 from fedssl.data.download import find_path, searched_places
 from fedssl.data.folder_listing import list_image_files, printable, subfolders
-from fedssl.data.image_pool import Rows
+from fedssl.data.image_pool import PixelRows
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.small_images import small_images_warning
 
@@ -118,13 +118,13 @@ class Folder(Source):
 
     def _decode(
         self, folder: Path, names: list[str], notify: Notify
-    ) -> tuple[Rows, dict[int, str]]:
+    ) -> tuple[PixelRows, dict[int, str]]:
         cache_dir = self._cache_dir
         if cache_dir is None:
             pixels, bad = decode_all(
                 names, lambda name: folder / name, self.size, channels=self.channels, notify=notify
             )
-            return Rows(pixels), bad
+            return PixelRows(pixels), bad
         return decode_cached(
             folder, names, self.size, channels=self.channels, cache_dir=cache_dir, notify=notify
         )
@@ -142,7 +142,7 @@ class Folder(Source):
 class _Part(NamedTuple):
     """The images of one folder; names are relative to it."""
 
-    pixels: Rows
+    pixels: PixelRows
     names: list[str]
     layout: str
     clients: list[str]

@@ -52,7 +52,7 @@ class Pixels(ABC):
 
 
 @final
-class Rows(Pixels):
+class PixelRows(Pixels):
     """Rows of a pool, on the pool's device; all rows if none are given."""
 
     def __init__(self, pool: Tensor, rows: Tensor | None = None) -> None:
@@ -68,7 +68,7 @@ class Rows(Pixels):
         return self.pool.index_select(0, self.places(index))
 
     @property
-    def image(self) -> tuple[int, int, int]:
+    def image_shape(self) -> tuple[int, int, int]:
         """(C, H, W) of each image."""
         channels, height, width = self.pool.shape[1:]
         return channels, height, width
@@ -77,8 +77,8 @@ class Rows(Pixels):
         """Return row numbers in the pool."""
         return index if self.rows is None else self.rows[index]
 
-    def select(self, index: Tensor) -> Rows:
-        return Rows(self.pool, self.places(index.to(self.pool.device)))
+    def select(self, index: Tensor) -> PixelRows:
+        return PixelRows(self.pool, self.places(index.to(self.pool.device)))
 
     def tensor(self) -> Tensor:
         """Return all images as one tensor: the pool itself, or a copy of the selected rows."""
@@ -97,15 +97,15 @@ class Rows(Pixels):
             for rows in self.rows.split(size):
                 yield self.pool.index_select(0, rows)
 
-    def to(self, device: torch.device) -> Rows:
+    def to(self, device: torch.device) -> PixelRows:
         """Copy these images to a new pool on the device.
 
         They are copied block by block: a mapped file may exceed the memory.
         """
-        pool = torch.empty((len(self), *self.image), dtype=torch.uint8, device=device)
+        pool = torch.empty((len(self), *self.image_shape), dtype=torch.uint8, device=device)
         for part, block in zip(pool.split(_BLOCK), self.chunks(_BLOCK), strict=True):
             part.copy_(block)
-        return Rows(pool)
+        return PixelRows(pool)
 
 
 class Lane(ABC):
@@ -159,14 +159,14 @@ class CudaLane(Lane):
 
 @final
 class Streamed(Pixels):
-    """Rows in host memory, streamed to a trainer's device.
+    """PixelRows in host memory, streamed to a trainer's device.
 
     `lanes(count, size)` creates `count` lanes for batches of `size`.
     """
 
     def __init__(
         self,
-        held: Rows,
+        held: PixelRows,
         lanes: Callable[[int, int], Sequence[Lane]],
         readers: ThreadPoolExecutor | None = None,
     ) -> None:
@@ -222,11 +222,11 @@ def _full_batches(order: Tensor, size: int) -> Sequence[Tensor]:
 
 def as_pixels(images: Tensor | Pixels, device: torch.device) -> Pixels:
     """Wrap a plain tensor of images (n, C, H, W); return Pixels unchanged."""
-    return Rows(images.to(device)) if isinstance(images, Tensor) else images
+    return PixelRows(images.to(device)) if isinstance(images, Tensor) else images
 
 
 def place(
-    held: Rows,
+    held: PixelRows,
     device: torch.device,
     free_memory: Callable[[torch.device], int] = free_on_device,
 ) -> Pixels:
@@ -245,6 +245,6 @@ def place(
         if trainer_stream not in copy_streams:
             copy_streams[trainer_stream] = torch.cuda.Stream(device)
         copy_stream = copy_streams[trainer_stream]
-        return [CudaLane(size, held.image, copy_stream) for _ in range(count)]
+        return [CudaLane(size, held.image_shape, copy_stream) for _ in range(count)]
 
     return Streamed(held, lanes)

@@ -24,7 +24,7 @@ from fedssl.core.console import (
 from fedssl.core.errors import DataError
 from fedssl.core.settings import Registry, Settings
 from fedssl.data.folder_listing import NOT_AN_IMAGE, kind_without_images
-from fedssl.data.image_pool import Rows
+from fedssl.data.image_pool import PixelRows
 
 LISTED = 20  # files left out that are listed by name
 
@@ -39,12 +39,12 @@ class Images:
 
     def __init__(
         self,
-        pixels: Tensor | Rows,
+        pixels: Tensor | PixelRows,
         labels: Tensor | LabelLoader | None = None,
         classes: tuple[str, ...] = (),
     ) -> None:
-        self.held = Rows(pixels) if isinstance(pixels, Tensor) else pixels
-        pool = self.held.pool
+        self.pixel_rows = PixelRows(pixels) if isinstance(pixels, Tensor) else pixels
+        pool = self.pixel_rows.pool
         if pool.dtype != torch.uint8 or pool.ndim != 4:
             raise DataError(
                 "images must be uint8 of shape (N, C, H, W), "
@@ -61,17 +61,17 @@ class Images:
             self._load_labels = cache(labels)
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self.pixel_rows)
 
     @property
     def pixels(self) -> Tensor:
         """All pixels as one tensor; for a selection, a copy in memory."""
-        return self.held.tensor()
+        return self.pixel_rows.tensor()
 
     @property
-    def image(self) -> tuple[int, int, int]:
+    def image_shape(self) -> tuple[int, int, int]:
         """(C, H, W) of each image."""
-        return self.held.image
+        return self.pixel_rows.image_shape
 
     @property
     def labelled(self) -> bool:
@@ -96,7 +96,7 @@ class Images:
     def select(self, index: Tensor) -> Images:
         """Return the images at `index` (n,) without copying pixels or loading labels."""
         load = self._load_labels  # not `self`: the loader must not keep the pixels alive
-        pixels = self.held.select(index)
+        pixels = self.pixel_rows.select(index)
         if load is None:
             return Images(pixels, None, self.classes)
         return Images(pixels, lambda: load()[index], self.classes)

@@ -40,10 +40,10 @@ def join_clients(clients: Mapping[str, Images]) -> tuple[Images, dict[str, Tenso
 
 def _check_alike(first: str, images: Images, second: str, others: Images) -> None:
     """Raise DataError if the images of two clients cannot be in one data set."""
-    if images.image != others.image:
+    if images.image_shape != others.image_shape:
         raise DataError(
             "all clients must have images of one shape (channels, height, width), but those of "
-            f'"{first}" have {images.image} and those of "{second}" {others.image}: convert them '
+            f'"{first}" have {images.image_shape} and those of "{second}" {others.image_shape}: convert them '
             "first"
         )
     if images.labelled and not others.labelled:

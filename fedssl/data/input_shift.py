@@ -30,8 +30,8 @@ class Shifted(Partition, ABC):
 
     @final
     def shift(self, data: Dataset, parts: Mapping[str, Tensor]) -> Dataset:
-        held = data.train.held
-        pixels = torch.empty((len(held), *held.image), dtype=torch.uint8)
+        held = data.train.pixel_rows
+        pixels = torch.empty((len(held), *held.image_shape), dtype=torch.uint8)
         for k, index in enumerate(parts.values()):
             for block in index.split(_BLOCK):
                 shifted = self.seen_by(k, len(parts), held[block].float())

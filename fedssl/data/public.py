@@ -54,7 +54,7 @@ class Public(Source):
         index = torch.randperm(len(source), generator=generator)[: self.images].sort().values
         if len(index) < self.images:
             notify(f"public images: all {len(index):,} that exist, not {self.images:,}")
-        return fitted(source.held[index], train.image)
+        return fitted(source.pixel_rows[index], train.image_shape)
 
 
 class HeldOut(Public):
@@ -77,7 +77,7 @@ class HeldOut(Public):
             f"public images: {len(rows):,} of {len(train):,} training images, held out of "
             "pre-training; they are in-domain, of the kind that clients train on"
         )
-        return train.held[rows]
+        return train.pixel_rows[rows]
 
 
 def fitted(pixels: Tensor, image: tuple[int, int, int]) -> Tensor:

@@ -18,12 +18,12 @@ from fedssl.core.seeds import generator
 from fedssl.core.state.state import State
 from fedssl.core.suggestions import suggest
 from fedssl.data import Dataset
-from fedssl.data.image_pool import Rows
+from fedssl.data.image_pool import PixelRows
 from fedssl.evaluation.labelled_images import LabelledImages
 from fedssl.evaluation.models import backbone_tensors
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation import build_backbone, build_method, normalisation
+from fedssl.federation_setup import build_backbone, build_method, normalisation
 from fedssl.probes import (
     LINEAR,
     OF_TRAINING,
@@ -125,11 +125,11 @@ class Evaluation:
         self.device = device
         self.notify = notify
         self.images = LabelledImages(experiment, data, seen)
-        self._channels = data.train.image[0]
+        self._channels = data.train.image_shape[0]
         self._normalisation = normalisation(experiment, self._channels)
-        if data.test is not None and len(data.test) and data.test.image[0] != self._channels:
+        if data.test is not None and len(data.test) and data.test.image_shape[0] != self._channels:
             raise DataError(
-                f"test images have {data.test.image[0]} channels, but training images have "
+                f"test images have {data.test.image_shape[0]} channels, but training images have "
                 f"{self._channels}: both must have the same number"
             )
 
@@ -147,7 +147,7 @@ class Evaluation:
             return backbone_of(state, backbone).to(self.device)
 
     @float32()
-    def features(self, state: State, pixels: Tensor | Rows) -> Tensor:
+    def features(self, state: State, pixels: Tensor | PixelRows) -> Tensor:
         """Return the features (n, d) of images."""
         return embed(self.backbone(state), pixels, self._normalisation, self.device)
 
@@ -242,11 +242,13 @@ class Evaluation:
             seed=self.experiment.seed,
             frozen=probe.frozen,
         )
-        logits = embed(tuned, self.images.test.held, self._normalisation, self.device)
+        logits = embed(tuned, self.images.test.pixel_rows, self._normalisation, self.device)
         return logits.argmax(1)
 
     def _classifier(self, model: ModelFeatures) -> Tensor:
-        return predict_labels(self.experiment, model.state, self.images.test.held, self.device)
+        return predict_labels(
+            self.experiment, model.state, self.images.test.pixel_rows, self.device
+        )
 
 
 class ModelFeatures:
@@ -264,13 +266,13 @@ class ModelFeatures:
     def train(self) -> Labelled:
         """Features and labels of the images that probes learn from."""
         images = self.evaluation.images.train
-        features = self.evaluation.features(self.state, images.held)
+        features = self.evaluation.features(self.state, images.pixel_rows)
         return Labelled(features, images.labels.to(features.device))
 
     @cached_property
     def test(self) -> Tensor:
         """Features (n, d) of the images that probes are tested on."""
-        return self.evaluation.features(self.state, self.evaluation.images.test.held)
+        return self.evaluation.features(self.state, self.evaluation.images.test.pixel_rows)
 
 
 def _show_probe(show: ShowStep, finished: int, name: str, number: int, step: str) -> None:
@@ -281,10 +283,10 @@ def _show_probe(show: ShowStep, finished: int, name: str, number: int, step: str
 @float32()
 @torch.no_grad()
 def predict_labels(
-    experiment: Experiment, state: State, images: Rows, device: torch.device
+    experiment: Experiment, state: State, images: PixelRows, device: torch.device
 ) -> Tensor:
     """Return the classes (n,) that a model predicts with the classifier it was trained with."""
-    method = build_method(experiment, images.image, device).eval()
+    method = build_method(experiment, images.image_shape, device).eval()
     method.state.load(state)
     predictions = []
     for chunk in images.chunks(1000):

@@ -46,7 +46,7 @@ def other_images(on: On, image: Shape, root: Path, notify: Notify) -> Dataset:
         if size is not None:
             image = (image[0], size, size)
         on = _source(on, image, root).load(root, notify)
-    _report_conversion(on.train.image, image, notify)
+    _report_conversion(on.train.image_shape, image, notify)
     if on.test is None:
         return Dataset(_fit(on.train, image), None)
     return Dataset(_fit(on.train, image), _fit(on.test, image))
@@ -92,6 +92,6 @@ def _report_conversion(found: Shape, image: Shape, notify: Notify) -> None:
 
 def _fit(images: Images, image: Shape) -> Images:
     """Crop and scale images as decoded files are: the largest centred square, scaled."""
-    if images.image == image:
+    if images.image_shape == image:
         return images
     return Images(fitted(images.pixels, image), images.label_loader, images.classes)

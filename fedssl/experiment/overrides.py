@@ -42,7 +42,7 @@ CHANGEABLE = (
     "data.test",
     "public.cache",
     "train.workers",
-    "train.memory",
+    "train.client_memory",
     "train.checkpoint_every",
     "guard.min_uploads",
 )

@@ -61,7 +61,7 @@ With images on other machines, each machine has a SuperNode with TLS and its own
 this, from a folder that contains this app, it runs this app and refuses any other:
 
 ```
-fedssl flower only {folder} flower-supernode --superlink SERVER:PORT --root-certificates ca.crt \\
+fedssl flower pinned {folder} flower-supernode --superlink SERVER:PORT --root-certificates ca.crt \\
     --auth-supernode-private-key node.key \\
     --node-config "client-id='NAME' data-dir='/path/to/images'"
 ```

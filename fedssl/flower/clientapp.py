@@ -19,7 +19,7 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.flower.app_experiment import read_experiment
 from fedssl.flower.codec import decode, encode
 from fedssl.flower.messages import (
-    Task,
+    RoundTask,
     pack_hello,
     pack_refusal,
     pack_reply,
@@ -77,7 +77,7 @@ def client_app(experiment: Experiment | str | Path, imports: Sequence[str] = ())
     return app
 
 
-def answer(message: Message, work: Callable[[Task, Tree], Reply]) -> Message:
+def answer(message: Message, work: Callable[[RoundTask, Tree], Reply]) -> Message:
     """Return the reply to a message with a task and a tree.
 
     Never raises: Flower would send the text of the error to the server.
@@ -93,7 +93,7 @@ def answer(message: Message, work: Callable[[Task, Tree], Reply]) -> Message:
     return Message(run_or_refuse(reply, pack_refusal), reply_to=message)
 
 
-def _content(task: Task, reply: Reply) -> RecordDict:
+def _content(task: RoundTask, reply: Reply) -> RecordDict:
     if reply.upload is None:
         records = RecordDict()
     else:

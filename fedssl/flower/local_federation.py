@@ -41,7 +41,7 @@ RAISED = re.compile(r"\bfedssl(?:\.\w+)*\.[A-Z]\w*: (.*)")  # the last line of a
 
 
 @dataclass(frozen=True)
-class LocalRun:
+class LoopbackRun:
     """A run of an experiment on a federation on this machine."""
 
     experiment: Experiment
@@ -103,7 +103,7 @@ def run_local_federation(
         nodes = clients
     if nodes > clients:
         raise ConfigError(f"the experiment has {clients} clients, too few for {nodes} SuperNodes")
-    run = LocalRun(experiment, folder, title, quiet=quiet, notify=notify)
+    run = LoopbackRun(experiment, folder, title, quiet=quiet, notify=notify)
     if run.needs_federation():
         app_config = _app_config(folder, data_dir, device, clients=clients)
         node_configs = _node_configs(folder, data_dir, device, nodes=nodes)
@@ -134,7 +134,7 @@ def _node_configs(folder: Path, data_dir: Path, device: str, nodes: int) -> list
     return [{"partition-id": i, "num-partitions": nodes, **shared} for i in range(nodes)]
 
 
-def _train(run: LocalRun, app_config: Config, node_configs: list[Config]) -> None:
+def _train(run: LoopbackRun, app_config: Config, node_configs: list[Config]) -> None:
     """Start the federation, submit the app, and wait for the end of the run."""
     folder = run.flower_folder
     kill_federation(folder / "home")  # left over from a killed `fedssl flower up`
@@ -175,7 +175,7 @@ def start_federation(processes: Processes, node_configs: list[Config], notify: N
     return address
 
 
-def watch_run(job: subprocess.Popen[bytes], processes: Processes, run: LocalRun) -> None:
+def watch_run(job: subprocess.Popen[bytes], processes: Processes, run: LoopbackRun) -> None:
     """Print joining nodes and finished rounds until the job ends; raises RunError if it fails."""
     rounds = run.experiment.rounds
     new_rounds = follow_lines(run.folder / "rounds.jsonl")

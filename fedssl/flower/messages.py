@@ -56,7 +56,7 @@ Number = Annotated[FiniteFloat, Field(strict=True, ge=-MAX_NOTE, le=MAX_NOTE)]
 Seconds = Annotated[FiniteFloat, Field(strict=True, ge=1e-6, le=MAX_NOTE)]
 
 
-class Task(NamedTuple):
+class RoundTask(NamedTuple):
     """A request to a node: one attempt of a client at a round of a run.
 
     Each start of the server is another attempt at the run. `starts[i]` is the first round of
@@ -119,7 +119,7 @@ class SentReply(NamedTuple):
     notes: dict[str, Any]
 
 
-_TASK = TypeAdapter(Task)
+_TASK = TypeAdapter(RoundTask)
 _HELLO = TypeAdapter(Hello)
 _REPLY = TypeAdapter(SentReply)
 
@@ -159,13 +159,13 @@ def _shown(value: Any) -> str:
     return sanitize(repr(value), MAX_LOGGED_VALUE)
 
 
-def pack_task(records: RecordDict, task: Task) -> RecordDict:
+def pack_task(records: RecordDict, task: RoundTask) -> RecordDict:
     """Add a task to the records of a message, and return them."""
     records[RECORD] = _record(**task._asdict())
     return records
 
 
-def unpack_task(records: RecordDict) -> Task:
+def unpack_task(records: RecordDict) -> RoundTask:
     """Return the task in a message; raises ValueError, KeyError or TypeError if unreadable."""
     return _validated(_TASK, _values(records))
 
@@ -221,7 +221,7 @@ def _claimed_names(clients: Any) -> tuple[str, ...]:
         return ()
 
 
-def pack_reply(records: RecordDict, task: Task, reply: Reply) -> RecordDict:
+def pack_reply(records: RecordDict, task: RoundTask, reply: Reply) -> RecordDict:
     """Add a reply to the records of its upload, if there is one, and return them."""
     metrics = None
     if reply.metrics is not None:
@@ -239,7 +239,7 @@ def pack_reply(records: RecordDict, task: Task, reply: Reply) -> RecordDict:
     return records
 
 
-def unpack_reply(records: RecordDict, task: Task) -> Reply:
+def unpack_reply(records: RecordDict, task: RoundTask) -> Reply:
     """Return a client's reply without its upload; raises if unreadable or for another task."""
     reply = Reply(task.client, 0, None, metrics=None, round=task.round)
     values = _values(records)

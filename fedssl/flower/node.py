@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.core.console import ignore_message, print_to_stderr
 from fedssl.core.devices.precision import numerics
 from fedssl.core.devices.select import resolve_device, training_devices
@@ -28,7 +28,7 @@ from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.deadline import training_deadline
-from fedssl.flower.messages import Hello, Task
+from fedssl.flower.messages import Hello, RoundTask
 from fedssl.flower.node_memory import NodeMemory
 from fedssl.training.trainer import Trainer, resolve_precision
 
@@ -141,13 +141,15 @@ class Node:
     @cached_property
     def shards(self) -> dict[str, Shard]:
         """The shards of the clients on this node."""
-        return federation.shards(*self._client_images, [self.device])
+        return federation_setup.shards(*self._client_images, [self.device])
 
     @cached_property
     def trainer(self) -> Trainer:
         """The trainer that all clients on this node use."""
         return Trainer(
-            federation.build_method(self.experiment, self._data.train.image, self.device),
+            federation_setup.build_method(
+                self.experiment, self._data.train.image_shape, self.device
+            ),
             self.experiment.train,
         )
 
@@ -159,7 +161,7 @@ class Node:
         if public is not None:
             by_device[self.device] = public.to(self.device)
         return RunContext(
-            e.algorithm, e.seed, federation.round_positions(e), by_device, threading.Event()
+            e.algorithm, e.seed, federation_setup.round_positions(e), by_device, threading.Event()
         )
 
     def _fingerprint(self, client: str) -> str:
@@ -171,8 +173,8 @@ class Node:
         rows = owners[client]
         size = min(FINGERPRINT_IMAGES, len(rows))
         sample = rows[torch.linspace(0, len(rows) - 1, size).long()]
-        digest = hashlib.sha256(json.dumps([len(rows), *seen.train.image]).encode())
-        for part in seen.train.held.select(sample).chunks(FINGERPRINT_IMAGES):
+        digest = hashlib.sha256(json.dumps([len(rows), *seen.train.image_shape]).encode())
+        for part in seen.train.pixel_rows.select(sample).chunks(FINGERPRINT_IMAGES):
             digest.update(part.numpy().data)
         return digest.hexdigest()
 
@@ -180,9 +182,9 @@ class Node:
         """Return the description of this node that the server asks for before training."""
         layout = self.trainer.method.state.layout.entries
         clients = {client: shard.images for client, shard in self.shards.items()}
-        return Hello(clients, self._data.train.image, layout, version=__version__)
+        return Hello(clients, self._data.train.image_shape, layout, version=__version__)
 
-    def train(self, task: Task, message: Tree) -> Reply:
+    def train(self, task: RoundTask, message: Tree) -> Reply:
         """Train a client for one round; its state is on disk before the upload is sent."""
         memory = self._open_memory(task)
         settings = self.experiment.train
@@ -206,7 +208,7 @@ class Node:
                 self.device,
             )
 
-    def _open_memory(self, task: Task) -> NodeMemory:
+    def _open_memory(self, task: RoundTask) -> NodeMemory:
         """Return the memory of a task's client; raises if it is not here or the task is late."""
         if task.client not in self.shards:
             raise ClientError(
@@ -219,7 +221,7 @@ class Node:
             )
         return NodeMemory(self._config.memory, task)
 
-    def save_own_model(self, task: Task, message: Tree) -> Reply:
+    def save_own_model(self, task: RoundTask, message: Tree) -> Reply:
         """Make a client's own model and export its backbone to the client's memory folder."""
         from fedssl.evaluation.models import export
 
@@ -231,7 +233,7 @@ class Node:
             self.experiment,
             memory.folder,
             {task.client: state},
-            self._data.train.image,
+            self._data.train.image_shape,
             task.round,
             [],
         )

@@ -27,7 +27,7 @@ from fedssl.core.files.lock import locked, make_private
 from fedssl.core.files.sealed import seal, unseal
 from fedssl.core.state.codec import dumps, loads
 from fedssl.core.state.tree import Tree
-from fedssl.flower.messages import Task
+from fedssl.flower.messages import RoundTask
 
 SUPERSEDED = "another process has taken over this client; this one may no longer save its state"
 DIGEST_BYTES = 32  # of SHA-256
@@ -47,7 +47,7 @@ class NodeMemory:
     `unpack_task` validates the names in a task: no path leads out of `root`.
     """
 
-    def __init__(self, root: Path, task: Task) -> None:
+    def __init__(self, root: Path, task: RoundTask) -> None:
         """Claim the folder; raises ClientError if a newer attempt has claimed it."""
         self._task = task
         self._owner = uuid4().hex

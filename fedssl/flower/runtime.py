@@ -19,7 +19,7 @@ from fedssl.engine.uploads.guard import reply_error
 from fedssl.engine.uploads.records import Reply
 from fedssl.flower.answers import FailedAnswer, pull_answer, push_message
 from fedssl.flower.codec import Encoder, decode
-from fedssl.flower.messages import KEEP, TRAIN, Task, pack_task, unpack_reply
+from fedssl.flower.messages import KEEP, TRAIN, RoundTask, pack_task, unpack_reply
 from fedssl.flower.roster import POLL, Roster
 
 TTL_MARGIN = 600  # seconds: an answer in time may have to wait for its turn to be merged
@@ -47,7 +47,7 @@ class Request(NamedTuple):
 class Pending(NamedTuple):
     """A task that was sent, and the id of its message."""
 
-    task: Task
+    task: RoundTask
     message_id: str
 
 
@@ -81,7 +81,7 @@ class FlowerRuntime:
         roster: Roster,
         clients: Sequence[str],
         *,
-        make_task: Callable[[str, int], Task],
+        make_task: Callable[[str, int], RoundTask],
         schema: Mapping[str, Spec],
         limits: RoundLimits,
         device: torch.device,

@@ -33,8 +33,8 @@ from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import check_plan, read_data, read_public
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation import build_method, first_sites
-from fedssl.flower.messages import Hello, Task
+from fedssl.federation_setup import build_method, first_sites
+from fedssl.flower.messages import Hello, RoundTask
 from fedssl.flower.roster import Roster
 from fedssl.flower.run_record import RunRecord
 from fedssl.flower.runtime import FlowerRuntime, RoundLimits
@@ -257,10 +257,10 @@ class ServerRun:
                     f"client {reply.client} has not stored its own model: {sanitize(reply.error)}"
                 )
 
-    def task(self, client: str, round: int) -> Task:
+    def task(self, client: str, round: int) -> RoundTask:
         """Return the task of a client in a round."""
         starts = self.record.starts
-        return Task(
+        return RoundTask(
             self.record.run,
             client,
             round,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedssl.data.image_pool import Rows
+from fedssl.data.image_pool import PixelRows
 from fedssl.method import Normalisation
 
 
@@ -21,14 +21,14 @@ class Labelled(NamedTuple):
 @torch.inference_mode()
 def embed(
     backbone: nn.Module,
-    pixels: Tensor | Rows,
+    pixels: Tensor | PixelRows,
     normalisation: Normalisation | None,
     device: torch.device | str,
     batch: int = 1000,
 ) -> Tensor:
     """Return float32 features (n, d) of uint8 images (n, C, H, W), in eval mode, on the device."""
     backbone.eval()
-    rows = Rows(pixels) if isinstance(pixels, Tensor) else pixels
+    rows = PixelRows(pixels) if isinstance(pixels, Tensor) else pixels
     features = []
     for images in rows.chunks(batch):
         x = as_input(images.to(device), normalisation)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.core.console import Notify, approximate_time, ignore_message, print_to_stderr
 from fedssl.core.errors import FedsslError
 from fedssl.core.state.state import State
@@ -156,4 +156,4 @@ def untrained_models(
     """Return the model with the first weights that the seed gives, without `method.init`."""
     method = experiment.method.model_copy(update={"init": None})
     untrained = experiment.model_copy(update={"method": method})
-    return {"random": federation.build_method(untrained, image, device).state}
+    return {"random": federation_setup.build_method(untrained, image, device).state}

@@ -89,7 +89,7 @@ def _fine_tuned_predictions(evaluation: Evaluation, state: State, data: Dataset)
         except Interrupted:
             raise Interrupted("stopped; this fine-tuning was discarded") from None
         tuned = saved_models(experiment, run, ignore_message)["global"]
-        return predict_labels(experiment, tuned, images.test.held, evaluation.device)
+        return predict_labels(experiment, tuned, images.test.pixel_rows, evaluation.device)
 
 
 def labelled_part(experiment: Experiment, seen: Dataset, owners: Mapping[str, Tensor]) -> Dataset:

@@ -105,7 +105,7 @@ def _write_outputs(
     """Export the models, and measure them unless results.json is up to date."""
     experiment = evaluation.experiment
     folder = baselines.folder
-    image = evaluation.data.train.image
+    image = evaluation.data.train.image_shape
     rounds = snapshot.rounds
     models = models_of(experiment, snapshot.sites, snapshot.memory)
     results = _describe(folder, evaluation, models, rounds=rounds, hashes=hashes)
@@ -278,7 +278,9 @@ def _rows(
     yield THIS_RUN, own
     for name in baselines.names:
         if name == "random":
-            untrained = untrained_models(experiment, evaluation.data.train.image, evaluation.device)
+            untrained = untrained_models(
+                experiment, evaluation.data.train.image_shape, evaluation.device
+            )
             yield name, evaluation.measure(untrained, chosen)
         elif baselines.is_same_training(name):
             yield name, own

@@ -20,13 +20,13 @@ from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked_directory
 from fedssl.core.state.layout import PARAMETERS
 from fedssl.data import Dataset
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation import Federation
+from fedssl.federation_setup import Federation
 from fedssl.runs.progress import Progress
 from fedssl.runs.resume_checks import (
     FLOWER,
@@ -148,10 +148,10 @@ class LocalSession:
         else:
             self._print_workload(last.rounds)
             record()
-        memory = Memory(
+        memory = ClientMemory(
             self._store.rows,
             last.memory,
-            self._federation.experiment.train.memory,
+            self._federation.experiment.train.client_memory,
             device=self._run.device,
             clients=len(self._federation.clients),
             ahead=len(self._federation.trainers),
@@ -197,7 +197,7 @@ class LocalSession:
         if client_warning:
             self._run.notify(f"the median client has {images:,} images: it {client_warning}")
 
-    def _open_runtime(self, memory: Memory, progress: Progress) -> ActiveRuntime:
+    def _open_runtime(self, memory: ClientMemory, progress: Progress) -> ActiveRuntime:
         stop = threading.Event()
         runtime = self._federation.runtime(memory, stop, progress.client)
 

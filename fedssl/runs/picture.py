@@ -48,7 +48,7 @@ def draw(
     """Draw picture.png: the rounds, the table, and features of test images before and after."""
     need_matplotlib()
     mapped = test.select(torch.arange(min(MAPPED, len(test))))
-    image = evaluation.data.train.image
+    image = evaluation.data.train.image_shape
     untrained = untrained_models(evaluation.experiment, image, evaluation.device)
     rounds = [
         {"round": line["round"], "knn": line["knn"]}
@@ -92,5 +92,5 @@ def _features(
 ) -> NDArray[np.float32]:
     """Return the features (n, d) of the first model."""
     first = next(iter(models.values()))
-    features: NDArray[np.float32] = evaluation.features(first, images.held).cpu().numpy()
+    features: NDArray[np.float32] = evaluation.features(first, images.pixel_rows).cpu().numpy()
     return features

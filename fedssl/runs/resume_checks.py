@@ -194,8 +194,8 @@ def _hash_client_images(data: Dataset, owners: Mapping[str, Tensor], *others: An
     """Return a hash of the images of each client; update `others` with the same bytes."""
     digest = hashlib.sha256()
     for client, index in owners.items():
-        header = json.dumps([client, len(index), *data.train.image]).encode()
-        chunks = data.train.held.select(index).chunks(1024)
+        header = json.dumps([client, len(index), *data.train.image_shape]).encode()
+        chunks = data.train.pixel_rows.select(index).chunks(1024)
         pixels = (chunk.numpy().data for chunk in chunks)
         for block in chain([header], pixels):
             for hasher in (digest, *others):

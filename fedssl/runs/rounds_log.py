@@ -65,7 +65,7 @@ def _client(report: Report) -> dict[str, Any]:
     metrics = report.metrics
     if metrics is None:
         if report.dropped:
-            line["memory_moved_on"] = report.memory_advanced
+            line["memory_advanced"] = report.memory_advanced
         return line
     line["bytes_up"] = report.bytes_up
     line["loss"] = metrics.loss

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl import federation, nets
+from fedssl import federation_setup, nets
 from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, RunError, explained_errors
@@ -130,7 +130,7 @@ class Run:
             raise ConfigError(f'this run has no model "{model}"; known: {", ".join(models)}')
         state = models[model or next(iter(models))]
         with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
-            backbone = federation.build_backbone(self.experiment, self._channels(state))
+            backbone = federation_setup.build_backbone(self.experiment, self._channels(state))
             return backbone_of(state, backbone)
 
     def _channels(self, state: State) -> int:
@@ -206,7 +206,7 @@ class Run:
             with contextlib.suppress(ConfigError, KeyError, ValueError, TypeError):
                 channels, height, width = json.loads(nets.read_weights(file)[0]["image"])
                 return channels, height, width
-        return self.data().train.image
+        return self.data().train.image_shape
 
     def _existing_models(self) -> Models:
         """Return the models of the newest checkpoint; report damage to the files next to it."""

@@ -193,7 +193,7 @@ class Session:
         experiment = self.experiment
         model_fault: Callable[[Tree], str | None] = accept_every_model
         if experiment.topology.merges:
-            image = self.evaluation.data.train.image
+            image = self.evaluation.data.train.image_shape
             model_fault = FeatureCheck(experiment, image, self.device)
         return RoundRules(
             guard=experiment.guard,

@@ -19,7 +19,7 @@ def hash_images(images: Images | None) -> str | None:
     if images is None:
         return None
     digest = hashlib.sha256()
-    for chunk in images.held.chunks(1024):
+    for chunk in images.pixel_rows.chunks(1024):
         digest.update(chunk.numpy().data)
     return digest.hexdigest()
 

@@ -18,7 +18,7 @@ from fedssl.core.state.tree import Tree
 from fedssl.data.image_pool import Pixels, as_pixels
 from fedssl.method import Constants, Method
 from fedssl.training.step import Objective
-from fedssl.training.trainer import Draw, Metrics, Task, Trainer, no_draws
+from fedssl.training.trainer import Draw, Metrics, Trainer, TrainingTask, no_draws
 
 Meter = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
@@ -89,8 +89,8 @@ class Client:
         task = self._task(f"measure {len(self.metrics)}", draw)
         return self.trainer.measure(task, constants, *objectives)
 
-    def _task(self, purpose: str, draw: Draw) -> Task:
-        return Task(
+    def _task(self, purpose: str, draw: Draw) -> TrainingTask:
+        return TrainingTask(
             self.pixels,
             self._labels(),
             self.generator(purpose, self.trainer.device),

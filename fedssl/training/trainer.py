@@ -50,7 +50,7 @@ def no_draws(n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
     return {}
 
 
-class Task(NamedTuple):
+class TrainingTask(NamedTuple):
     """One client's share of one round: its images, its random stream and the run's progress."""
 
     pixels: Tensor | Pixels  # (n, C, H, W) uint8
@@ -113,12 +113,12 @@ class Trainer:
         finally:
             outer.wait_stream(self.stream)
 
-    def fit(self, task: Task, objective: Objective, constants: Constants) -> Metrics:
+    def fit(self, task: TrainingTask, objective: Objective, constants: Constants) -> Metrics:
         """Train for the settings' epochs on a client's images, with a reset optimizer."""
         with self.active():
             return self._fit(task, objective, constants)
 
-    def _fit(self, task: Task, objective: Objective, constants: Constants) -> Metrics:
+    def _fit(self, task: TrainingTask, objective: Objective, constants: Constants) -> Metrics:
         pixels = as_pixels(task.pixels, self.device)
         size = min(self.settings.batch, len(pixels))
         if size < 2:
@@ -163,13 +163,15 @@ class Trainer:
             return self._plain_step
         return self._captured_step or self.step
 
-    def _order(self, pixels: Pixels, task: Task) -> Tensor:
+    def _order(self, pixels: Pixels, task: TrainingTask) -> Tensor:
         """Draw the order of a client's images for one epoch."""
         stream = task.generator
         return torch.randperm(len(pixels), generator=stream, device=stream.device)
 
     @torch.no_grad()
-    def measure(self, task: Task, constants: Constants, *objectives: Objective) -> list[float]:
+    def measure(
+        self, task: TrainingTask, constants: Constants, *objectives: Objective
+    ) -> list[float]:
         """Return the values of objectives on one batch of a step, without changing the method."""
         method = self.method
         training = method.training
@@ -216,7 +218,7 @@ class Trainer:
                 features.append(getattr(encoded, output))
             return torch.cat(features)
 
-    def _inputs(self, task: Task, index: Tensor, images: Tensor) -> Inputs:
+    def _inputs(self, task: TrainingTask, index: Tensor, images: Tensor) -> Inputs:
         stream = task.generator
         n = len(index)
         uniforms = tuple(views.draw(g.count * n, stream, self.device) for g in self.method.views)

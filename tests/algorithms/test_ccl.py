@@ -456,7 +456,7 @@ def test_features_are_the_trained_momentum_encoders_in_eval_mode() -> None:
     algorithm = CCL(**TINY, mix=1)
     trainer = make_trainer("mocov2", queue=7)
     client = make_client(trainer, random_pixels(6), rate=0.05)
-    upload, _ = algorithm.client(client, first_site(algorithm, trainer))
+    upload, _ = algorithm.client_update(client, first_site(algorithm, trainer))
     target = model(upload, "target")
     assert torch.equal(
         target.floats, trainer.method.state.pick(("target",)).floats

@@ -111,7 +111,7 @@ def test_the_memory_and_the_personal_model_of_a_client() -> None:
 
 def test_first_clusters_depend_on_the_number_and_later_ones_on_the_name() -> None:
     algorithm = FeatARC(clusters=3)
-    site = algorithm.enrol(
+    site = algorithm.init_site(
         dict.fromkeys(("model.0", "model.1", "model.2"), 0), {f"c{i}": i for i in range(7)}
     )
     assert [algorithm.broadcast(site, f"c{i}")["first"] for i in range(7)] == [0, 1, 2, 0, 1, 2, 0]
@@ -128,7 +128,7 @@ def test_a_late_client_has_the_cluster_it_was_enrolled_in() -> None:
 
 def test_a_message_is_the_same_size_however_many_clients_there_are() -> None:
     algorithm = FeatARC()
-    site = algorithm.enrol({"model.0": 0, "model.1": 0}, {str(i): i for i in range(100)})
+    site = algorithm.init_site({"model.0": 0, "model.1": 0}, {str(i): i for i in range(100)})
     assert algorithm.broadcast(site, "7").keys() == {"first", "model.0", "model.1"}
 
 
@@ -211,7 +211,7 @@ def test_alignment_keeps_a_client_near_its_cluster(name: str) -> None:
         first = trainer.method.state.pick(trainer.method.online)
         client = make_client(trainer, random_pixels(32), rate=0.005)
         z_g = client.embed(first, "z")
-        upload, _ = FeatARC(lam=lam).client(
+        upload, _ = FeatARC(lam=lam).client_update(
             client, {"first": 0, "model.0": first, "model.1": first}
         )
         distances.append(distance(client.embed(model(upload, "model"), "p"), z_g).item())

@@ -16,7 +16,7 @@ from fedssl.algorithms._feature_alignment import KEY, alignment, distance, proje
 from fedssl.core.errors import ConfigError
 from fedssl.method import METHODS, Batch, Method
 from fedssl.nets import mlp
-from fedssl.training.trainer import Task, Trainer
+from fedssl.training.trainer import Trainer, TrainingTask
 
 
 def _batch(trainer: Trainer, images: Tensor, index: list[int]) -> Batch:
@@ -24,7 +24,7 @@ def _batch(trainer: Trainer, images: Tensor, index: list[int]) -> Batch:
     rows = torch.tensor(index)
     stream = torch.Generator().manual_seed(2)
     labels = torch.arange(len(images)) % 5 if trainer.method.learns_from_labels else None
-    task = Task(images, labels, stream, 0.0, 0.0, None)  # type: ignore[arg-type]
+    task = TrainingTask(images, labels, stream, 0.0, 0.0, None)  # type: ignore[arg-type]
     return trainer.step.batch(trainer._inputs(task, rows, images[rows]))
 
 

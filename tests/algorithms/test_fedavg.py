@@ -185,7 +185,7 @@ def test_a_real_client_keeps_the_parts_that_its_method_declares(
     method = trainer.method
     site = first_site(algorithm, trainer)
     first = make_client(trainer, random_pixels(16), rate=0.1)
-    upload, memory = algorithm.client(first, algorithm.broadcast(site, "a"))
+    upload, memory = algorithm.client_update(first, algorithm.broadcast(site, "a"))
     assert (model(memory, "kept").layout.parts if memory else ()) == kept
     assert model(upload, "model").layout == algorithm.upload_schema(method)["model"]
 
@@ -200,7 +200,7 @@ def test_a_real_client_keeps_the_parts_that_its_method_declares(
             return super().objective(method, batch, out, constants)
 
     second = make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1)
-    Recording().client(second, algorithm.broadcast(site, "a"))
+    Recording().client_update(second, algorithm.broadcast(site, "a"))
     now = started[0]
     for part in now.layout.parts:
         mine = now.pick((part,))
@@ -240,7 +240,7 @@ def test_the_objective_gets_new_constants_each_round() -> None:
     )
     for round in (0, 3):
         client = make_client(trainer, random_pixels(16), round=round, rate=0.1)
-        algorithm.client(client, algorithm.broadcast(site, "a"))
+        algorithm.client_update(client, algorithm.broadcast(site, "a"))
         assert client.metrics[0].loss == pytest.approx(expected + round, rel=1e-5)
 
 
@@ -266,7 +266,7 @@ def test_parts_that_the_memory_replaces_are_not_initialised(
     )
     site = first_site(algorithm, trainer)
     for round in range(3):
-        _, memory = algorithm.client(
+        _, memory = algorithm.client_update(
             make_client(trainer, random_pixels(16), memory=memory, round=round, rate=0.1), site
         )
     assert len(calls) == fresh

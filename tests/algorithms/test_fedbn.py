@@ -27,7 +27,7 @@ from fedssl.algorithms.fedbn import split
 from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.method import METHODS
 from fedssl.topologies.topology import SERVER
 from fedssl.training.trainer import Trainer, TrainSettings
@@ -146,11 +146,11 @@ def test_what_a_real_client_starts_from(name: str, settings: Any) -> None:
     method = trainer.method
     site = first_site(algorithm, trainer)
     first = make_client(trainer, random_pixels(16), rate=0.1)
-    _, memory = algorithm.client(first, algorithm.broadcast(site, "a"))
+    _, memory = algorithm.client_update(first, algorithm.broadcast(site, "a"))
 
     second = make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1)
     message = algorithm.broadcast(site, "a")
-    (now,) = starts_of_training(trainer, lambda: algorithm.client(second, message))
+    (now,) = starts_of_training(trainer, lambda: algorithm.client_update(second, message))
     norms, rest = split(method.state.layout.pick(method.online))
     assert norms.floats > 0
     assert torch.equal(now.restricted(norms).floats, model(memory, "norms").floats)
@@ -177,12 +177,12 @@ class Bare(nn.Module):
         return nn.functional.adaptive_avg_pool2d(self.layer(images).relu(), 2).flatten(1)
 
 
-def _federated(algorithm: Algorithm, name: str, **settings: Any) -> tuple[Tree, Memory]:
+def _federated(algorithm: Algorithm, name: str, **settings: Any) -> tuple[Tree, ClientMemory]:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         method = METHODS[name].Settings(**settings).build(Bare(), 8)
     trainer = Trainer(method, TrainSettings(batch=8))
-    memory = Memory()
+    memory = ClientMemory()
     shards = {"a": random_pixels(16, 0), "b": random_pixels(24, 1)}
     *_, last = train_rounds(algorithm, shards, trainer, memory=memory)
     return last.sites[SERVER], memory
@@ -209,7 +209,7 @@ def test_a_layer_depends_on_its_clients_images_only() -> None:
     """
 
     def norms(sizes: dict[str, int]) -> Tensor:
-        memory = Memory()
+        memory = ClientMemory()
         shards = {c: random_pixels(n, ord(c)) for c, n in sizes.items()}
         train_rounds(FedBN(), shards, make_trainer("simclr"), rounds=3, rate=0.0, memory=memory)
         return model(memory.latest("a"), "norms").pick(roles=("statistic",)).floats
@@ -223,9 +223,9 @@ def test_nothing_sent_is_changed() -> None:
     trainer = make_trainer("byol")
     site = first_site(algorithm, trainer)
     before = {key: model(site, key).clone() for key in site}
-    _, memory = algorithm.client(make_client(trainer, random_pixels(16), rate=0.1), site)
+    _, memory = algorithm.client_update(make_client(trainer, random_pixels(16), rate=0.1), site)
     kept = {key: model(memory, key).clone() for key in memory}
-    algorithm.client(
+    algorithm.client_update(
         make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1), site
     )
     for tree, copies in ((site, before), (memory, kept)):

@@ -39,7 +39,7 @@ from fedssl.core.state.mean import Mean
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model, tensor
 from fedssl.data import Dataset, Images
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.federate import federate
 from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
@@ -288,7 +288,7 @@ def test_three_rounds_of_temporal_ensembling(alpha: float, name: str) -> None:
     ):  # ten images; twelve rows are asked for, and then four
         client = make_client(trainer, images, memory=memory, round=t, rate=0.1)
         message = algorithm.broadcast(site, "a")
-        sent, memory = algorithm.client(client, message)
+        sent, memory = algorithm.client_update(client, message)
         assert [
             h.upload
             for h in Guard(algorithm.upload_schema(trainer.method), 0, "a", {})(
@@ -333,7 +333,7 @@ def test_a_clients_own_rows_are_masked_through_a_whole_round() -> None:
     site = first_site(algorithm, trainer)
     memory: Tree = {}
     for round in range(2):
-        sent, memory = algorithm.client(
+        sent, memory = algorithm.client_update(
             make_client(trainer, images, memory=memory, round=round, rate=0.1), site
         )
         site = algorithm.merge(site, iter([Upload("a", 1.0, sent)]), Mean)
@@ -471,7 +471,7 @@ def test_the_ratio_of_the_losses_is_noted_once_a_round() -> None:
             key: t for key, t in _given(trainer, random_pixels(10, 3)).items() if key != "public"
         }
         client = make_client(trainer, random_pixels(16), rate=0.0, public=random_pixels(10, 3))
-        algorithm.client(client, site)
+        algorithm.client_update(client, site)
         assert client.notes.keys() == {"alignment_ratio"}
         ratios[beta] = client.notes["alignment_ratio"]
     assert ratios[2.0] == pytest.approx(
@@ -501,7 +501,7 @@ def federated(algorithm: Any, topology: Topology | None = None) -> Any:
         return RoundPosition(0.05, round / 3, 3)
 
     context = RunContext(algorithm, 3, position, public=public)
-    runtime = LocalRuntime(context, shards, trainers, Memory())
+    runtime = LocalRuntime(context, shards, trainers, ClientMemory())
     schema = algorithm.upload_schema(trainers[0].method)
     first = first_site(algorithm, trainers[0], seed=3, rounds=3, public=random_pixels(12, 9))
     sites = dict.fromkeys(topology.sites(runtime.clients), first)

@@ -191,12 +191,14 @@ def test_with_a_target_and_a_queue(key: str) -> None:
     trainer = make_trainer("mocov2", key=key)
     method = trainer.method
     site = first_site(algorithm, trainer)
-    _, memory = algorithm.client(make_client(trainer, random_pixels(16), rate=0.1), site)
+    _, memory = algorithm.client_update(make_client(trainer, random_pixels(16), rate=0.1), site)
     online = model(memory, "online")
     kept = model(memory, "kept")
     for round, away in ((1, False), (2, True)):
         client = make_client(trainer, random_pixels(16), memory=memory, round=round)
-        (now,) = starts_of_training(trainer, lambda client=client: algorithm.client(client, site))
+        (now,) = starts_of_training(
+            trainer, lambda client=client: algorithm.client_update(client, site)
+        )
         share = 0.0 if away else 0.5
         expected = torch.lerp(
             model(site, "model").pick(("backbone",)).floats,

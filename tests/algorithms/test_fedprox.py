@@ -29,7 +29,7 @@ def _trained(
     algorithm: FedAvg, trainer: Trainer, sent: State, rate: float = 0.1
 ) -> tuple[State, float]:
     client = make_client(trainer, random_pixels(16), rate=rate)
-    upload, _ = algorithm.client(client, {"model": sent})
+    upload, _ = algorithm.client_update(client, {"model": sent})
     return model(upload, "model"), client.metrics[0].loss
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedssl.algorithms import _instahide
 from fedssl.algorithms._instahide import LARGEST, coefficients, flipped, mixtures, partners
-from fedssl.data.image_pool import Rows
+from fedssl.data.image_pool import PixelRows
 from fedssl.training.client import Client
 
 
@@ -94,7 +94,7 @@ def test_mixtures_do_not_depend_on_storage_or_chunk_size(
     trainer = make_trainer("mocov2")
     images = random_pixels(20)
     expected = made(make_client(trainer, images[5:16]), 4)
-    rows = Rows(images, torch.arange(5, 16))
+    rows = PixelRows(images, torch.arange(5, 16))
     assert torch.equal(made(make_client(trainer, rows), 4), expected)
     monkeypatch.setattr(_instahide, "CHUNK", 3)
     chunks = list(mixtures(make_client(trainer, rows), 4, 99, False))

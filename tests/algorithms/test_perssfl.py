@@ -22,7 +22,7 @@ from fedssl.algorithms import FedAvg, PerSSFL
 from fedssl.core.state.layout import PARAMETERS
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.federate import Round
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.topologies.topology import SERVER
@@ -59,8 +59,8 @@ def test_two_rounds_by_hand() -> None:
 
 def _federated(
     algorithm: Algorithm, trainer: Trainer, **options: Any
-) -> tuple[list[Round], Memory]:
-    memory = Memory()
+) -> tuple[list[Round], ClientMemory]:
+    memory = ClientMemory()
     shards = {"a": random_pixels(16, 0), "b": random_pixels(24, 1)}
     done = train_rounds(algorithm, shards, trainer, memory=memory, **options)
     return done, memory
@@ -101,7 +101,7 @@ def test_the_pull_is_half_lambda_times_the_squared_distance(name: str) -> None:
         stretch.add_(0.5)
     for lam in (0.0, 0.6):
         client = make_client(trainer, random_pixels(16), memory={"own": moved}, rate=0.0)
-        _, memory = PerSSFL(lam=lam).client(client, {"model": sent})
+        _, memory = PerSSFL(lam=lam).client_update(client, {"model": sent})
         losses.append(client.notes["own_loss"])
         assert client.notes["own_loss"] == client.metrics[1].loss
         assert torch.equal(
@@ -117,11 +117,11 @@ def test_copy_and_personal_model_have_separate_targets_and_queues(name: str) -> 
     algorithm = PerSSFL()
     trainer = make_trainer(name)
     site = first_site(algorithm, trainer)
-    _, memory = algorithm.client(make_client(trainer, random_pixels(16), rate=0.1), site)
+    _, memory = algorithm.client_update(make_client(trainer, random_pixels(16), rate=0.1), site)
 
     copy, own = starts_of_training(
         trainer,
-        lambda: algorithm.client(
+        lambda: algorithm.client_update(
             make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1), site
         ),
     )
@@ -153,7 +153,7 @@ def test_one_step_of_the_pull_alone() -> None:
     own = sent.clone()
     own.floats.add_(0.5)
     client = make_client(trainer, random_pixels(16), memory={"own": own}, rate=0.2)
-    _, memory = Pulled(lam=0.6).client(client, {"model": sent})
+    _, memory = Pulled(lam=0.6).client_update(client, {"model": sent})
     parameters = model(memory, "own").pick(roles=PARAMETERS).floats
     torch.testing.assert_close(parameters, torch.full_like(parameters, 1.44))
 
@@ -176,11 +176,11 @@ def test_messages_and_memories_are_never_changed() -> None:
     trees: list[Tree] = [first_site(algorithm, trainer)]
     for round in range(2):
         memory = trees[-1] if round else {}
-        trees += algorithm.client(
+        trees += algorithm.client_update(
             make_client(trainer, random_pixels(16), memory=memory, round=round, rate=0.1), trees[0]
         )
         copies = [{key: model(tree, key).clone() for key in tree} for tree in trees]
-    algorithm.client(
+    algorithm.client_update(
         make_client(trainer, random_pixels(16), memory=trees[-1], round=2, rate=0.1), trees[0]
     )
     assert len(trees) == 5
@@ -204,12 +204,12 @@ def test_a_personal_model_that_fails_does_not_affect_the_copy() -> None:
     trainer = make_trainer("byol")
     site = first_site(FedAvg(), trainer)
     clients = [make_client(trainer, random_pixels(16), rate=0.1) for _ in range(2)]
-    ours, memory = Broken().client(clients[0], site)
-    theirs, _ = FedAvg().client(clients[1], site)
+    ours, memory = Broken().client_update(clients[0], site)
+    theirs, _ = FedAvg().client_update(clients[1], site)
     assert torch.equal(model(ours, "model").floats, model(theirs, "model").floats)
     assert clients[0].notes == {"own_failed": 1}
     assert Broken().personal(site, memory) is None
-    _, healed = PerSSFL().client(
+    _, healed = PerSSFL().client_update(
         make_client(trainer, random_pixels(16), memory=memory, round=1, rate=0.1), site
     )
     assert PerSSFL().personal(site, healed) is not None

@@ -27,7 +27,7 @@ from fedssl.engine.uploads.records import Reply
 from fedssl.method import Batch, Constants, Method, MethodSettings, Output
 from fedssl.nets import BatchNorm1d
 from fedssl.training.step import Objective
-from fedssl.training.trainer import Metrics, Task, Trainer
+from fedssl.training.trainer import Metrics, Trainer, TrainingTask
 
 
 class Number(nn.Module):
@@ -117,7 +117,7 @@ def starts_of_training(trainer: Trainer, run: Callable[[], object]) -> list[Stat
     """Return the resident model at the start of each training that `run` causes."""
     starts: list[State] = []
 
-    def fit(task: Task, objective: Objective, constants: Constants) -> Metrics:
+    def fit(task: TrainingTask, objective: Objective, constants: Constants) -> Metrics:
         starts.append(trainer.method.state.clone())
         return Trainer.fit(trainer, task, objective, constants)
 
@@ -134,7 +134,7 @@ class Federation:
         self.algorithm = algorithm
         self.method = toy()
         first = self.algorithm.init(Scripted("home", {}, self.method))  # type: ignore[arg-type]
-        self.site = self.algorithm.enrol(first, clients)
+        self.site = self.algorithm.init_site(first, clients)
         self.memory: dict[str, Tree] = {}
         self.uploads: dict[str, Tree] = {}
         self.notes: dict[str, dict[str, float]] = {}
@@ -146,7 +146,7 @@ class Federation:
     def start_of(self, client_id: str) -> Numbers:
         client = Scripted(client_id, self.memory.get(client_id, {}), self.method, self.number)
         message = self.algorithm.broadcast(self.site, client_id)
-        upload, memory = self.algorithm.client(client, message)  # type: ignore[arg-type]
+        upload, memory = self.algorithm.client_update(client, message)  # type: ignore[arg-type]
         guard = Guard(
             self.algorithm.upload_schema(self.method), 0, [client_id], {client_id: message}
         )

@@ -12,7 +12,7 @@ from fedssl.algorithm import ALGORITHMS
 from fedssl.cli.combinations import (
     WORKS,
     Combination,
-    Verdict,
+    Compatibility,
     attempt,
     attempts,
     combinations,
@@ -94,7 +94,7 @@ def test_a_failure_is_a_verdict(data: Dataset, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("fedssl.algorithms.FedAvg.merge", broken)
     combination = Combination("fedavg", "simclr", "star")
     verdict = attempt(combination, data)
-    assert verdict == Verdict(failed="ValueError: no")
+    assert verdict == Compatibility(failed="ValueError: no")
     table = compatibility_tables({combination: verdict, combination._replace(method="byol"): WORKS})
     assert table.splitlines()[2:4] == ["| simclr | 1 |", "| byol | yes |"]
     assert table.splitlines()[-1] == "1. ValueError: no"

@@ -16,7 +16,7 @@ from fedssl.algorithm import ALGORITHMS
 from fedssl.core import provenance, user_modules
 from fedssl.experiment.experiment import load
 from fedssl.flower.app_experiment import read_experiment
-from fedssl.tables.plan import Training
+from fedssl.paper_tables.plan import Training
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -153,7 +153,7 @@ def test_a_missing_file_is_bad_and_a_size_has_its_own_cache(photos):
     )
     assert bad == {1: "cannot be opened (No such file or directory)"}
     assert len(rows) == 1
-    assert read_cached(photos, size=3)[0].image == (1, 3, 3)
+    assert read_cached(photos, size=3)[0].image_shape == (1, 3, 3)
     assert len(list(cache_dir(photos).iterdir())) == 2
 
 

@@ -13,8 +13,8 @@ from factories import make_trainer, random_pixels
 from torch import Tensor
 
 from fedssl.data import image_pool as module
-from fedssl.data.image_pool import LANES, Lane, Pixels, Rows, Streamed, as_pixels, place
-from fedssl.training.trainer import Task
+from fedssl.data.image_pool import LANES, Lane, PixelRows, Pixels, Streamed, as_pixels, place
+from fedssl.training.trainer import TrainingTask
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -70,7 +70,7 @@ class SlowLane(Lane):
 
 
 def streamed(
-    held: Rows, device: SlowDevice | None = None, log: list[str] | None = None
+    held: PixelRows, device: SlowDevice | None = None, log: list[str] | None = None
 ) -> Streamed:
     chosen = device or SlowDevice(0)
     lines = [] if log is None else log
@@ -83,10 +83,10 @@ def streamed(
 
 def test_rows_of_a_pool() -> None:
     pool = numbered(9)
-    everything = Rows(pool)
-    some = Rows(pool, torch.tensor([8, 2, 5]))
+    everything = PixelRows(pool)
+    some = PixelRows(pool, torch.tensor([8, 2, 5]))
     assert (len(everything), len(some)) == (9, 3)
-    assert everything.image == some.image == (1, 1, 1)
+    assert everything.image_shape == some.image_shape == (1, 1, 1)
     assert some[torch.tensor([2, 0])].flatten().tolist() == [5, 8]
     again = some.select(torch.tensor([1, 2]))
     assert again.pool is pool
@@ -99,7 +99,7 @@ def test_rows_of_a_pool() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8, 20])
 @pytest.mark.parametrize("chosen", [None, [8, 2, 5, 0, 1, 7, 3]])
 def test_batches_and_chunks(kind: str, size: int, chosen: list[int] | None) -> None:
-    held = Rows(numbered(9), None if chosen is None else torch.tensor(chosen))
+    held = PixelRows(numbered(9), None if chosen is None else torch.tensor(chosen))
     images: Pixels = held if kind == "rows" else streamed(held)
     names = torch.tensor(chosen or list(range(9)), dtype=torch.uint8)
     order = torch.randperm(len(held), generator=torch.Generator().manual_seed(size))
@@ -116,7 +116,7 @@ def test_batches_and_chunks(kind: str, size: int, chosen: list[int] | None) -> N
 def test_streamed_images_are_not_overwritten_while_the_device_uses_them() -> None:
     device = SlowDevice()
     batches = []
-    for _, batch in streamed(Rows(numbered(60)), device).batches(torch.arange(60), 2):
+    for _, batch in streamed(PixelRows(numbered(60)), device).batches(torch.arange(60), 2):
         # Read long after the loop has continued.
         device.submit(lambda batch=batch: batches.append(batch.flatten().clone()))
     device.wait()
@@ -125,7 +125,7 @@ def test_streamed_images_are_not_overwritten_while_the_device_uses_them() -> Non
 
 def test_batches_are_read_ahead_in_another_thread() -> None:
     log: list[str] = []
-    batches = streamed(Rows(numbered(40)), log=log).batches(torch.arange(40), 4)
+    batches = streamed(PixelRows(numbered(40)), log=log).batches(torch.arange(40), 4)
     next(batches)
     deadline = time.monotonic() + 10
     while len(log) < LANES and time.monotonic() < deadline:
@@ -144,7 +144,8 @@ def test_a_failure_of_the_reader_is_that_of_the_batch() -> None:
 
     device = SlowDevice(0)
     images = Streamed(
-        Rows(numbered(12)), lambda count, size: [Broken(device, size, []) for _ in range(count)]
+        PixelRows(numbered(12)),
+        lambda count, size: [Broken(device, size, []) for _ in range(count)],
     )
     batches = images.batches(torch.arange(12), 2)
     for expected in ([0, 1], [2, 3], [4, 5]):
@@ -156,7 +157,7 @@ def test_a_failure_of_the_reader_is_that_of_the_batch() -> None:
 
 def test_stopping_early_leaves_nothing_behind() -> None:
     log: list[str] = []
-    images = streamed(Rows(numbered(40)), log=log)
+    images = streamed(PixelRows(numbered(40)), log=log)
     for index, _ in images.batches(torch.arange(40), 4):
         if index[0] == 8:
             break
@@ -169,7 +170,7 @@ def test_stopping_early_leaves_nothing_behind() -> None:
 
 
 def test_all_clients_share_a_pool_and_its_readers() -> None:
-    images = streamed(Rows(numbered(10)))
+    images = streamed(PixelRows(numbered(10)))
     first = images.select(torch.tensor([9, 1]))
     second = images.select(torch.tensor([2, 3, 4]))
     assert (len(first), len(second)) == (2, 3)
@@ -180,16 +181,16 @@ def test_all_clients_share_a_pool_and_its_readers() -> None:
 
 def test_a_plain_tensor_is_accepted() -> None:
     images = as_pixels(numbered(4), CPU)
-    assert isinstance(images, Rows)
+    assert isinstance(images, PixelRows)
     assert as_pixels(images, CPU) is images
 
 
 def test_images_are_placed_by_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Rows(torch.zeros(10, 3, 4, 4, dtype=torch.uint8), torch.arange(8))  # 384 bytes
+    held = PixelRows(torch.zeros(10, 3, 4, 4, dtype=torch.uint8), torch.arange(8))  # 384 bytes
     assert place(held, CPU) is held
-    monkeypatch.setattr(Rows, "to", lambda self, device: Rows(self.tensor()))
+    monkeypatch.setattr(PixelRows, "to", lambda self, device: PixelRows(self.tensor()))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
-    assert isinstance(place(held, CUDA, lambda device: 768), Rows)
+    assert isinstance(place(held, CUDA, lambda device: 768), PixelRows)
     assert isinstance(place(held, CUDA, lambda device: 767), Streamed)
     assert module.SHARE == 0.5
 
@@ -198,7 +199,9 @@ def test_images_are_placed_by_the_free_memory(monkeypatch: pytest.MonkeyPatch) -
 def fit() -> Callable[[Tensor | Pixels], tuple[Tensor, Tensor]]:
     def train(images: Tensor | Pixels) -> tuple[Tensor, Tensor]:
         trainer = make_trainer("byol", train={"batch": 4, "epochs": 2})
-        task = Task(images, None, torch.Generator().manual_seed(1), 0.1, 0.0, threading.Event())
+        task = TrainingTask(
+            images, None, torch.Generator().manual_seed(1), 0.1, 0.0, threading.Event()
+        )
         trainer.fit(task, lambda method, batch, out, given: method.loss(out, given), {})
         return trainer.method.state.floats, trainer.embed(images)
 
@@ -222,9 +225,9 @@ def test_training_does_not_depend_on_where_the_pixels_are_stored(
 
     expected = fit(pool[rows])
     for images in (
-        Rows(pool, rows),
-        Rows(pool).select(rows),
-        Streamed(Rows(pool), lanes).select(rows),
+        PixelRows(pool, rows),
+        PixelRows(pool).select(rows),
+        Streamed(PixelRows(pool), lanes).select(rows),
     ):
         for found, wanted in zip(fit(images), expected, strict=True):
             assert torch.equal(found, wanted)

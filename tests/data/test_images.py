@@ -44,10 +44,10 @@ def test_a_label_loader_does_not_keep_the_pixels_alive():
 def test_a_selection_shares_the_pixels_until_they_are_copied():
     images = Images(numbered(5))
     part = images.select(torch.tensor([4, 1, 3])).select(torch.tensor([2, 0]))
-    assert part.held.pool is images.pixels
+    assert part.pixel_rows.pool is images.pixels
     assert part.pixels.flatten().tolist() == [3, 4]
-    assert part.image == (1, 1, 1)
-    assert [chunk.flatten().tolist() for chunk in part.held.chunks(1)] == [[3], [4]]
+    assert part.image_shape == (1, 1, 1)
+    assert [chunk.flatten().tolist() for chunk in part.pixel_rows.chunks(1)] == [[3], [4]]
 
 
 def test_images_without_labels_raise_on_access():

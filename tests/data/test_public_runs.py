@@ -14,7 +14,7 @@ from public_experiments import dataset, experiment, images
 from torch import Tensor
 
 import fedssl
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.algorithm import ALGORITHMS
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError, RunError
@@ -38,9 +38,9 @@ def test_home_and_clients_get_them_and_the_number_of_rounds(
             seen.append((client.id, client.rounds, client.public))
             return super().init(client)
 
-        def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
             seen.append((client.id, client.rounds, client.public))
-            return super().client(client, message)
+            return super().client_update(client, message)
 
     monkeypatch.setattr(ALGORITHMS, "_classes", {**ALGORITHMS._classes, "seeing": Seeing})
     chosen = experiment(
@@ -65,9 +65,9 @@ def test_an_untrained_backbone_is_measured_without_the_algorithm(tmp_path: Path)
     for name in ("fedca", "fedavg"):
         chosen = experiment(changes | {"algorithm": {"name": name}})
         run = fedssl.run(chosen, tmp_path / name, dataset=dataset(), quiet=True, device="cpu")
-        first = federation.first_sites(
+        first = federation_setup.first_sites(
             chosen.with_changes({"algorithm": "fedavg"}),
-            federation.build_trainers(chosen, (3, 10, 10), torch.device("cpu"), 1)[0],
+            federation_setup.build_trainers(chosen, (3, 10, 10), torch.device("cpu"), 1)[0],
             ["0"],
         )
         score = fedssl.evaluation.evaluate.Evaluation(chosen, dataset(), torch.device("cpu"))
@@ -130,8 +130,8 @@ def test_training_before_the_first_round_has_a_clients_threads(
     before = torch.get_num_threads()
     for count in (1, 2):
         chosen = experiment({"algorithm": {"name": "counting"}, "train.threads": count})
-        trainer = federation.build_trainers(chosen, (3, 10, 10), torch.device("cpu"), 1)[0]
-        federation.first_sites(chosen, trainer, ["0"])
+        trainer = federation_setup.build_trainers(chosen, (3, 10, 10), torch.device("cpu"), 1)[0]
+        federation_setup.first_sites(chosen, trainer, ["0"])
     assert threads == [1, 2]
     assert torch.get_num_threads() == before
 

@@ -52,7 +52,7 @@ class Averaged(Algorithm):
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return {**site, "to": client_id}
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         raise NotImplementedError
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
@@ -396,8 +396,8 @@ def test_few_uploads_are_alive_at_a_time(workers: int, topology: Topology) -> No
     peak = [0]
 
     class Watched(FedAvg):
-        def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-            upload, memory = super().client(client, message)
+        def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+            upload, memory = super().client_update(client, message)
             sent = Sent(upload)
             alive.add(id(sent))
             weakref.finalize(sent, alive.discard, id(sent))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.core.console import Notify, ShowStep
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import Entry, Layout
@@ -53,11 +53,11 @@ DATA = Dataset(images(60, 0), images(30, 1))
 
 def state(seed: int = 0) -> State:
     changed = experiment().with_changes({"seed": seed})
-    return federation.build_method(changed, (3, 8, 8), CPU).state
+    return federation_setup.build_method(changed, (3, 8, 8), CPU).state
 
 
 def test_features_are_those_of_the_method_itself() -> None:
-    method = federation.build_method(experiment(), (3, 8, 8), CPU)
+    method = federation_setup.build_method(experiment(), (3, 8, 8), CPU)
     method.state.view(method.state.layout.entries[0]).mul_(1.5)
     method.eval()
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_features_are_those_of_the_method_itself() -> None:
 def test_a_backbone_has_a_copy_of_the_weights() -> None:
     """Filled from a model, in eval mode, and sharing no memory with it."""
     model = state()
-    backbone = backbone_of(model, federation.build_backbone(experiment(), 3))
+    backbone = backbone_of(model, federation_setup.build_backbone(experiment(), 3))
     assert not backbone.training
     expected = {
         e.name.removeprefix("backbone."): model.view(e)
@@ -448,7 +448,7 @@ def test_a_classifier_is_measured_as_it_was_trained() -> None:
     """The logits of single images in eval mode; the run's seed draws other weights."""
     supervised = {"name": "supervised", "backbone": "cnn", "classes": 3}
     chosen = experiment().with_changes({"method": supervised})
-    trained = federation.build_method(chosen.with_changes({"seed": 9}), (3, 8, 8), CPU).eval()
+    trained = federation_setup.build_method(chosen.with_changes({"seed": 9}), (3, 8, 8), CPU).eval()
     assert DATA.test is not None
     pixels = DATA.test.pixels
     labels = DATA.test.labels

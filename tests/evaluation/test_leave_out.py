@@ -12,7 +12,7 @@ from factories import make_experiment, numbered_pixels
 from torch import Tensor
 
 import fedssl
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.analysis import analyse
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
@@ -41,7 +41,7 @@ def dataset() -> Dataset:
 
 
 def state() -> State:
-    return federation.build_method(experiment(), (3, 8, 8), CPU).state
+    return federation_setup.build_method(experiment(), (3, 8, 8), CPU).state
 
 
 def few(chosen: Experiment, data: Dataset | None = None) -> Any:
@@ -67,7 +67,7 @@ def test_no_client_has_images_that_are_left_out(partition: str, topology: str) -
     assert data.train.labels[left].bincount().tolist() == [4] * 5
     _, before = partition_data(chosen, data, print)
     seen, owners = partition_data(chosen.with_changes({"data.leave_out": 0.1}), data, print)
-    shards = federation.shards(seen, owners, [CPU])
+    shards = federation_setup.shards(seen, owners, [CPU])
     held = [number for shard in shards.values() for number in numbers(shard.pixels[CPU].tensor())]
     assert not set(held) & set(left.tolist())
     assert sorted([*held, *left.tolist()]) == list(range(200))

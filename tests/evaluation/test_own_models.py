@@ -64,8 +64,8 @@ def _hashes(run: fedssl.Run) -> dict[str, str]:
 @pytest.mark.parametrize("name", SHARED)
 def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tier: str, go: Go) -> None:
     whole = go(name, "whole")
-    go(name, "parts", rounds=1, **{"train.memory": tier})
-    parts = go(name, "parts", **{"train.memory": tier, "train.workers": 2})
+    go(name, "parts", rounds=1, **{"train.client_memory": tier})
+    parts = go(name, "parts", **{"train.client_memory": tier, "train.workers": 2})
     assert _hashes(parts) == _hashes(whole)
     assert {file.rpartition("/")[0] for file in _hashes(whole)} == {
         f"backbone-{model.replace(' ', '%20')}.safetensors" for model in CLIENTS + SHARED[name]

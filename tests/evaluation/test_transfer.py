@@ -87,20 +87,20 @@ def test_a_folder_is_read_in_the_shape_of_the_runs_images(
         table["size"] = size
     lines: list[str] = []
     found = other_images(table, image, Path(), lines.append)
-    assert found.train.image == expected
+    assert found.train.image_shape == expected
     assert not [line for line in lines if "converted" in line]
 
 
 def test_a_fixed_size_is_converted_and_reported() -> None:
     lines: list[str] = []
     found = other_images("fashion-mini", (3, 16, 16), Path(), lines.append)
-    assert found.train.image == (3, 16, 16)
+    assert found.train.image_shape == (3, 16, 16)
     assert lines == [
         "images of (1, 28, 28) (channels, height, width) are converted to (3, 16, 16), the shape "
         "of the run's images unless data.size sets another"
     ]
     larger = other_images({"name": "fashion-mini", "size": 32}, (1, 16, 16), Path(), quiet)
-    assert larger.train.image == (1, 32, 32)
+    assert larger.train.image_shape == (1, 32, 32)
 
 
 @pytest.mark.parametrize("probe", ["knn", "linear", "semi"])

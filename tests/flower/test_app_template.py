@@ -60,7 +60,7 @@ def test_its_config_has_every_setting_with_its_default(cli: Cli, tmp_path: Path)
 def test_its_readme_explains_how_to_pin_it_and_what_to_stop(cli: Cli, tmp_path: Path) -> None:
     cli("flower", "init", str(tmp_path / "app"), "demo")
     text = (tmp_path / "app/README.md").read_text()
-    assert "fedssl flower only app flower-supernode" in text
+    assert "fedssl flower pinned app flower-supernode" in text
     assert 'pkill -u "$USER" -f "flower-superlink --insecure --simulation"' in text
     assert all(f"{key}={value}" in text for key, value in TELEMETRY_OFF.items())
 

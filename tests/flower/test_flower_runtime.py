@@ -212,7 +212,7 @@ def test_the_run_continues_whatever_error_a_client_has(
     experiment = tiny("fedavg", "simclr", **{"guard.min_uploads": 1})
     train = Node.train
 
-    def fail(self: Node, task: messages.Task, message: Any) -> Any:
+    def fail(self: Node, task: messages.RoundTask, message: Any) -> Any:
         if task.client == "0":
             raise ClientError("no electricity")
         if task.client == "1":

@@ -15,7 +15,7 @@ from fedssl.core.errors import FedsslError, RunError
 from fedssl.core.settings import UnknownNameError
 from fedssl.experiment.experiment import load
 from fedssl.flower import local_federation
-from fedssl.flower.local_federation import LocalRun, watch_run
+from fedssl.flower.local_federation import LoopbackRun, watch_run
 from fedssl.flower.local_processes import local_processes
 from fedssl.flower.process_tree import federation_processes
 from fedssl.runs.session import Interrupted
@@ -88,7 +88,7 @@ def test_each_round_is_shown_once_although_the_server_goes_back(
     monkeypatch.setattr(local_federation, "round_progress", lambda *_: progress)
     monkeypatch.setattr(local_federation, "POLL", 0.0)
     experiment = tiny("fedavg", "simclr", rounds=5)
-    run = LocalRun(experiment, tmp_path, "title", quiet=True, notify=lambda line: None)
+    run = LoopbackRun(experiment, tmp_path, "title", quiet=True, notify=lambda line: None)
     watch_run(job, NoProcesses(tmp_path), run)  # type: ignore[arg-type]
     assert progress.rounds == [4, 5]
 
@@ -123,8 +123,8 @@ def test_more_nodes_than_clients_are_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def _quiet_run(folder: Path) -> LocalRun:
-    return LocalRun(load("demo"), folder, "demo", quiet=True, notify=lambda line: None)
+def _quiet_run(folder: Path) -> LoopbackRun:
+    return LoopbackRun(load("demo"), folder, "demo", quiet=True, notify=lambda line: None)
 
 
 def test_a_node_that_exits_ends_the_wait(tmp_path: Path) -> None:

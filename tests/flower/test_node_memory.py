@@ -13,21 +13,21 @@ from error_messages import raises
 from fedssl.core.console import Notify
 from fedssl.core.errors import ClientError
 from fedssl.flower import node_memory
-from fedssl.flower.messages import Task
+from fedssl.flower.messages import RoundTask
 from fedssl.flower.node_memory import NodeMemory
 
 
 def _task(
     round: int, attempt: int = 0, starts: tuple[int, ...] = (0,), oldest: int = 0, run: str = "r"
-) -> Task:
-    return Task(run, "a/b", round, attempt, starts, oldest)
+) -> RoundTask:
+    return RoundTask(run, "a/b", round, attempt, starts, oldest)
 
 
-def _write(root: Path, task: Task) -> None:
+def _write(root: Path, task: RoundTask) -> None:
     NodeMemory(root, task).write({"version": f"{task.round}.{task.attempt}"})
 
 
-def _read(root: Path, task: Task) -> object:
+def _read(root: Path, task: RoundTask) -> object:
     return NodeMemory(root, task).read().get("version")
 
 

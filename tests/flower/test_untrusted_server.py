@@ -17,7 +17,7 @@ from fedssl.core.errors import ClientError, RunError
 from fedssl.engine.uploads.records import Reply
 from fedssl.flower import client_app, clientapp, messages
 from fedssl.flower.deadline import training_deadline
-from fedssl.flower.messages import Task, pack_task, unpack_task
+from fedssl.flower.messages import RoundTask, pack_task, unpack_task
 from fedssl.flower.node import Node
 from fedssl.flower.node_memory import SUPERSEDED, NodeMemory
 from fedssl.training.trainer import Stopped
@@ -27,7 +27,7 @@ INVALID_RUNS = ("..", ".", "", "../" * 10 + "0" * 2, "0" * 31 + "A", "/" * 32, 7
 
 
 def _task_message(**changes: Any) -> Message:
-    task = Task(RUN, "0", 0, 0)
+    task = RoundTask(RUN, "0", 0, 0)
     content = pack_task(RecordDict(), task)
     values = json.loads(content["fedssl"]["json"])
     content["fedssl"] = ConfigRecord({"json": json.dumps({**values, **changes})})
@@ -65,12 +65,12 @@ def test_a_node_works_only_for_its_own_clients(nodes: Nodes) -> None:
     node = Node(tiny("featarc", "simclr"), nodes.config("0"))
     for work in (node.save_own_model, node.train):
         with raises(ClientError):
-            work(Task(RUN, "1", 0, 0), {})
+            work(RoundTask(RUN, "1", 0, 0), {})
     assert not (nodes.root / "memory").exists()
 
 
 def test_other_files_in_a_nodes_folder_are_kept(tmp_path: Path) -> None:
-    memory = NodeMemory(tmp_path, Task(RUN, "a", 0, 0))
+    memory = NodeMemory(tmp_path, RoundTask(RUN, "a", 0, 0))
     for name in ("precious.tmp", "00009.0.remembered.tmp"):
         (memory.folder / name).touch()
     memory.write({})
@@ -120,10 +120,10 @@ def test_the_text_of_an_error_at_a_node_is_not_sent(
 
 
 def test_a_newer_attempt_stops_an_older_one(tmp_path: Path) -> None:
-    orphan = NodeMemory(tmp_path, Task(RUN, "a", 3, 0))
+    orphan = NodeMemory(tmp_path, RoundTask(RUN, "a", 3, 0))
     with training_deadline(messages.MAX_NOTE, orphan.holds_claim) as stop:
         assert not stop.wait(1.5)
-    NodeMemory(tmp_path, Task(RUN, "a", 4, 0))
+    NodeMemory(tmp_path, RoundTask(RUN, "a", 4, 0))
 
     def train() -> None:
         with training_deadline(messages.MAX_NOTE, orphan.holds_claim) as stop:

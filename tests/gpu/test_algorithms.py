@@ -10,7 +10,7 @@ from fedssl.algorithm import ALGORITHMS
 from fedssl.cli.combinations import Combination, attempt, images, tiny, train
 from fedssl.core.devices.precision import numerics
 from fedssl.core.state.state import State
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.evaluation.models import models_of
 from fedssl.experiment.experiment import Experiment
 
@@ -30,7 +30,7 @@ def fitting(algorithm: str) -> str:
 
 def rows(experiment: Experiment, mode: str, device: torch.device = DEVICE) -> Tensor:
     """Return all models of the server and of three clients after three rounds of two steps."""
-    chosen, memory = experiment.with_changes({"train.mode": mode}), Memory()
+    chosen, memory = experiment.with_changes({"train.mode": mode}), ClientMemory()
     with numerics(device, deterministic=True, exact=True):
         sites = train(chosen, images(), device, memory)
     own = models_of(chosen, sites, memory.snapshot(), device)

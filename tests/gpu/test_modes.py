@@ -20,7 +20,7 @@ from fedssl.data.fashion_mini import FashionMini
 from fedssl.method import METHODS, Method
 from fedssl.nets.norm import BatchNorm2d
 from fedssl.training.optimizers import SGD, EmaTarget, FusedSGD
-from fedssl.training.trainer import Task, Trainer, TrainSettings
+from fedssl.training.trainer import Trainer, TrainingTask, TrainSettings
 
 CUDA = torch.device("cuda")
 STEPS = 50
@@ -73,7 +73,7 @@ def curve(model: Trainer, pixels: Tensor, steps: int = STEPS) -> list[float]:
         if model.method.learns_from_labels
         else None
     )
-    task = Task(pixels, labels, stream, model.settings.lr, 0.0, threading.Event())
+    task = TrainingTask(pixels, labels, stream, model.settings.lr, 0.0, threading.Event())
     model.method.train()
     losses = []
     with model.active():
@@ -178,7 +178,7 @@ def gradients(model: Trainer, pixels: Tensor) -> dict[str, Tensor]:
     """
     total = torch.zeros_like(model.step.optimizer.row)
     stream = torch.Generator(CUDA).manual_seed(1)
-    task = Task(pixels, None, stream, 0.0, 0.0, threading.Event())
+    task = TrainingTask(pixels, None, stream, 0.0, 0.0, threading.Event())
     kept, optimizer = model.method.state.clone(), model.step.optimizer
     assert isinstance(optimizer, SGD)
     model.method.train()
@@ -206,7 +206,7 @@ def test_trainers_side_by_side(pixels: Tensor) -> None:
     """Three threads on three streams: the bits of one after the other."""
 
     def work(model: Trainer, seed: int) -> None:
-        task = Task(
+        task = TrainingTask(
             pixels[:640],
             None,
             torch.Generator(CUDA).manual_seed(seed),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.methods import BYOL
-from fedssl.training.trainer import Task, Trainer, TrainSettings
+from fedssl.training.trainer import Trainer, TrainingTask, TrainSettings
 
 
 def _output() -> Output:
@@ -83,7 +83,7 @@ def test_the_target_moves_by_gradient_and_by_averaging(
     images = torch.randint(
         256, (6, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
     )
-    task = Task(images, None, torch.Generator().manual_seed(2), 0.5, 0.0, threading.Event())
+    task = TrainingTask(images, None, torch.Generator().manual_seed(2), 0.5, 0.0, threading.Event())
     seen: list[torch.Tensor] = []
 
     def objective(method: Method, batch: Batch, out: Output, constants: Constants) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fedssl.method import Batch
 from fedssl.methods import DeepCluster
 from fedssl.methods.deepcluster import cluster_loss, spherical_k_means
-from fedssl.training.trainer import Task
+from fedssl.training.trainer import TrainingTask
 
 
 def _units(*shape: int, seed: int = 1) -> Tensor:
@@ -112,7 +112,7 @@ def test_training_clusters_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer("deepcluster", {"epochs": 2})
     seen = []
     trainer.fit(
-        Task(
+        TrainingTask(
             random_pixels(24), None, torch.Generator().manual_seed(0), 0.05, 0.0, threading.Event()
         ),
         lambda method, batch, out, constants: seen.append(constants) or method.loss(out, constants),

@@ -29,7 +29,7 @@ def _small_files_only() -> None:
 
 @pytest.mark.parametrize(("method", "tier"), [("simclr", "host"), ("byol", "disk")])
 def test_disk_full_during_a_run(method: str, tier: str, federation: Any) -> None:
-    memory = f"train.memory={tier}"
+    memory = f"train.client_memory={tier}"
     federation.here("run", method, "rounds=2", memory)
     code, _, err = federation.run("run", method, "rounds=6", memory, preexec_fn=_small_files_only)
     assert code == 4
@@ -128,7 +128,7 @@ def _in_row(damage: Any) -> Any:
 def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     damage: Any, what: str, tier: str, federation: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    federation.here("run", "byol", f"train.memory={tier}")
+    federation.here("run", "byol", f"train.client_memory={tier}")
     whole, folder = federation.hashes("run"), federation.root / "run"
     manifest, model = _newest(folder)
     harm = _in_row(damage) if what == "memory" else damage
@@ -237,7 +237,7 @@ ALLOWED = (
     "train.checkpoint_every=9",
     "probe.labels=6",
 )
-ALLOWED += ("train.memory=disk",)
+ALLOWED += ("train.client_memory=disk",)
 
 
 @pytest.fixture(scope="module")

@@ -182,7 +182,7 @@ def test_few_images(method: str, tmp_path: Path) -> None:
             "client": "1",
             "dropped": "too few images: training needs at least 2, but it has 1",
             "bytes_down": line["clients"][1]["bytes_down"],
-            "memory_moved_on": False,
+            "memory_advanced": False,
         }
         assert [c["steps"] for c in clients.values()] == [
             1,

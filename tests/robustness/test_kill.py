@@ -40,7 +40,7 @@ def _killed_and_resumed(
     """Kill a run `delay` seconds after a round and resume it; return whether it was still
     running.
     """
-    process = federation.start(folder, method, SLOWER, f"train.memory={tier}")
+    process = federation.start(folder, method, SLOWER, f"train.client_memory={tier}")
     while (
         not (federation.root / folder / "checkpoints/00000.json").exists()
         and process.poll() is None
@@ -131,7 +131,7 @@ def _cuts(
     tier: str,
     moments: Callable[[int], list[int]],
 ) -> None:
-    sets = (f"train.memory={tier}",)
+    sets = (f"train.client_memory={tier}",)
     with monkeypatch.context() as patch:
         calls = _cut(patch, after=10**9)
         federation.here("whole", method, *sets)

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from fedssl.core.provenance import code
-from fedssl.tables.plan import Measure, Training, plan_seeds
-from fedssl.tables.published import Cell
-from fedssl.tables.scheduler import Pool, devices
+from fedssl.paper_tables.plan import Measure, Training, plan_seeds
+from fedssl.paper_tables.published import Cell
+from fedssl.paper_tables.scheduler import Pool, devices
 
 SWEEP = [
     "--set",

@@ -37,8 +37,8 @@ class Exploding(FedAvg):
     whom: tuple[str, ...] = ("1",)
     since: int = 0
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        upload, memory = super().client(client, message)
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client_update(client, message)
         if client.id not in self.whom or client.round < self.since:
             return upload, memory
         sent, back = model(message, "model"), model(upload, "model")
@@ -146,7 +146,7 @@ def test_a_longer_schedule_does_not_count_as_an_explosion(run: Callable[..., fed
     times as much.
     """
     for rounds in (12, 24):
-        got = run("run", sets={"rounds": rounds, "guard.usual": "last"})
+        got = run("run", sets={"rounds": rounds, "guard.typical": "last"})
     assert reasons(got) == [[None] * 5] * 24
 
 

@@ -129,14 +129,14 @@ def _with_nan(upload: Tree) -> Tree:
 
 
 class BadDictionary(FedCA):
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        upload, memory = super().client(client, message)
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client_update(client, message)
         return (_with_nan(upload) if client.id == "1" else upload), memory
 
 
 class BadFeatures(CCL):
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        upload, memory = super().client(client, message)
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client_update(client, message)
         return (_with_nan(upload) if client.id == "1" else upload), memory
 
 

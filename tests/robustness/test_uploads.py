@@ -97,8 +97,8 @@ class OneBadClient(FedAvg):
     kind: str
     whom: tuple[str, ...] = ("1",)
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        upload, memory = super().client(client, message)
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client_update(client, message)
         return (
             CORRUPTIONS[self.kind][0](dict(upload)) if client.id in self.whom else upload
         ), memory
@@ -147,7 +147,7 @@ def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
         dropped = {c["client"]: c["dropped"] for c in line["clients"]}
         assert CORRUPTIONS[kind][1] in dropped["1"]
         assert dropped["0"] is dropped["2"] is None
-        memory_advanced = {c["client"]: c.get("memory_moved_on") for c in line["clients"]}
+        memory_advanced = {c["client"]: c.get("memory_advanced") for c in line["clients"]}
         assert memory_advanced == {
             "0": None,
             "1": True,
@@ -191,7 +191,7 @@ def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> No
             "its loss became infinite or NaN; a lower train.lr may help"
         }
         assert not any("steps" in c or "bytes_up" in c for c in line["clients"])
-        assert {c["memory_moved_on"] for c in line["clients"]} == {False}
+        assert {c["memory_advanced"] for c in line["clients"]} == {False}
 
 
 def test_a_merged_model_without_finite_features_is_never_exported(
@@ -217,8 +217,8 @@ def test_a_merged_model_without_finite_features_is_never_exported(
 class BadNorms(FedBN):
     """FedBN whose client 1 uploads running statistics that leave every feature at 0."""
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        upload, memory = super().client(client, message)
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client_update(client, message)
         if client.id == "1":
             _statistics("running_mean", 1e30)({"model": upload["norms"]})
         return upload, memory

@@ -12,7 +12,7 @@ from factories import make_experiment
 from safetensors.torch import load_file
 
 import fedssl
-from fedssl import federation, nets
+from fedssl import federation_setup, nets
 from fedssl.core.errors import ConfigError
 from fedssl.data import Dataset, Images
 from fedssl.evaluation.evaluate import with_probe_settings
@@ -92,7 +92,7 @@ def test_the_experiment_of_fine_tuning(tmp_path: Path) -> None:
     )
     assert chosen.data.mean == (0.5, 0.5, 0.5)
     begun = (
-        federation.build_method(chosen, (3, 8, 8), CPU)
+        federation_setup.build_method(chosen, (3, 8, 8), CPU)
         .state.pick(("backbone",))
         .without_prefix("backbone")
     )

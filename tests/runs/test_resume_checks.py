@@ -32,7 +32,7 @@ from fedssl.runs.resume_checks import check_resumable
         ("probe.baselines", ["random"], True),
         ("train.workers", 2, True),
         ("train.checkpoint_every", 0, True),
-        ("train.memory", "disk", True),
+        ("train.client_memory", "disk", True),
         ("seed", 1, False),
         ("clients", 6, False),
         ("data.name", "cifar10", False),

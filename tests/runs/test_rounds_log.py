@@ -53,7 +53,7 @@ def test_a_record_by_hand() -> None:
         "client": "ü",
         "dropped": "too few images: 1",
         "bytes_down": 100,
-        "memory_moved_on": False,
+        "memory_advanced": False,
     }
 
 
@@ -64,7 +64,7 @@ def test_a_client_dropped_after_training_has_its_metrics() -> None:
         "client": "d",
         "dropped": "model: is not finite",
         "bytes_down": 100,
-        "memory_moved_on": True,
+        "memory_advanced": True,
     }
 
 

@@ -21,15 +21,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import fedssl
-from fedssl import federation, nets
+from fedssl import federation_setup, nets
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.provenance import code
 from fedssl.data import Dataset, Images, from_python
-from fedssl.detection.backbone_file import find_backbone
 from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
+from fedssl.object_detection.backbone_file import find_backbone
 from fedssl.runs.baselines import untrained_models
 from fedssl.runs.finalize import finish
 
@@ -776,7 +776,7 @@ def test_changed_labels_are_measured_again(
 ) -> None:
     first = fedssl.run(small, tmp_path, "cpu", dataset=labelled, quiet=True).results
     assert labelled.test is not None
-    others = Images(labelled.test.held, (labelled.test.labels + 1) % 3, labelled.test.classes)
+    others = Images(labelled.test.pixel_rows, (labelled.test.labels + 1) % 3, labelled.test.classes)
     again = fedssl.run(
         small, tmp_path, "cpu", dataset=Dataset(labelled.train, others), quiet=True
     ).results
@@ -788,7 +788,8 @@ def test_a_method_that_learns_from_labels_is_resumed_with_the_same_ones(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     others = Dataset(
-        Images(labelled.train.held, (labelled.train.labels + 1) % 3, labelled.train.classes), None
+        Images(labelled.train.pixel_rows, (labelled.train.labels + 1) % 3, labelled.train.classes),
+        None,
     )
     experiment = small.with_changes(
         {"method": {"name": "supervised", "backbone": "cnn", "classes": 3}}
@@ -810,13 +811,13 @@ def test_the_comparison_with_random_weights_ignores_method_init(
     again = small.with_changes({"method.init": str(file)})
     fedssl.run(again, tmp_path / "second", "cpu", dataset=labelled, quiet=True)
     untrained, started = (
-        federation.build_method(e, labelled.train.image, torch.device("cpu"))
+        federation_setup.build_method(e, labelled.train.image_shape, torch.device("cpu"))
         .state.pick(("backbone",))
         .floats
         for e in (small, again)
     )
     random = (
-        untrained_models(again, labelled.train.image, torch.device("cpu"))["random"]
+        untrained_models(again, labelled.train.image_shape, torch.device("cpu"))["random"]
         .pick(("backbone",))
         .floats
     )

@@ -18,7 +18,7 @@ from fedssl.core.state.flatten import Shadow
 from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.methods import BYOL
 from fedssl.training.optimizers import FusedSGD
-from fedssl.training.trainer import Task, Trainer, TrainSettings, resolve_mode
+from fedssl.training.trainer import Trainer, TrainingTask, TrainSettings, resolve_mode
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -45,7 +45,9 @@ def aligned(method: Method, batch: Batch, out: Output, constants: Constants) -> 
 
 def train(trainer: Trainer, pixels: Tensor, objective: Any = plain, rate: float = 0.05) -> Tensor:
     labels = torch.arange(len(pixels)) % 5
-    task = Task(pixels, labels, torch.Generator().manual_seed(1), rate, 0.0, threading.Event())
+    task = TrainingTask(
+        pixels, labels, torch.Generator().manual_seed(1), rate, 0.0, threading.Event()
+    )
     trainer.fit(task, objective, {})
     return trainer.method.state.floats
 

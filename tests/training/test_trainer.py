@@ -22,8 +22,8 @@ from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.training.trainer import (
     Metrics,
     Stopped,
-    Task,
     Trainer,
+    TrainingTask,
     TrainSettings,
     resolve_mode,
     resolve_precision,
@@ -32,9 +32,9 @@ from fedssl.training.trainer import (
 EVERY = METHODS.names()
 
 
-def task(pixels: Tensor, seed: int = 0, rate: float = 0.05, progress: float = 0.0) -> Task:
+def task(pixels: Tensor, seed: int = 0, rate: float = 0.05, progress: float = 0.0) -> TrainingTask:
     labels = torch.arange(len(pixels)) % 5
-    return Task(
+    return TrainingTask(
         pixels, labels, torch.Generator().manual_seed(seed), rate, progress, threading.Event()
     )
 
@@ -453,7 +453,7 @@ def test_batch_counters_count_every_pass_of_a_step() -> None:
         return method.loss(out, constants) + 0 * method.encode(method.clean(batch.images)).h.sum()
 
     trainer = make_trainer("byol")
-    task = Task(
+    task = TrainingTask(
         random_pixels(32), None, torch.Generator().manual_seed(0), 0.1, 0.0, threading.Event()
     )
     trainer.fit(task, twice, {})

@@ -13,10 +13,10 @@ import typer
 
 from fedssl.cli.options import AsJson, DataDir, Imports, Name
 from fedssl.core.errors import ConfigError
-from fedssl.tables.published import SCALES, TABLES_DIR, find_table
+from fedssl.paper_tables.published import SCALES, TABLES_DIR, find_table
 
 if TYPE_CHECKING:
-    from fedssl.tables.table_results import Outcome
+    from fedssl.paper_tables.table_results import Outcome
 
 TableName = Annotated[
     str | None,
@@ -89,7 +89,7 @@ def reproduce(
         raise ConfigError("name a table; fedssl reproduce --list prints all of them")
     find_table(table)
 
-    from fedssl.tables.reproduce import reproduce as run_table
+    from fedssl.paper_tables.reproduce import reproduce as run_table
 
     run = partial(
         run_table, table, scale, seeds, cells, dir, device, data_dir=data_dir, fresh=fresh
@@ -117,7 +117,7 @@ def sweep(
 
     check_source(name)
 
-    from fedssl.tables.reproduce import sweep as run_sweep
+    from fedssl.paper_tables.reproduce import sweep as run_sweep
 
     probes = probe or ["linear"]
     run = partial(
@@ -148,7 +148,7 @@ def _list(table: str | None, patterns: list[str], suffix: str, *, as_json: bool)
 
 def _list_cells(table: str, patterns: list[str], as_json: bool) -> None:
     from fedssl.cli.table_catalogue import cells_of, print_cells
-    from fedssl.tables.reproduce import select_cells
+    from fedssl.paper_tables.reproduce import select_cells
 
     published = find_table(table)
     selected = replace(published, cells=tuple(select_cells(published, patterns)))
@@ -171,7 +171,7 @@ def _list_tables(suffix: str, as_json: bool) -> None:
 def _run_and_print(run: Callable[..., Outcome], as_json: bool) -> None:
     """Print the table also if some of its cells failed; the error then sets the exit code."""
     from fedssl.cli.table_progress import progress_display
-    from fedssl.tables.table_results import TableError
+    from fedssl.paper_tables.table_results import TableError
 
     try:
         with progress_display() as display:

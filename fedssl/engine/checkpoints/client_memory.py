@@ -82,7 +82,7 @@ class Turn(NamedTuple):
     attempt: int
 
 
-class Memory:
+class ClientMemory:
     """The memories of this process's clients. Without a rows file they stay in memory."""
 
     def __init__(

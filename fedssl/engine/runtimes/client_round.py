@@ -81,7 +81,7 @@ def run_client(
         with trainer.active():
             client = _client(context, client_round, trainer)
             message = on_device(client_round.message, trainer.device)
-            upload, memory = context.algorithm.client(client, message)
+            upload, memory = context.algorithm.client_update(client, message)
             client_round.store_memory(memory)
         return Reply(
             client_round.client,

@@ -11,7 +11,7 @@ from queue import LifoQueue
 import torch
 
 from fedssl.core.state.tree import Tree
-from fedssl.engine.checkpoints.client_memory import Memory, Turn
+from fedssl.engine.checkpoints.client_memory import ClientMemory, Turn
 from fedssl.engine.runtimes.client_round import ClientRound, RunContext, Shard, run_client
 from fedssl.engine.uploads.records import Reply
 from fedssl.training.trainer import Trainer
@@ -35,7 +35,7 @@ class LocalRuntime:
         context: RunContext,
         shards: Mapping[str, Shard],
         trainers: Sequence[Trainer],
-        memory: Memory,
+        memory: ClientMemory,
         on_client: Callable[[Reply], None] = ignore_reply,
     ) -> None:
         self.clients = [client for client, shard in shards.items() if shard.images]

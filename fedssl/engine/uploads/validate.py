@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedssl.algorithm import Features, Rows, Spec
+from fedssl.algorithm import Features, Spec, TensorSpec
 from fedssl.core.state.arithmetic import finite
 from fedssl.core.state.layout import Layout
 from fedssl.core.state.state import State
@@ -65,12 +65,12 @@ def _valid_rows(upload: Tree, schema: Schema, key: str, spec: Features) -> tuple
     return remaining, dropped
 
 
-def _row_spec(spec: Spec) -> Rows:
-    assert isinstance(spec, Rows), "columns of features are rows"
+def _row_spec(spec: Spec) -> TensorSpec:
+    assert isinstance(spec, TensorSpec), "columns of features are rows"
     return spec
 
 
-def _row_mismatch(upload: Tree, specs: Mapping[str, Rows]) -> str | None:
+def _row_mismatch(upload: Tree, specs: Mapping[str, TensorSpec]) -> str | None:
     """Return why rows of several tensors cannot be matched to each other; None if they can."""
     for name, rows in specs.items():
         error = _shape_error(upload[name], rows)
@@ -82,7 +82,7 @@ def _row_mismatch(upload: Tree, specs: Mapping[str, Rows]) -> str | None:
     return None
 
 
-def _empty_rows(specs: Mapping[str, Rows], upload: Tree) -> Tree:
+def _empty_rows(specs: Mapping[str, TensorSpec], upload: Tree) -> Tree:
     """Return tensors without rows, on the device of the upload's models."""
     device = None
     for value in upload.values():
@@ -119,7 +119,7 @@ def _value_error(value: Value, spec: Spec) -> str | None:
         return _model_error(value, spec)
     if isinstance(spec, Features):
         return _rows_error(value, spec.rows)
-    if isinstance(spec, Rows):
+    if isinstance(spec, TensorSpec):
         return _rows_error(value, spec)
     return _number_error(value, spec)
 
@@ -139,7 +139,7 @@ def _model_error(value: Value, layout: Layout) -> str | None:
     return None
 
 
-def _rows_error(value: Value, rows: Rows) -> str | None:
+def _rows_error(value: Value, rows: TensorSpec) -> str | None:
     error = _shape_error(value, rows)
     if error is not None:
         return error
@@ -160,7 +160,7 @@ def _number_error(value: Value, spec: range | type[float] | type[int]) -> str | 
     return None
 
 
-def _shape_error(value: Value, rows: Rows) -> str | None:
+def _shape_error(value: Value, rows: TensorSpec) -> str | None:
     dimensions = len(rows.shape)
     if not isinstance(value, Tensor) or value.dtype != rows.dtype or value.ndim != dimensions:
         return f"is not {rows.dtype} of {dimensions} dimensions"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from factories import known_settings, make_experiment, random_pixels
 
-from fedssl import federation
+from fedssl import federation_setup
 from fedssl.core.devices.precision import float32
 from fedssl.data import Dataset, Images
 from fedssl.evaluation import evaluate
@@ -69,7 +69,7 @@ def images(n: int) -> Images:
 def test_probes_compute_in_float32(seen: dict[str, tuple[bool, str]]) -> None:
     data = Dataset(images(30), images(12))
     chosen = experiment()
-    models = {"global": federation.build_method(chosen, (3, 8, 8), CPU).state}
+    models = {"global": federation_setup.build_method(chosen, (3, 8, 8), CPU).state}
     Evaluation(chosen, data, CPU).measure(models, ("knn", "linear", "semi"))
     assert seen == dict.fromkeys(("embed", "knn_predict", "linear_predict", "fine_tune"), WHOLE)
     assert flags() == FAST
@@ -78,9 +78,9 @@ def test_probes_compute_in_float32(seen: dict[str, tuple[bool, str]]) -> None:
 def test_features_and_classes_too(seen: dict[str, tuple[bool, str]]) -> None:
     data = Dataset(images(30), images(12))
     chosen = experiment("supervised")
-    state = federation.build_method(chosen, (3, 8, 8), CPU).state
-    Evaluation(chosen, data, CPU).features(state, images(4).held)
-    predict_labels(chosen, state, images(4).held, CPU)
+    state = federation_setup.build_method(chosen, (3, 8, 8), CPU).state
+    Evaluation(chosen, data, CPU).features(state, images(4).pixel_rows)
+    predict_labels(chosen, state, images(4).pixel_rows, CPU)
     assert seen == {"embed": WHOLE, "build_method": WHOLE}
     assert flags() == FAST
 

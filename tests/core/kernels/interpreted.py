@@ -15,7 +15,7 @@ from fedssl.core.kernels import update
 from fedssl.method import METHODS
 from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
 from fedssl.training.optimizers import EmaTarget, FusedSGD
-from fedssl.training.trainer import Task, Trainer, TrainSettings
+from fedssl.training.trainer import Trainer, TrainingTask, TrainSettings
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -117,7 +117,9 @@ def training(name: str) -> float:
         trainer = Trainer(method, TrainSettings(batch=8, mode="eager", lr=0.01))
         method.fuse(fused)
         labels = torch.arange(32) % 5 if method.learns_from_labels else None
-        task = Task(pixels, labels, torch.Generator().manual_seed(0), 0.01, 0.0, threading.Event())
+        task = TrainingTask(
+            pixels, labels, torch.Generator().manual_seed(0), 0.01, 0.0, threading.Event()
+        )
         trainer.fit(task, lambda m, batch, out, given: m.loss(out, given), {})
         rows.append(method.state.floats.clone())
     return relative(*rows)

@@ -15,7 +15,7 @@ from fedssl.core.errors import RunError
 from fedssl.core.files.blob_file import BLOCK, BlobFile
 from fedssl.core.state.codec import dumps
 from fedssl.core.state.tree import Tree
-from fedssl.engine.checkpoints.client_memory import Memory, StoredMemory
+from fedssl.engine.checkpoints.client_memory import ClientMemory, StoredMemory
 from fedssl.engine.checkpoints.placement import Wanted
 
 TIERS: tuple[Wanted, ...] = ("device", "host", "disk")
@@ -38,7 +38,7 @@ def rows(tmp_path: Path) -> BlobFile:
 
 @each_tier
 def test_a_client_reads_what_it_wrote(tier: Wanted, rows: BlobFile) -> None:
-    memory = Memory(rows, tier=tier, ahead=3)
+    memory = ClientMemory(rows, tier=tier, ahead=3)
     for round in range(4):
         turns = {c: memory.expect(c, round) for c in "abcdef"}
         for i, (client, turn) in enumerate(turns.items()):
@@ -53,7 +53,7 @@ def test_a_client_reads_what_it_wrote(tier: Wanted, rows: BlobFile) -> None:
 @each_tier
 def test_where_memory_is_stored(tier: Wanted, rows: BlobFile) -> None:
     """In memory until a checkpoint is written, or in the file at once; written only once."""
-    memory = Memory(rows, tier=tier)
+    memory = ClientMemory(rows, tier=tier)
     for client in "abc":
         memory.write(memory.expect(client, 0), tree(1))
     memory.close()
@@ -69,7 +69,7 @@ def test_where_memory_is_stored(tier: Wanted, rows: BlobFile) -> None:
 
 @each_tier
 def test_a_replayed_round_reads_the_same_memory(tier: Wanted, rows: BlobFile) -> None:
-    memory = Memory(rows, tier=tier)
+    memory = ClientMemory(rows, tier=tier)
     for round in (0, 1):
         memory.write(memory.expect("a", round), tree(round))
         memory.snapshot()
@@ -88,7 +88,7 @@ def test_a_replayed_round_reads_the_same_memory(tier: Wanted, rows: BlobFile) ->
 
 
 def test_a_finished_round_is_not_replayed(rows: BlobFile) -> None:
-    memory = Memory(rows, {"a": StoredMemory(5, tree(5))})
+    memory = ClientMemory(rows, {"a": StoredMemory(5, tree(5))})
     with pytest.raises(ValueError, match="round 5 is over"):
         memory.expect("a", 5)
 
@@ -96,7 +96,7 @@ def test_a_finished_round_is_not_replayed(rows: BlobFile) -> None:
 @each_tier
 def test_writes_of_an_abandoned_attempt_are_refused(tier: Wanted, rows: BlobFile) -> None:
     """An abandoned attempt cannot write any more, whether its round is older, the same or newer."""
-    memory = Memory(rows, tier=tier)
+    memory = ClientMemory(rows, tier=tier)
     for late, current in ((0, 0), (0, 1), (3, 2)):
         abandoned = memory.expect("a", late)
         turn = memory.expect("a", current)
@@ -107,7 +107,7 @@ def test_writes_of_an_abandoned_attempt_are_refused(tier: Wanted, rows: BlobFile
 
 
 def test_empty_memories(rows: BlobFile) -> None:
-    memory = Memory(rows, tier="disk")
+    memory = ClientMemory(rows, tier="disk")
     assert memory.write(memory.expect("a", 0), {})
     assert memory.snapshot() == {}
     memory.write(memory.expect("b", 0), tree(1))
@@ -118,7 +118,7 @@ def test_empty_memories(rows: BlobFile) -> None:
 
 
 def test_without_a_file_everything_stays_in_memory() -> None:
-    memory = Memory(tier="disk")
+    memory = ClientMemory(tier="disk")
     memory.write(memory.expect("a", 0), tree(1))
     assert not memory.snapshot()["a"].on_disk_only
     assert number(memory.latest("a")) == 1
@@ -126,11 +126,11 @@ def test_without_a_file_everything_stays_in_memory() -> None:
 
 def test_rows_are_read_ahead(rows: BlobFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as allowed, in the order of the clients, in another thread, and each only once."""
-    memory, me = Memory(rows, tier="disk", ahead=2), threading.get_ident()
+    memory, me = ClientMemory(rows, tier="disk", ahead=2), threading.get_ident()
     for i, client in enumerate("abcd"):
         memory.write(memory.expect(client, 0), tree(i))
     memory.close()
-    memory, read = Memory(rows, memory.snapshot(), "disk", ahead=2), []
+    memory, read = ClientMemory(rows, memory.snapshot(), "disk", ahead=2), []
     real = BlobFile.pread
 
     def noted(self: BlobFile, offset: int, length: int) -> bytes:
@@ -150,11 +150,11 @@ def test_rows_are_read_ahead(rows: BlobFile, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_clients_that_do_not_train_do_not_block_others(rows: BlobFile) -> None:
-    memory = Memory(rows, tier="disk", ahead=1)
+    memory = ClientMemory(rows, tier="disk", ahead=1)
     for client in "ab":
         memory.write(memory.expect(client, 0), tree(1))
     memory.close()
-    memory = Memory(rows, memory.snapshot(), "disk", ahead=1)
+    memory = ClientMemory(rows, memory.snapshot(), "disk", ahead=1)
     memory.expect("a", 1)
     memory.cancel_expected()
     assert memory._fetched == {}
@@ -175,7 +175,7 @@ def test_rows_written_in_the_background_do_not_pile_up(
         return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "pwrite", slow)
-    memory, done = Memory(rows, tier="disk", ahead=2), []
+    memory, done = ClientMemory(rows, tier="disk", ahead=2), []
 
     def clients() -> None:
         for i in range(6):
@@ -199,7 +199,7 @@ def test_a_disk_error_is_reported(rows: BlobFile, monkeypatch: pytest.MonkeyPatc
     def full(*args: object) -> int:
         raise OSError(28, "No space left on device")
 
-    memory = Memory(rows, tier="disk", ahead=1)
+    memory = ClientMemory(rows, tier="disk", ahead=1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         memory.write(memory.expect("a", 0), tree(1))
@@ -211,13 +211,13 @@ def test_a_disk_error_is_reported(rows: BlobFile, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_damaged_row_is_reported(rows: BlobFile) -> None:
-    memory = Memory(rows, tier="disk")
+    memory = ClientMemory(rows, tier="disk")
     memory.write(memory.expect("a", 0), tree(1))
     memory.close()
     data = bytearray(rows.path.read_bytes())
     data[-1] ^= 1
     rows.path.write_bytes(data)
-    memory = Memory(rows, memory.snapshot())
+    memory = ClientMemory(rows, memory.snapshot())
     with raises(RunError):
         memory.read(memory.expect("a", 1))
     memory.close()
@@ -234,7 +234,7 @@ def test_a_checkpoint_and_the_background_thread_write_a_row_once(
         return real(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", noted)
-    memory = Memory(rows, tier="disk", ahead=8)
+    memory = ClientMemory(rows, tier="disk", ahead=8)
     for i in range(8):
         memory.write(memory.expect(str(i), 0), tree(i))
     places = {

@@ -25,7 +25,7 @@ from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.engine.checkpoints import store as store_module
-from fedssl.engine.checkpoints.client_memory import Memory, StoredMemory
+from fedssl.engine.checkpoints.client_memory import ClientMemory, StoredMemory
 from fedssl.engine.checkpoints.placement import Wanted
 from fedssl.engine.checkpoints.store import Snapshot, Store
 
@@ -534,7 +534,7 @@ def test_a_failure_in_the_background_is_raised_at_the_next_save(tmp_path: Path) 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_a_snapshot_does_not_change_later(tier: Wanted, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    memory = Memory(store.rows, {"a": StoredMemory(0, tree(0))}, tier)
+    memory = ClientMemory(store.rows, {"a": StoredMemory(0, tree(0))}, tier)
     taken = Snapshot(1, {"server": tree(1)}, memory.snapshot())
     for client in ("a", "b"):
         memory.write(memory.expect(client, 1), tree(1))

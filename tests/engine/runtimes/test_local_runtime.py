@@ -26,7 +26,7 @@ from fedssl.core.files.blob_file import BlobFile
 from fedssl.core.state.codec import dumps
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value
-from fedssl.engine.checkpoints.client_memory import Memory
+from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.checkpoints.placement import Wanted
 from fedssl.engine.federate import Round, federate
 from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
@@ -46,8 +46,8 @@ class Jittered(FedAvg):
 
     shuffle: int = 0
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        done = super().client(client, message)
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        done = super().client_update(client, message)
         time.sleep(0.03 * random.Random(f"{self.shuffle} {client.id} {client.round}").random())
         return done
 
@@ -55,18 +55,18 @@ class Jittered(FedAvg):
 class Recalling(FedAvg):
     """FedAvg that records in a client's memory every round it took part in."""
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        upload, memory = super().client(client, message)
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        upload, memory = super().client_update(client, message)
         return upload, {**memory, "rounds": f"{client.memory.get('rounds', '')}{client.round}"}
 
 
 class Failing(FedAvg):
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         if client.id == "b":
             raise ClientError("no electricity")
         if client.id == "d":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().client(client, message)
+        return super().client_update(client, message)
 
 
 class Federation:
@@ -79,12 +79,12 @@ class Federation:
         algorithm: FedAvg | None = None,
         topology: Topology | None = None,
         sizes: dict[str, int] = SIZES,
-        memory: Memory | None = None,
+        memory: ClientMemory | None = None,
     ) -> None:
         self.algorithm = algorithm or FedAvg()
         self.topology = topology or Star()
         self.trainers = [make_trainer(name) for _ in range(workers)]
-        self.memory = memory or Memory()
+        self.memory = memory or ClientMemory()
         self.stop = threading.Event()
         self.finished: list[str] = []
         shards = {c: Shard(random_pixels(n, seed)) for seed, (c, n) in enumerate(sizes.items())}
@@ -152,7 +152,7 @@ def test_the_same_bits_for_any_order_in_which_clients_finish() -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_same_bits_for_every_memory_tier(workers: int, tier: Wanted, tmp_path: Path) -> None:
     expected = Federation(algorithm=Recalling()).run()
-    memory = Memory(BlobFile(tmp_path / "rows"), tier=tier, ahead=workers)
+    memory = ClientMemory(BlobFile(tmp_path / "rows"), tier=tier, ahead=workers)
     assert Federation(workers=workers, algorithm=Recalling(), memory=memory).run() == expected
     memory.close()
     assert (tmp_path / "rows").exists() == (tier == "disk")
@@ -165,8 +165,8 @@ def test_an_abandoned_exchange_leaves_nothing_behind() -> None:
     held, waiting, go_on = [], threading.Event(), threading.Event()
 
     class Held(Recalling):
-        def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-            done = super().client(client, message)
+        def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+            done = super().client_update(client, message)
             if client.id == "b" and not held:
                 held.append(client)
                 waiting.set()
@@ -233,7 +233,7 @@ def test_of_each_few_clients_the_largest_start_first(
     started: list[str] = []
 
     class Noting(FedAvg):
-        def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
             started.append(client.id)
             return {}, {}
 
@@ -371,8 +371,8 @@ def test_a_stop_ends_the_clients_and_discards_their_work() -> None:
 class Twice(FedAvg):
     """Clients train a second time, on a thousand times the loss, but send the first result."""
 
-    def client(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
-        done = super().client(client, message)
+    def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
+        done = super().client_update(client, message)
         client.train(self.louder, {}, self.draw)
         return done
 

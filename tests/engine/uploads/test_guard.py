@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedssl.algorithm import Rows, Spec, Upload
+from fedssl.algorithm import Spec, TensorSpec, Upload
 from fedssl.algorithms import FedAvg
 from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.mean import Mean
@@ -204,7 +204,7 @@ def test_all_finite_values_pass(images: int, value: float) -> None:
     assert fault({"model": _with(valid_state(0), 2, value)}, images) is None
 
 
-ROWS = Rows((None, 3), torch.float32)
+ROWS = TensorSpec((None, 3), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ ROWS = Rows((None, 3), torch.float32)
         (ROWS, torch.zeros(5, 3).double(), "x: is not torch.float32 of 2 dimensions"),
         (ROWS, torch.full((5, 3), math.nan), "x: is not finite"),
         (ROWS, 3.0, "x: is not torch.float32 of 2 dimensions"),
-        (Rows((2,), torch.int64), torch.tensor([1, 2]), None),
+        (TensorSpec((2,), torch.int64), torch.tensor([1, 2]), None),
         (float, 0.5, None),
         (float, math.nan, "x: is not finite"),
         (float, -math.inf, "x: is not finite"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedssl.algorithm import Features, Rows, Spec
+from fedssl.algorithm import Features, Spec, TensorSpec
 from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, nbytes, tensor
@@ -24,7 +24,7 @@ MODEL = State(LAYOUT, torch.ones(2), torch.zeros(0, dtype=torch.int64))
 WIRE: dict[str, Spec] = {
     "model": LAYOUT,
     "features": Features(2, 5, ("index",)),
-    "index": Rows((None,), torch.int64),
+    "index": TensorSpec((None,), torch.int64),
 }
 GOOD = [1.0, 0.0]
 
