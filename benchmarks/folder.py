@@ -37,6 +37,7 @@ from torch import Tensor
 
 from benchmarks.machine import machine
 from fedssl import nets
+from fedssl.core.devices.select import cores
 from fedssl.data import Folder, decode_parallel
 from fedssl.data.image_pool import PixelRows, Pixels, place
 from fedssl.method import METHODS, Batch, Constants, Method, Output
@@ -93,7 +94,7 @@ def measure_decoding(photos: Path, source: Folder) -> dict[str, Any]:
     sample = names[:SAMPLE]
     figures = {}
     usual = decode_parallel._MAX_THREADS
-    for threads in sorted({min(usual, decode_parallel.cores()), decode_parallel.cores()}):
+    for threads in sorted({min(usual, cores()), cores()}):
         decode_parallel._MAX_THREADS = threads
         taken = seconds(
             lambda: decode_parallel.decode_all(
@@ -105,7 +106,7 @@ def measure_decoding(photos: Path, source: Folder) -> dict[str, Any]:
     taken = seconds(lambda: source.load(Path("."), _quiet))
     return {
         **figures,
-        f"{decode_parallel.cores()} processes, images/s": round(len(names) / taken),
+        f"{cores()} processes, images/s": round(len(names) / taken),
         "build_s": round(taken, 1),
     }
 

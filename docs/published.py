@@ -59,7 +59,11 @@ def identity(experiment: Experiment) -> str:
     dropped no client of the runs in results/ (tests/test_results_page.py).
     """
     values = named(experiment.to_dict())
-    values |= {"seed": None, "guard": None, "probe": {key: values["probe"][key] for key in PROBE_DEFAULTS}}
+    values |= {
+        "seed": None,
+        "guard": None,
+        "probe": {key: values["probe"][key] for key in PROBE_DEFAULTS},
+    }
     values["train"] |= {"precision": None, "checkpoint_every": None}
     return json.dumps(values, sort_keys=True)
 

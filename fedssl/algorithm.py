@@ -12,7 +12,7 @@ from torch import Tensor
 from fedssl.core.settings import Registry, Settings
 from fedssl.core.state.layout import Layout
 from fedssl.core.state.state import State
-from fedssl.core.state.tree import Tree
+from fedssl.core.state.tree import Tree, model
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 
@@ -156,9 +156,12 @@ class Algorithm(Settings, ABC):
         Uploads arrive one by one in the clients' order; `mean()` starts a mean.
         """
 
-    @abstractmethod
     def export(self, site: Tree) -> dict[str, State]:
-        """Return the models to evaluate, by name; empty if no site has a whole model."""
+        """Return the models to evaluate, by name; empty if no site has a whole model.
+
+        The default is the model of the site, `site["model"]`.
+        """
+        return {"global": model(site, "model")}
 
     def personal(self, message: Tree, memory: Tree) -> State | None:
         """Return the model that a client uses itself, or None if it has no personal model.

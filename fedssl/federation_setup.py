@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from fedssl import nets
 from fedssl.algorithm import Sites
 from fedssl.core.devices.free_memory import free_host_memory, free_on_device
 from fedssl.core.devices.precision import threads
-from fedssl.core.devices.select import training_devices
+from fedssl.core.devices.select import cores, training_devices
 from fedssl.core.errors import ClientError, ConfigError, OutOfMemory, RunError
 from fedssl.core.seeds import derive
 from fedssl.data import Dataset
@@ -237,10 +236,7 @@ def _capacity(experiment: Experiment, image: tuple[int, int, int], device: torch
         side = experiment.method.view_size or image[1]
         needed = BYTES_PER_PIXEL * 2 * experiment.train.batch * side * side
         return max(1, min(CLIENTS_PER_GPU, free_on_device(device) // needed))
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    return max(1, cores // experiment.train.threads)
+    return max(1, cores() // experiment.train.threads)
 
 
 def round_positions(experiment: Experiment) -> Callable[[int], RoundPosition]:

@@ -51,9 +51,6 @@ class NetworkChoice(Algorithm, ABC):
             schema["target"] = method.state.layout.pick(TARGET)
         return schema
 
-    def export(self, site: Tree) -> dict[str, State]:
-        return {"global": model(site, "model")}
-
     def shared(self, method: Method) -> Layout:
         """Return the layout of the model that is uploaded."""
         parts = set(method.online)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedssl.algorithm import Upload
 from fedssl.core.seeds import derive
 from fedssl.core.state.tree import Tree, tensor
 from fedssl.method import Method
@@ -24,21 +23,6 @@ def projected(trainer: Trainer, inputs: Iterable[Tensor]) -> Tensor:
     """Return unit projections (n, d) of inputs (m, C, H, W) by the momentum copy in eval mode."""
     with trainer.eval_mode() as method:
         return torch.cat([F.normalize(method.encode_target(batch), dim=-1) for batch in inputs])
-
-
-class FeatureCollector:
-    """Collect the features of many uploads, at most `limit` of each."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.features: dict[str, Tensor] = {}  # by client
-
-    def collect(self, upload: Upload) -> Upload:
-        """Store the features of an upload, and return the upload."""
-        features = upload.tree.get("features")
-        if isinstance(features, Tensor):
-            self.features[upload.client] = features[: self.limit]
-        return upload
 
 
 def join_features(features: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -34,7 +34,6 @@ from fedssl.algorithms._averaging import (
 from fedssl.algorithms._ccl_losses import candidates_among, fused_contrast, neighbourhood_matching
 from fedssl.algorithms._instahide import mixtures, warning_of
 from fedssl.algorithms._shared_rows import (
-    FeatureCollector,
     features_of_others,
     join_features,
     local_keys,
@@ -42,8 +41,7 @@ from fedssl.algorithms._shared_rows import (
     projected,
 )
 from fedssl.core.errors import ConfigError
-from fedssl.core.state.state import State
-from fedssl.core.state.tree import Tree, Value, model
+from fedssl.core.state.tree import Tree, Value, model, tensor
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
 from fedssl.training.trainer import Draw
@@ -176,11 +174,13 @@ class CCL(Algorithm):
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         """Average the main models and the momentum models, and join the features."""
         models = {"model": site["model"], "target": site["target"]}
-        collector = FeatureCollector(self.features)
-        averaged = average(models, map(collector.collect, uploads), mean)
         if not self.shares:
-            return averaged
-        return {**averaged, **join_features(collector.features)}
+            return average(models, uploads, mean)
+        features: dict[str, Tensor] = {}  # by client
 
-    def export(self, site: Tree) -> dict[str, State]:
-        return {"global": model(site, "model")}
+        def collect(upload: Upload) -> Upload:
+            features[upload.client] = tensor(upload.tree, "features")[: self.features]
+            return upload
+
+        averaged = average(models, map(collect, uploads), mean)
+        return {**averaged, **join_features(features)}

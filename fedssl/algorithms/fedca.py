@@ -43,7 +43,6 @@ from fedssl.algorithms._dictionary import (
     projection_width,
     update_ensemble,
 )
-from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model, tensor
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.client import Client
@@ -185,9 +184,6 @@ class FedCA(Algorithm):
         builder = DictionaryBuilder(self.dictionary)
         averaged = average(models, map(builder.collect, uploads), mean)  # line S8
         return {**site, **averaged, **builder.result()}  # line S9
-
-    def export(self, site: Tree) -> dict[str, State]:
-        return {"global": model(site, "model")}
 
 
 def contrast(

@@ -164,9 +164,6 @@ class FedEMA(Algorithm):
                 lams[_lam_key(upload.client)] = lam
         return lams
 
-    def export(self, site: Tree) -> dict[str, State]:
-        return {"global": model(site, "model")}
-
 
 def _lam_key(client_id: str) -> str:
     return f"lam/{client_id}"

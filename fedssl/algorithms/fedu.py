@@ -86,6 +86,3 @@ class FedU(Algorithm):
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         return average(site, uploads, mean)  # lines 9 and 10
-
-    def export(self, site: Tree) -> dict[str, State]:
-        return {"global": model(site, "model")}

@@ -90,9 +90,6 @@ class PerSSFL(Algorithm):
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         return average(site, uploads, mean)
 
-    def export(self, site: Tree) -> dict[str, State]:
-        return {"global": model(site, "model")}
-
     def personal(self, message: Tree, memory: Tree) -> State | None:
         if "own" not in memory:
             return None

@@ -26,7 +26,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedssl.analysis.analysis import ANALYSES, Analysis, Results, Summary, round_digits, run_names
-from fedssl.analysis.local import clients_with_images
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.data import histogram
@@ -76,7 +75,7 @@ class FalseNegatives(Analysis):
                 "counted: name a run on labelled images"
             )
         _, owners = run.partition_data(data, notify)
-        owners = clients_with_images(owners)
+        owners = {client: index for client, index in owners.items() if len(index)}
         labels = data.train.labels
         counts = histogram(owners, labels, max(len(data.train.classes), int(labels.max()) + 1))
         local = self.local or int(getattr(run.experiment.method, "queue", 0)) or 1

@@ -9,15 +9,10 @@ be resumed as if it had not been analysed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from fedssl import federation_setup
 from fedssl.core.console import Notify, meter
 from fedssl.core.devices.precision import numerics, threads
 from fedssl.core.devices.select import training_devices
@@ -26,18 +21,13 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.store import Snapshot, Store
-from fedssl.engine.runtimes.client_round import (
-    ClientRound,
-    RoundPosition,
-    RunContext,
-    Shard,
-    run_client,
-)
+from fedssl.engine.runtimes.client_round import ClientRound, RoundPosition, RunContext, run_client
 from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.experiment import Experiment
+from fedssl.federation_setup import Federation
 from fedssl.method import Method
 from fedssl.runs.run import Run
-from fedssl.training.trainer import Trainer, resolve_precision
+from fedssl.training.trainer import resolve_precision
 
 ReadData = Callable[[Run], Dataset]
 
@@ -55,48 +45,32 @@ def local_models(
     that cannot train, such as one with a single image, has no model. `read` returns the images.
     """
     snapshot = _load_checkpoint(run, notify)
-    experiment = run.experiment
-    device = training_devices(run.device)[0]
     data = read(run)
-    public_images = _public_images(run, data, device, notify=notify)
+    public = run.public(data, notify)
     seen, owners = run.partition_data(data, notify)
-    owners = clients_with_images(owners)
-    trainer = federation_setup.build_trainers(experiment, data.train.image_shape, device, 1)[0]
-    clients = _Clients(
-        snapshot,
-        _context(experiment, snapshot.rounds, lr, public_images),
-        trainer,
-        federation_setup.shards(seen, owners, [device]),
-        device,
+    device = training_devices(run.device)[0]
+    federation = Federation.build(
+        run.experiment, seen, owners, public=public, device=device, parallel=1
     )
-    site_of = experiment.topology.plan(list(owners), snapshot.rounds, experiment.seed).site_of
+    position = _position(run.experiment, snapshot.rounds, lr)
+    context = replace(federation.context(threading.Event()), position=lambda round: position)
+    plan = run.experiment.topology.plan(federation.clients, snapshot.rounds, run.experiment.seed)
+    train = run.experiment.train
+    exact = resolve_precision(train.precision, device) == "fp32"
     models = {}
     with (
-        meter("training clients", len(site_of), notify) as advance,
-        _numerics_of(experiment, device),
+        meter("training clients", len(plan.site_of), notify) as advance,
+        numerics(device, train.deterministic, exact),
+        threads(train.threads),
     ):
-        for client, site in site_of.items():
-            reply = clients.train(client, site)
+        for client, site in plan.site_of.items():
+            reply = _train(federation, context, snapshot, client=client, site=site)
             if reply.upload is None:
                 notify(f"client {client} has no local model: {reply.error}")
             else:
-                models[client] = _complete_model(reply.upload, trainer.method)
+                models[client] = _complete_model(reply.upload, federation.trainer.method)
             advance(1)
     return models
-
-
-@contextmanager
-def _numerics_of(experiment: Experiment, device: torch.device) -> Iterator[None]:
-    """Compute with the precision and the number of threads of an experiment."""
-    train = experiment.train
-    exact = resolve_precision(train.precision, device) == "fp32"
-    with numerics(device, train.deterministic, exact), threads(train.threads):
-        yield
-
-
-def clients_with_images(owners: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the indices of each client's images, without clients that have no images."""
-    return {client: index for client, index in owners.items() if len(index)}
 
 
 def _load_checkpoint(run: Run, notify: Notify) -> Snapshot:
@@ -106,55 +80,27 @@ def _load_checkpoint(run: Run, notify: Notify) -> Snapshot:
     return snapshot
 
 
-class _Clients(NamedTuple):
-    """The clients of a checkpoint, trained one at a time on one device."""
-
-    snapshot: Snapshot
-    context: RunContext
-    trainer: Trainer
-    shards: Mapping[str, Shard]
-    device: torch.device
-
-    def train(self, client: str, site: str) -> Reply:
-        """Train one client from what its site in the checkpoint would send it."""
-        part = ClientRound(
-            client=client,
-            round=self.snapshot.rounds,
-            shard=self.shards[client],
-            message=self.context.algorithm.broadcast(self.snapshot.sites[site], client),
-            load_memory=partial(_memory, self.snapshot, client),
-            store_memory=_discard,
-        )
-        return run_client(self.context, part, self.trainer, self.device)
-
-
-def _public_images(
-    run: Run, data: Dataset, device: torch.device, *, notify: Notify
-) -> Mapping[torch.device, Tensor]:
-    public = run.public(data, notify)
-    if public is None:
-        return {}
-    return {device: public.to(device)}
-
-
-def _context(
-    experiment: Experiment,
-    rounds: int,
-    lr: float | None,
-    public_images: Mapping[torch.device, Tensor],
-) -> RunContext:
-    """Return the context of the round after `rounds`, or of the last round again."""
+def _position(experiment: Experiment, rounds: int, lr: float | None) -> RoundPosition:
+    """Return the position of the round after `rounds`, or of the last round again."""
     last = min(rounds, experiment.rounds - 1)
     if lr is None:
         lr = experiment.train.lr_at(last, experiment.rounds)
-    position = RoundPosition(lr, last / experiment.rounds, experiment.rounds)
-    return RunContext(
-        experiment.algorithm,
-        experiment.seed,
-        lambda round: position,
-        public_images,
-        threading.Event(),
+    return RoundPosition(lr, last / experiment.rounds, experiment.rounds)
+
+
+def _train(
+    federation: Federation, context: RunContext, snapshot: Snapshot, *, client: str, site: str
+) -> Reply:
+    """Train one client from what its site in the checkpoint would send it."""
+    part = ClientRound(
+        client=client,
+        round=snapshot.rounds,
+        shard=federation.shards[client],
+        message=context.algorithm.broadcast(snapshot.sites[site], client),
+        load_memory=partial(_memory, snapshot, client),
+        store_memory=_discard,
     )
+    return run_client(context, part, federation.trainer, federation.device)
 
 
 def _memory(snapshot: Snapshot, client: str) -> Tree:

@@ -21,6 +21,7 @@ from fedssl.analysis.analysis import ANALYSES, Results, Summary, round_rows
 from fedssl.analysis.features import FeatureAnalysis, check_equal_widths, data_reader
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
+from fedssl.data.feature_clusters import principal_components
 from fedssl.plots.feature_map import MIN_MAPPED, scatter, tsne
 from fedssl.plots.style import model_title, new_figure, point_style
 from fedssl.runs.run import Run
@@ -46,13 +47,6 @@ def umap(features: Matrix, seed: int = 0) -> Matrix:
     neighbours = min(15, len(features) - 1)
     embedding = UMAP(n_neighbors=neighbours, random_state=seed, n_jobs=1)
     return np.asarray(embedding.fit_transform(features))
-
-
-def principal(features: Matrix, components: int) -> Matrix:
-    """Return the first principal components (n, components) of features (n, d), if so many."""
-    centred = features - features.mean(0)
-    u, s, _ = np.linalg.svd(centred, full_matrices=False)
-    return np.asarray((u * s)[:, :components])
 
 
 def same_class_nearby(xy: Matrix, labels: NDArray[np.int64], nearest: int = NEIGHBOURS) -> float:
@@ -113,8 +107,8 @@ class Map(FeatureAnalysis):
         if not self.together:
             return {name: self._map(rows.numpy()) for name, rows in features.items()}
         check_equal_widths(features)
-        rows = torch.cat(list(features.values())).numpy()
-        xy = self._map(principal(rows, COMPONENTS))
+        rows = torch.cat(list(features.values()))
+        xy = self._map(principal_components(rows, COMPONENTS).numpy())
         return dict(zip(features, np.split(xy, len(features)), strict=True))
 
     def _map(self, features: Matrix) -> Matrix:

@@ -11,10 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedssl.cli.wide_console import wide_console
 from fedssl.core.console import duration, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import write_atomic
+from fedssl.core.rich_console import wide_console
 from fedssl.evaluation.intervals import Interval
 from fedssl.evaluation.score import rounded
 from fedssl.evaluation.verdict import PROBE_NAMES, signed

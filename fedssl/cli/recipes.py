@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fedssl.cli.wide_console import wide_console
 from fedssl.core.errors import ConfigError
-from fedssl.experiment.recipes import VARIANTS, Recipe, families, matching, recipes
-from fedssl.experiment.recipes.layers import notes
+from fedssl.core.rich_console import wide_console
+from fedssl.experiment.lookup import all_names, is_file
+from fedssl.experiment.recipes import Recipe, families, matching, recipes
+from fedssl.experiment.recipes.grid import notes
 
 VARIANT_LINES = (
     ("NAME-short", "one local epoch a round"),
@@ -32,10 +32,7 @@ COMMAND_LINES = (
 
 def is_one(name: str) -> bool:
     """True if this is the name or file of an experiment, not a pattern."""
-    known = recipes()
-    base, _, variant = name.rpartition("-")
-    is_variant = variant in VARIANTS and base in known
-    return name in known or is_variant or name.endswith(".toml") or Path(name).is_file()
+    return name in all_names() or is_file(name)
 
 
 def chosen(pattern: str | None) -> dict[str, Recipe]:

@@ -11,9 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedssl.cli.wide_console import wide_console
 from fedssl.core.console import duration, print_to_stderr
 from fedssl.core.errors import ConfigError, FedsslError
+from fedssl.core.rich_console import wide_console
 from fedssl.runs.summary import RunSummary, find_runs, nearest_differences, summarise
 
 

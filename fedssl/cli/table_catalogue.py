@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedssl.cli.wide_console import wide_console
+from fedssl.core.rich_console import wide_console
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.overrides import merge_changes
 from fedssl.experiment.plain_values import parse_assignments
@@ -25,21 +26,7 @@ def catalogue(suffix: str) -> list[dict[str, Any]]:
 
 def cells_of(table: Table) -> list[dict[str, Any]]:
     """Return the cells of a table as plain values."""
-    return list(map(_plain_cell, table.cells))
-
-
-def _plain_cell(cell: Cell) -> dict[str, Any]:
-    return {
-        "row": cell.row,
-        "column": cell.column,
-        "recipe": cell.recipe,
-        "set": list(cell.set),
-        "probe": cell.probe,
-        "settings": list(cell.settings),
-        "on": cell.on,
-        "published": cell.published,
-        "cannot": cell.cannot,
-    }
+    return list(map(asdict, table.cells))
 
 
 def _summary(table: Table, suffix: str) -> dict[str, Any]:

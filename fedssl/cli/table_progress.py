@@ -17,16 +17,15 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedssl.cli.wide_console import wide_console
-from fedssl.core.rich_console import Console
+from fedssl.core.rich_console import Console, wide_console
 from fedssl.paper_tables.cell_result import CellResult
 from fedssl.paper_tables.columns import arrange, measured_text
 from fedssl.paper_tables.comparability import INCOMPARABLE, provenance_warnings
-from fedssl.paper_tables.failures import failures
 from fedssl.paper_tables.plan import Training, image_passes
 from fedssl.paper_tables.reproduce import Display, Outcome
 from fedssl.paper_tables.results_on_disk import completed_rounds
 from fedssl.paper_tables.scheduler import Pool
+from fedssl.paper_tables.table_results import failures
 
 OTHER_LINES = 8  # lines of a terminal that are not cells
 WIDTH = 160  # columns of the final table if there is no terminal

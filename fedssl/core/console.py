@@ -5,17 +5,24 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from fedssl.core.ascii_output import encodable
 
 Notify = Callable[[str], None]  # receives one line of output
-Advance = Callable[[int], None]  # receives the amount of work done since the last call
 ShowStep = Callable[[int, str], None]  # receives the number of finished steps and the next step
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_STEPS = 5.0
+
+
+class Advance(Protocol):
+    """Receives the work done since the last call, and a note on it."""
+
+    def __call__(self, amount: int, note: str = "") -> None:
+        """Show the progress."""
 
 
 def print_to_stderr(line: str) -> None:
@@ -49,6 +56,14 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+def shortened(lines: Sequence[str], limit: int) -> list[str]:
+    """Return the first lines, and the number of the others."""
+    shown = list(lines[:limit])
+    if len(lines) > limit:
+        shown.append(f"and {len(lines) - limit} more")
+    return shown
+
+
 def stderr_is_terminal() -> bool:
     """True if standard error is a terminal.
 
@@ -64,18 +79,23 @@ def hidden_names_note() -> str:
 
 @contextmanager
 def meter(
-    description: str, total: int | None, notify: Notify, *, size: bool = False
+    description: str,
+    total: int | None,
+    notify: Notify,
+    *,
+    size: bool = False,
+    done: int = 0,
 ) -> Iterator[Advance]:
     """Show the progress of some work; yield `advance(n)`, to be called as work is done.
 
-    `total` is None if the amount is unknown; `size` means that amounts are bytes. Nothing is shown
-    if messages are ignored.
+    `total` is None if the amount is unknown; `size` means that amounts are bytes; `done` is the
+    amount that an earlier process has done. Nothing is shown if messages are ignored.
     """
     if notify is ignore_message:
-        yield lambda amount: None
+        yield lambda amount, note="": None
         return
     if not stderr_is_terminal():
-        yield _print_lines(description, total, notify)
+        yield _print_lines(description, total, notify, done)
         return
     from rich import progress  # slow to import, and only used on a terminal
 
@@ -86,25 +106,25 @@ def meter(
         progress.BarColumn(),
         progress.DownloadColumn() if size else progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
     )
     with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda amount: bar.advance(task, amount)
+        task = bar.add_task(description, total=total, completed=done, note="")
+        yield lambda amount, note="": bar.update(task, advance=amount, note=note)
 
 
-def _print_lines(description: str, total: int | None, notify: Notify) -> Advance:
+def _print_lines(description: str, total: int | None, notify: Notify, done: int) -> Advance:
     """Print the description now, and the progress every few seconds."""
     notify(description)
-    done = 0
     last = time.monotonic()
 
-    def advance(amount: int) -> None:
+    def advance(amount: int, note: str = "") -> None:
         nonlocal done, last
         done += amount
         if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
             amount_done = f"{done / total:.0%}" if total else f"{done:,}"
-            notify(f"{description}: {amount_done}")
+            notify(f"{description}: {amount_done}  {note}".rstrip())
 
     return advance
 
@@ -120,8 +140,8 @@ def steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
         yield lambda finished, step: None
         return
     if not stderr_is_terminal():
-        with _PresentStep(title, total, notify) as present:
-            yield present.show
+        with _print_steps(title, total, notify) as print_step:
+            yield print_step
         return
     from rich import progress
 
@@ -142,32 +162,27 @@ def steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
         yield show
 
 
-class _PresentStep:
+@contextmanager
+def _print_steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
     """Print the present step every few seconds, from a thread: one step may take minutes."""
+    present = ""
+    start = time.monotonic()
+    ended = threading.Event()
 
-    def __init__(self, title: str, total: int, notify: Notify) -> None:
-        self._title = title
-        self._total = total
-        self._notify = notify
-        self._step = ""
-        self._start = time.monotonic()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._print_lines, daemon=True)
+    def show(finished: int, step: str) -> None:
+        nonlocal present
+        present = f"{step} (step {finished + 1} of {total})"
 
-    def show(self, finished: int, step: str) -> None:
-        """Set the present step."""
-        self._step = f"{step} (step {finished + 1} of {self._total})"
+    def print_lines() -> None:
+        while not ended.wait(_SECONDS_BETWEEN_STEPS):
+            if present:
+                elapsed = duration(time.monotonic() - start)
+                notify(f"{title}: {present}, {elapsed} elapsed")
 
-    def _print_lines(self) -> None:
-        while not self._ended.wait(_SECONDS_BETWEEN_STEPS):
-            if self._step:
-                elapsed = duration(time.monotonic() - self._start)
-                self._notify(f"{self._title}: {self._step}, {elapsed} elapsed")
-
-    def __enter__(self) -> _PresentStep:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
+    thread = threading.Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        ended.set()
+        thread.join()

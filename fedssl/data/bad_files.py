@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedssl.core.console import hidden_names_note
+from fedssl.core.console import hidden_names_note, shortened
 from fedssl.core.errors import DataError
 from fedssl.data.folder_listing import printable
 
@@ -51,10 +51,10 @@ def check_bad_share(
     if path is not None:
         names_note = f"; all are listed in {path}"
     raise DataError(
-        f"{_shortened(clauses, LISTED_OWNERS, ', ')} cannot be read as images ("
+        f"{', '.join(shortened(clauses, LISTED_OWNERS))} cannot be read as images ("
         f"{_count_reasons(bad)}); at most a share of {limit:g} is skipped: repair or remove them, or set "
         f"data.bad_share = {math.ceil(100 * needed - 1e-9) / 100:g} to skip them{names_note}",
-        _shortened(lines, LISTED_FILES, "\n"),
+        "\n".join(shortened(lines, LISTED_FILES)),
     )
 
 
@@ -63,14 +63,6 @@ def _count_reasons(bad: Mapping[int, str]) -> str:
     for reason, count in sorted(Counter(bad.values()).items()):
         counts.append(f"{reason}: {count}")
     return ", ".join(counts)
-
-
-def _shortened(parts: Sequence[str], limit: int, separator: str) -> str:
-    """Return the first parts as one text, and how many there are more."""
-    shown = list(parts[:limit])
-    if len(parts) > limit:
-        shown.append(f"and {len(parts) - limit} more")
-    return separator.join(shown)
 
 
 def _write_list(folder: Path, lines: Sequence[str], list_dir: Path | None) -> Path | None:

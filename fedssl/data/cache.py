@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedssl.core.console import Notify, meter
 from fedssl.core.errors import ConfigError, DataError
+from fedssl.core.files.atomic import replaced_file
 from fedssl.core.files.lock import NAME as LOCK_NAME
 from fedssl.core.files.lock import locked
 from fedssl.data.cache_index import BadFile, DecodedFile, Entry, Stamp, format_line, read_index
@@ -35,7 +36,9 @@ from fedssl.data.decode import RULES, Array
 from fedssl.data.decode_parallel import chunked, decode_into_file
 from fedssl.data.decode_worker import Outcome, encode_path
 from fedssl.data.image_pool import PixelRows
-from fedssl.data.mapped_file import extended_file, map_images, replaced_file
+from fedssl.data.mapped_file import extended_file, map_images
+
+PRIVATE = 0o600  # the mode of all files
 
 
 def default_cache_dir() -> Path:
@@ -112,7 +115,7 @@ class _Cache:
 
     def _remove_other_files(self) -> None:
         """Remove the files of a replacement that was killed, and those of earlier versions."""
-        for path in self._home.glob("[!.]*"):
+        for path in [*self._home.glob("[!.]*"), *self._home.glob(".*.tmp")]:
             if path not in self._paths and path.name != LOCK_NAME:
                 path.unlink()
 
@@ -120,7 +123,7 @@ class _Cache:
         """Write the path of the image files, unless the cache has it already."""
         path = os.fsencode(self._source)
         if not self._folder_path.is_file() or self._folder_path.read_bytes() != path:
-            with replaced_file(self._folder_path) as file:
+            with replaced_file(self._folder_path, PRIVATE) as file:
                 file.write(path)
 
     def _usable_entries(self, stamps: Mapping[str, Stamp]) -> dict[str, Entry]:
@@ -146,11 +149,11 @@ class _Cache:
 
     def _replace(self, entries: Mapping[str, Entry], pixels: Array) -> None:
         """Replace both files by copies that hold only these entries."""
-        with replaced_file(self._pixels_path) as file:
+        with replaced_file(self._pixels_path, PRIVATE) as file:
             for decoded in _decoded(entries).values():
                 file.seek(decoded.row * prod(self._image_shape))
                 file.write(pixels[decoded.row].data)
-        with replaced_file(self._index_path) as file:
+        with replaced_file(self._index_path, PRIVATE) as file:
             for name, entry in entries.items():
                 file.write(format_line(name, entry))
 

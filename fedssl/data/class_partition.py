@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +36,6 @@ class Classes(Partition):
     class each.
     """
 
-    needs_labels: ClassVar[bool] = True
     per_client: int = Field(ge=1)
     shuffled: bool = False
     share: float = Field(1.0, gt=0, le=1)  # of its images of each class that a client keeps
@@ -76,7 +74,6 @@ class Dirichlet(Partition):
     from Dirichlet(`alpha`), which are then filled without replacement.
     """
 
-    needs_labels: ClassVar[bool] = True
     alpha: float = Field(gt=0)
     balanced: bool = False
 
@@ -159,7 +156,6 @@ def _cumulative_probabilities(proportions: Table, remaining: Table) -> Table:
 class Skew(Partition):
     """A share `beta` of the images is dealt uniformly, the rest in blocks, sorted by class."""
 
-    needs_labels: ClassVar[bool] = True
     beta: float = Field(ge=0, le=1)
 
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedssl.core.console import Notify, meter
+from fedssl.core.devices.select import cores
 from fedssl.core.errors import DataError
 from fedssl.data import decode, decode_worker
 from fedssl.data.decode import Array, Unreadable
@@ -38,13 +39,6 @@ Open = Callable[[str], Path | bytes]
 Outcomes = AbstractContextManager[Iterator[list[Outcome]]]
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def decode_all(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -14,7 +12,7 @@ from typing import IO, NamedTuple
 
 from fedssl.core.console import Notify, meter
 from fedssl.core.errors import DataError
-from fedssl.core.files.atomic import sync_folder
+from fedssl.core.files.atomic import replaced_file
 
 _BLOCK = 1 << 18  # bytes read at a time
 _TIMEOUT = 30.0  # seconds without a byte, not for the whole file
@@ -85,33 +83,21 @@ def find_or_download_archive(
 
 
 def download(file: OfficialFile, target: Path, notify: Notify) -> Path:
-    """Download to a temporary file next to `target`; sync and rename it if the checksum matches."""
-    temporary: Path | None = None
+    """Download a file to `target` if its checksum matches."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{file.name}.", delete=False
-        ) as out:
-            temporary = Path(out.name)
+        with replaced_file(target) as out:
             digest = _copy(file, out, notify)
-            out.flush()
-            os.fsync(out.fileno())
-        if digest != file.digest:
-            raise DataError(
-                f"{file.name} from {file.url} has checksum {digest} instead of {file.digest} "
-                "and was not kept"
-            )
-        temporary.chmod(0o644)  # temporary files are private; data is meant to be shared
-        temporary.replace(target)
-        sync_folder(target.parent)
+            if digest != file.digest:
+                raise DataError(
+                    f"{file.name} from {file.url} has checksum {digest} instead of {file.digest} "
+                    "and was not kept"
+                )
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise DataError(
             f"{file.name} is missing and cannot be downloaded ({error}): get it from {file.url} "
             f"and put it at {target}"
         ) from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
     return target
 
 

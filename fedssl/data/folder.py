@@ -25,7 +25,8 @@ from fedssl.data.image_pool import PixelRows
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.small_images import small_images_warning
 
-_LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}
+LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}  # folders above a file
+TEST_NAMES = ("test", "val")
 _CACHE_WORDS = ("auto", "off")
 
 _NonEmpty = Annotated[str, Field(min_length=1)]
@@ -61,7 +62,7 @@ class Folder(Source):
 
     def read(self, root: Path, notify: Notify) -> Dataset:
         top = _find_folder(self.path, root)
-        train_folder, test_folder = _train_and_test(top)
+        train_folder, test_folder = train_and_test(top)
         if self.test is not None:
             test_folder = _find_folder(self.test, root)
             _check_disjoint(train_folder, test_folder)
@@ -88,11 +89,11 @@ class Folder(Source):
         by_client = layout.startswith("clients")
         clients = subfolders(folder) if by_client else []
         names, skipped = list_image_files(
-            folder, top, _LEVELS[layout], separate_subfolders=by_client, notify=notify
+            folder, top, LEVELS[layout], separate_subfolders=by_client, notify=notify
         )
         _check_distinct(clients, "client", folder)
         if layout.endswith("classes"):
-            level = _LEVELS[layout]
+            level = LEVELS[layout]
             _check_distinct({name.split(os.sep)[level - 1] for name in names}, "class", folder)
         pixels, bad = self._decode(folder, names, notify)
         if clients:
@@ -151,13 +152,13 @@ class _Part(NamedTuple):
     def classes(self) -> tuple[str, ...]:
         if not self.layout.endswith("classes"):
             return ()
-        return tuple(sorted({_class_of(name, _LEVELS[self.layout]) for name in self.names}))
+        return tuple(sorted({_class_of(name, LEVELS[self.layout]) for name in self.names}))
 
     def images(self, classes: tuple[str, ...]) -> Images:
         if not self.layout.endswith("classes"):
             return Images(self.pixels)
         # Bound to the names only: the loader must not keep the pixels alive.
-        load_labels = partial(_labels, self.names, _LEVELS[self.layout], classes)
+        load_labels = partial(_labels, self.names, LEVELS[self.layout], classes)
         return Images(self.pixels, load_labels, classes)
 
     def owners(self) -> dict[str, Tensor] | None:
@@ -194,12 +195,12 @@ def _find_folder(path: str, root: Path) -> Path:
     raise DataError(f"there is no folder {searched_places(path, root)}")
 
 
-def _train_and_test(top: Path) -> tuple[Path, Path | None]:
+def train_and_test(top: Path) -> tuple[Path, Path | None]:
     """Return the folders of training and of test images."""
     names = set(subfolders(top))
-    if "train" not in names or not names <= {"train", "test", "val"}:
+    if "train" not in names or not names <= {"train", *TEST_NAMES}:
         return top, None
-    for name in ("test", "val"):
+    for name in TEST_NAMES:
         if name in names:
             return top / "train", top / name
     return top / "train", None

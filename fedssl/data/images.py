@@ -14,7 +14,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedssl.core.console import Notify, hidden_names_note, print_to_stderr, stderr_is_terminal
+from fedssl.core.console import (
+    Notify,
+    hidden_names_note,
+    print_to_stderr,
+    shortened,
+    stderr_is_terminal,
+)
 from fedssl.core.errors import DataError
 from fedssl.core.settings import Registry, Settings
 from fedssl.data.folder_listing import NOT_AN_IMAGE, kind_without_images
@@ -218,11 +224,7 @@ def _summary(skipped: Sequence[str]) -> list[str]:
     if not stderr_is_terminal():
         reasons = Counter(line.partition(": ")[0] for line in skipped)
         return [f"{reason}: {count}" for reason, count in sorted(reasons.items())]
-    lines = list(skipped[:LISTED])
-    more = len(skipped) - LISTED
-    if more > 0:
-        lines.append(f"and {more} more")
-    return lines
+    return shortened(skipped, LISTED)
 
 
 def _renumber(owners: Mapping[str, Tensor], kept: Tensor, count: int) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import NamedTuple
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
-from fedssl.data.decode import Unreadable, read_header
+from fedssl.data.folder import LEVELS, TEST_NAMES, train_and_test
 from fedssl.data.folder_listing import list_image_files, subfolders
+from fedssl.data.small_images import Header, sample_headers
 
-SAMPLED = 200  # files whose headers are read
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
-TEST_NAMES = ("test", "val")
-LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}  # folders above a file
 LAYOUTS = tuple(LEVELS)
 
 
@@ -27,7 +24,6 @@ class FolderSummary(NamedTuple):
 
     layout: str  # as in [data]
     reason: str  # why this layout was chosen
-    train: Path
     test: Path | None
     groups: dict[str, int]  # images by client or by class; empty for a flat folder
     classes: list[str]
@@ -67,7 +63,7 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
     if layout is None:
         layout, reason = detect_layout(all_names, test_classes)
     names = _in_layout(all_names, layout, train)
-    headers = _read_headers(train, names)
+    headers = sample_headers(train, names)
     images = list(filter(None, headers.values()))
     if not images:
         raise DataError(f"no file in {train} could be read as an image")
@@ -75,7 +71,6 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
     summary = FolderSummary(
         layout=layout,
         reason=reason,
-        train=train,
         test=test,
         groups=_count_groups(names, layout),
         classes=_classes(names, layout) or test_classes,
@@ -109,18 +104,13 @@ def _split(folder: Path, layout: str | None) -> tuple[Path, Path | None]:
     """Return the folders of training and of test images, as `data.name = "folder"` reads them."""
     names = set(subfolders(folder))
     others = names - {"train", *TEST_NAMES}
-    if "train" not in names or (others and layout is not None):
-        return folder, None
-    if others:
+    if "train" in names and others and layout is None:
         raise DataError(
             f'{folder} has "{min(others)}" next to "train", but train can only be next to test or '
             f"val: move the other folders away, inspect {folder / 'train'} alone, or choose "
             "--layout clients if all of them are clients"
         )
-    for name in TEST_NAMES:
-        if name in names:
-            return folder / "train", folder / name
-    return folder / "train", None
+    return train_and_test(folder)
 
 
 def _test_classes(test: Path | None) -> list[str]:
@@ -178,27 +168,7 @@ def _classes(names: Sequence[str], layout: str) -> list[str]:
     return sorted(folders)
 
 
-class _Header(NamedTuple):
-    width: int
-    height: int
-    mode: str
-
-
-def _read_headers(folder: Path, names: Sequence[str]) -> dict[str, _Header | None]:
-    """Return the headers of a sample of files, evenly spaced; None for an unreadable file."""
-    step = max(1, len(names) // SAMPLED)
-    headers: dict[str, _Header | None] = {}
-    for name in names[::step][:SAMPLED]:
-        headers[name] = None
-        with warnings.catch_warnings(action="ignore"):
-            try:
-                headers[name] = _Header(*read_header(folder / name))
-            except Unreadable:
-                continue
-    return headers
-
-
-def _largest_bad_share(headers: Mapping[str, _Header | None], layout: str) -> float:
+def _largest_bad_share(headers: Mapping[str, Header | None], layout: str) -> float:
     """Return the largest share of unreadable files among those of one client, or of all."""
     unreadable: dict[str, list[float]] = defaultdict(list)
     for name, header in headers.items():

@@ -1,4 +1,4 @@
-"""Files of a cache: map them into memory, extend them, and replace them."""
+"""Files of a cache: map them into memory, and extend them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
-
-from fedssl.core.files.atomic import sync_folder
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
@@ -60,23 +57,3 @@ def _allocate(file: int, old_size: int, size: int) -> None:
         if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
         os.truncate(file, size)
-
-
-@contextmanager
-def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file that only its owner may read; once complete, it replaces `path`.
-
-    A process that has mapped the replaced file keeps its bytes.
-    """
-    temporary = path.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)

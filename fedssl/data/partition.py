@@ -26,7 +26,6 @@ from fedssl.data.images import Dataset
 class Partition(Settings, ABC):
     """A rule that assigns training images to clients; it draws from the given generator only."""
 
-    needs_labels: ClassVar[bool] = False
     # The number of clients may be omitted (0): the data determines it.
     brings_clients: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Warn about images that are far smaller than the size they are scaled to."""
+"""Read the headers of some images, and warn if these are far smaller than they are scaled to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedssl.data.decode import Unreadable, read_header
 
@@ -13,20 +14,31 @@ SAMPLED = 200  # files whose headers are read
 MIN_SHARE = 0.5  # of the size: images that are smaller are far smaller
 
 
-def small_images_warning(folder: Path, names: Sequence[str], size: int) -> str | None:
-    """Return a warning if the median of the shorter sides is far below `size` pixels, or None.
+class Header(NamedTuple):
+    """The header of an image file."""
 
-    The headers of a sample of files, evenly spaced, are read.
-    """
+    width: int
+    height: int
+    mode: str  # Pillow's
+
+
+def sample_headers(folder: Path, names: Sequence[str]) -> dict[str, Header | None]:
+    """Return the headers of a sample of files, evenly spaced; None for an unreadable file."""
     step = max(1, len(names) // SAMPLED)
-    sides = []
+    headers: dict[str, Header | None] = {}
     with warnings.catch_warnings(action="ignore"):  # of Pillow, about damaged headers
         for name in names[::step][:SAMPLED]:
             try:
-                width, height, _ = read_header(folder / name)
+                headers[name] = Header(*read_header(folder / name))
             except Unreadable:
-                continue
-            sides.append(min(width, height))
+                headers[name] = None
+    return headers
+
+
+def small_images_warning(folder: Path, names: Sequence[str], size: int) -> str | None:
+    """Return a warning if the median of the shorter sides is far below `size` pixels, or None."""
+    headers = filter(None, sample_headers(folder, names).values())
+    sides = [min(header.width, header.height) for header in headers]
     if not sides:
         return None
     side = statistics.median_low(sides)

@@ -7,7 +7,7 @@ test images their Table 2 uses, hence both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,46 +17,10 @@ from fedssl.core.state.state import State
 from fedssl.data import Dataset, histogram
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.missing_labels import NEEDS_CLIENT_LABELS
-from fedssl.evaluation.models import Models
+from fedssl.evaluation.models import Models, PersonalModels
 from fedssl.evaluation.score import Score, rounded
 
 PROBE = "per-client"
-
-
-class ClientModels(Mapping[str, State]):
-    """The model of each client: its own, or the only one there is, which all clients share.
-
-    If some clients have their own model, the clients without one are left out.
-    """
-
-    def __init__(self, models: Models, clients: Sequence[str]) -> None:
-        self._models = models
-        self._shared: str | None = None
-        self._clients: list[str] = []
-        if len(models) == 1:
-            self._shared = next(iter(models))
-            self._clients += clients
-            return
-        for client in clients:
-            # A client may have the name of a shared model, such as "global": that is not its own.
-            if client in models and client not in models.excluded:
-                self._clients.append(client)
-        if not self._clients:
-            raise ConfigError(
-                f'probe "{PROBE}" measures the model of each client, but no client has its own '
-                f"model in this run ({', '.join(models)}): choose another probe, such as linear"
-            )
-
-    def __getitem__(self, client: str) -> State:
-        if self._shared is not None:
-            return self._models[self._shared]
-        return self._models[client]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
 
 
 def per_client(
@@ -72,7 +36,7 @@ def per_client(
     if not train.labelled:
         raise ConfigError(NEEDS_CLIENT_LABELS[PROBE])
     nonempty = {client: index for client, index in owners.items() if len(index)}
-    score = evaluation.measure(ClientModels(models, list(nonempty)), (PROBE,))[PROBE]
+    score = evaluation.measure(client_models(models, list(nonempty)), (PROBE,))[PROBE]
     if len(score) < len(nonempty):
         missing = len(nonempty) - len(score)
         score.add_note(f"{missing} of {len(nonempty)} clients do not have their own model yet")
@@ -82,6 +46,27 @@ def per_client(
             matrix = torch.tensor(score.confusion[client])
             score.own_mix[client] = weighted(matrix, class_counts)
     return score
+
+
+def client_models(models: Models, clients: Sequence[str]) -> Mapping[str, State]:
+    """Return the model of each client: its own, or the only one there is, which all clients share.
+
+    If some clients have their own model, the clients without one are left out.
+    """
+    if len(models) == 1:
+        shared = next(iter(models))
+        return PersonalModels(clients, lambda client: models[shared])
+    owners = []
+    for client in clients:
+        # A client may have the name of a shared model, such as "global": that is not its own.
+        if client in models and client not in models.excluded:
+            owners.append(client)
+    if not owners:
+        raise ConfigError(
+            f'probe "{PROBE}" measures the model of each client, but no client has its own '
+            f"model in this run ({', '.join(models)}): choose another probe, such as linear"
+        )
+    return PersonalModels(owners, models.__getitem__)
 
 
 def weighted(confusion: Tensor, counts: Tensor) -> float | None:

@@ -17,7 +17,7 @@ import tomli_w
 
 from fedssl.core.errors import RunError
 from fedssl.flower import app_pinning
-from fedssl.flower.certificates import HOST, make_certificates, make_node_key
+from fedssl.flower.certificates import HOST, make_certificate, make_node_key
 from fedssl.flower.process_tree import GRACE, descendants, kill, kill_federation
 from fedssl.flower.telemetry import without_proxies
 
@@ -46,8 +46,8 @@ class Processes:
         self._wrappers: Path | None = None  # first on the PATH, if an app is pinned
         self.home.mkdir(parents=True, exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
-        make_certificates(folder / "keys")
-        self.ca = folder / "keys" / "ca.crt"
+        make_certificate(folder / "keys")
+        self.certificate = folder / "keys" / "server.pem"
 
     def pin_app(self, app: Path) -> None:
         """Let processes that are started from now on run only this app."""
@@ -98,24 +98,23 @@ class Processes:
     def start_superlink(self) -> str:
         """Start a SuperLink, wait until it answers, and return its address."""
         port = str(free_port())
-        keys = self.folder / "keys"
         address = f"{HOST}:{port}"
         endpoint = ("--host", HOST, "--port", port)
         tls = (
-            *("--ssl-ca-certfile", str(keys / "ca.crt")),
-            *("--ssl-certfile", str(keys / "server.pem")),
-            *("--ssl-keyfile", str(keys / "server.key")),
+            *("--ssl-ca-certfile", str(self.certificate)),
+            *("--ssl-certfile", str(self.certificate)),
+            *("--ssl-keyfile", str(self.certificate.with_suffix(".key"))),
         )
         self.start("superlink", "flower-superlink", *endpoint, *tls, "--enable-supernode-auth")
         self.wait_for_superlink(address)
-        connection = {"address": address, "root-certificates": str(self.ca)}
+        connection = {"address": address, "root-certificates": str(self.certificate)}
         config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
         (self.home / "config.toml").write_text(tomli_w.dumps(config))
         return address
 
     def wait_for_superlink(self, address: str) -> None:
         """Wait until the SuperLink answers at an address; raises RunError if it does not."""
-        context = ssl.create_default_context(cafile=str(self.ca))
+        context = ssl.create_default_context(cafile=str(self.certificate))
         host, port = address.split(":")
         end = time.monotonic() + STARTUP_TIMEOUT
         while time.monotonic() < end and self.running["superlink"].poll() is None:
@@ -141,7 +140,10 @@ class Processes:
         """Start a SuperNode with a key and a node configuration."""
         config_file = self.folder / f"{name}.toml"  # a file, because paths may contain quotes
         config_file.write_text(tomli_w.dumps(config))
-        trust = ("--root-certificates", str(self.ca), "--auth-supernode-private-key", str(key))
+        trust = (
+            *("--root-certificates", str(self.certificate)),
+            *("--auth-supernode-private-key", str(key)),
+        )
         endpoints = ("--superlink", address, "--host", HOST, "--port", str(free_port()))
         node_config = ("--node-config", str(config_file))
         self.start(name, "flower-supernode", *endpoints, *trust, *node_config)

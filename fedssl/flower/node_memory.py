@@ -11,21 +11,19 @@ can claim the folder.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import uuid4
 
-from fedssl.core.console import print_to_stderr
+from fedssl.core.console import ignore_message, print_to_stderr
 from fedssl.core.errors import ClientError
 from fedssl.core.files.atomic import write_atomic
-from fedssl.core.files.lock import make_private
+from fedssl.core.files.lock import locked, make_private
 from fedssl.core.files.sealed import seal, unseal
 from fedssl.core.state.codec import dumps, loads
 from fedssl.core.state.tree import Tree
@@ -60,7 +58,7 @@ class NodeMemory:
             # An earlier version let others read these; the mode of `root` is the operator's choice.
             with suppress(PermissionError):
                 folder.chmod(0o700)
-        with self._locked():
+        with locked(self.folder, ignore_message):
             newest = self._read_claim()
             if newest and (newest["attempt"], newest["round"]) > (task.attempt, task.round):
                 raise ClientError(SUPERSEDED)
@@ -71,13 +69,6 @@ class NodeMemory:
                 "pid": os.getpid(),
             }
             write_atomic(self.folder / "claim.json", seal(claim))
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the folder briefly; the kernel releases the lock of a dead process."""
-        with (self.folder / "lock").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _read_claim(self) -> dict[str, Any]:
         """Return the newest claim.
@@ -121,7 +112,7 @@ class NodeMemory:
     def check_images(self, fingerprint: str) -> None:
         """Raise if the client's images differ from those it had when it first took part."""
         path = self.folder / "images.sha256"
-        with self._locked():
+        with locked(self.folder, ignore_message):
             if not path.is_file():
                 write_atomic(path, fingerprint.encode())
             elif path.read_bytes() != fingerprint.encode():
@@ -157,7 +148,7 @@ class NodeMemory:
         """
         data = dumps(tree)
         name = f"{self._task.round:05d}.{self._task.attempt}.remembered"
-        with self._locked():
+        with locked(self.folder, ignore_message):
             if not self.holds_claim():
                 raise ClientError(SUPERSEDED)
             write_atomic(self.folder / name, hashlib.sha256(data).digest() + data)

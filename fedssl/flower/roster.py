@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
@@ -25,6 +25,7 @@ from fedssl.flower.messages import HELLO, Hello, Refusal, unpack_hello
 
 RETRY = 15.0  # seconds until a rejected node is asked again: its operator may have fixed the cause
 POLL = 0.5  # seconds between polls
+HelloCheck = Callable[[Hello], str | None]  # returns why a node cannot take part; None if it can
 
 NAMELESS = (
     "its key was registered without a name, and other keys have one: register it again with --name"
@@ -36,13 +37,6 @@ class Rejection(NamedTuple):
 
     when: float
     text: str
-
-
-class HelloCheck(Protocol):
-    """Check whether a node can take part."""
-
-    def __call__(self, hello: Hello) -> str | None:
-        """Return why the node cannot take part; None if it can."""
 
 
 class Roster:

@@ -1,27 +1,24 @@
-"""Checkpoints of a fine-tuning, each one file with its hash in its name.
+"""Checkpoints of a fine-tuning, each one file.
 
-    checkpoints/00012000-3f2a….safetensors    weights and momenta after 12,000 iterations
+    checkpoints/00012000.safetensors    weights and momenta after 12,000 iterations
 
-Files are written atomically; a file whose bytes do not match the SHA-256 in its name is not used.
-The last two are kept.
+Files are written atomically, with their SHA-256 in the header; a file that does not match it is not
+used. The last two are kept.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors.torch import load, save
 from torch import Tensor
 
-from fedssl.core.errors import RunError
-from fedssl.core.files.atomic import write_atomic
+from fedssl import nets
+from fedssl.core.errors import ConfigError, RunError
 
 KEPT = 2
 MOMENTUM = "momentum/"  # prefix of the names of momenta; no weight has it
-DIGITS = 32  # of the hash, in a file name
 
 
 class Checkpoint(NamedTuple):
@@ -40,20 +37,16 @@ class Checkpoints:
 
     def files(self) -> list[Path]:
         """Return the files, newest first."""
-        return sorted(self.folder.glob("*-*.safetensors"), reverse=True)
+        return sorted(self.folder.glob("*.safetensors"), reverse=True)
 
     def save(
         self, iteration: int, weights: Mapping[str, Tensor], momenta: Mapping[str, Tensor]
     ) -> None:
         """Write a checkpoint and delete those before the last two."""
-        tensors = {}
-        for name, weight in weights.items():
-            tensors[name] = weight.detach().cpu().contiguous()
+        tensors = dict(weights)
         for name, momentum in momenta.items():
-            tensors[MOMENTUM + name] = momentum.detach().cpu().contiguous()
-        data = save(tensors)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.folder / f"{iteration:08d}-{_digest(data)}.safetensors", data)
+            tensors[MOMENTUM + name] = momentum
+        nets.save_backbone(tensors, self.folder / f"{iteration:08d}.safetensors", {})
         for old in self.files()[KEPT:]:
             old.unlink()
 
@@ -64,11 +57,13 @@ class Checkpoints:
         """
         files = self.files()
         for file in files:
-            iteration, _, digest = file.stem.partition("-")
-            data = file.read_bytes()
-            if _digest(data) == digest:
-                return _parse(int(iteration), data)
-            notify(f"{file} is damaged; trying the previous checkpoint")
+            try:
+                _, tensors = nets.read_weights(file)
+            except ConfigError:
+                notify(f"{file} is damaged; trying the previous checkpoint")
+                continue
+            iteration = file.stem.partition("-")[0]  # earlier versions appended a hash
+            return _split(int(iteration), tensors)
         if files:
             raise RunError(
                 f"all checkpoints in {self.folder} are damaged; no file was changed. "
@@ -77,15 +72,11 @@ class Checkpoints:
         return None
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:DIGITS]
-
-
-def _parse(iteration: int, data: bytes) -> Checkpoint:
+def _split(iteration: int, tensors: Mapping[str, Tensor]) -> Checkpoint:
     """Separate weights and momenta by the prefix of their names."""
     weights = {}
     momenta = {}
-    for name, tensor in load(data).items():
+    for name, tensor in tensors.items():
         if name.startswith(MOMENTUM):
             momenta[name.removeprefix(MOMENTUM)] = tensor
         else:

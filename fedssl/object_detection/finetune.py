@@ -34,7 +34,6 @@ from fedssl.object_detection.coco import CocoDataset, read_coco
 from fedssl.object_detection.coco_eval import average_precision, detect
 from fedssl.object_detection.loader import Batches
 from fedssl.object_detection.locate import Part
-from fedssl.object_detection.progress import show_progress
 from fedssl.object_detection.settings import DetectionSettings
 from fedssl.object_detection.training import Training
 
@@ -176,8 +175,8 @@ def _train(
     if resumed is not None:
         done = resumed.iteration
         notify(f"resuming after iteration {done:,} of {settings.iterations:,}")
-    with show_progress(done, settings.iterations, notify, quiet=quiet) as progress:
-        training.train(resumed, progress)
+    with meter("fine-tuning", settings.iterations, notify, done=done) as advance:
+        training.train(resumed, advance)
     return model
 
 

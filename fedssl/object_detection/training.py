@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedssl.core.console import Advance
 from fedssl.core.errors import RunError
 from fedssl.core.seeds import derive
 from fedssl.object_detection.checkpoints import Checkpoint, Checkpoints
@@ -31,13 +32,6 @@ from fedssl.runs.rounds_log import RoundsLog
 
 LOG_EVERY = 20  # iterations
 SAVE_EVERY = 300.0  # seconds
-
-
-class Progress(Protocol):
-    """Receives the records of a fine-tuning."""
-
-    def update(self, record: dict[str, Any]) -> None:
-        """Receive the record of the iterations since the last one."""
 
 
 class Training:
@@ -65,7 +59,7 @@ class Training:
         self._started = time.perf_counter()
 
     def train(
-        self, resumed: Checkpoint | None, progress: Progress, save_every: float = SAVE_EVERY
+        self, resumed: Checkpoint | None, advance: Advance, save_every: float = SAVE_EVERY
     ) -> None:
         """Run the remaining iterations and write a checkpoint of the last."""
         first = 0
@@ -77,7 +71,7 @@ class Training:
         log = RoundsLog(self.folder / "log.jsonl", first, "iteration")
         set_training_mode(self.model, self.settings)
         with _stop_on_signal() as stop, _private_randomness(self.device):
-            self._run(first, stop, log, progress=progress, save_every=save_every)
+            self._run(first, stop, log, advance=advance, save_every=save_every)
             self._save(self.settings.iterations)
 
     def _run(
@@ -86,12 +80,13 @@ class Training:
         stop: threading.Event,
         log: RoundsLog,
         *,
-        progress: Progress,
+        advance: Advance,
         save_every: float,
     ) -> None:
         """Train, log and save until the last iteration or until a signal sets `stop`."""
         last = self.settings.iterations
         saved = time.monotonic()
+        shown = first
         self._started = time.perf_counter()
         for iteration, samples in enumerate(self.batches.samples(first, last), first):
             self._step(iteration, [sample.to(self.device) for sample in samples])
@@ -99,7 +94,8 @@ class Training:
             if done % LOG_EVERY == 0 or done == last or stop.is_set():
                 record = self._record(done)
                 log.append(record)
-                progress.update(record)
+                advance(done - shown, _note(record))
+                shown = done
                 is_due = stop.is_set() or time.monotonic() - saved >= save_every
                 if done < last and is_due:
                     self._save(done)
@@ -167,6 +163,10 @@ class Training:
         parameters = dict(self.model.named_parameters())
         for name, momentum in resumed.momenta.items():
             self.optimizer.state[parameters[name]]["momentum_buffer"] = momentum.to(self.device)
+
+
+def _note(record: dict[str, Any]) -> str:
+    return f"loss {record['loss']:.4f}  {record['images_per_s']:,.1f} images/s"
 
 
 def _build_optimizer(model: nn.Module, settings: DetectionSettings) -> torch.optim.SGD:

@@ -99,16 +99,6 @@ class Table:
     cells: tuple[Cell, ...]
     note: str = ""
 
-    @property
-    def rows(self) -> list[str]:
-        """The names of the rows, in order."""
-        return list(dict.fromkeys(cell.row for cell in self.cells))
-
-    @property
-    def columns(self) -> list[str]:
-        """The headings of the columns, in order."""
-        return list(dict.fromkeys(cell.column for cell in self.cells))
-
 
 @cache
 def tables() -> Mapping[str, Table]:

@@ -21,7 +21,6 @@ from fedssl.core.user_modules import import_modules
 from fedssl.experiment.recipes import matching
 from fedssl.paper_tables import results_on_disk
 from fedssl.paper_tables.cell_result import CellResult
-from fedssl.paper_tables.failures import TableError
 from fedssl.paper_tables.markdown import markdown
 from fedssl.paper_tables.plan import Measure, SeedPlan, Training, plan_seeds
 from fedssl.paper_tables.preflight import unmeasurable
@@ -30,7 +29,7 @@ from fedssl.paper_tables.results_on_disk import set_aside_outdated
 from fedssl.paper_tables.scheduler import Pool, devices
 from fedssl.paper_tables.sweep import sweep_table
 from fedssl.paper_tables.sweep_plot import write_sweep_plot
-from fedssl.paper_tables.table_results import Outcome, Workspace
+from fedssl.paper_tables.table_results import Outcome, TableError, Workspace
 from fedssl.runs.local import Interrupted
 
 __all__ = ["CellResult", "Outcome", "TableError", "reproduce", "sweep"]
@@ -125,20 +124,16 @@ def sweep(
 
 def select_cells(table: Table, patterns: Sequence[str]) -> list[Cell]:
     """Return the cells that match one of the patterns; all cells if there are no patterns."""
-    if not patterns:
-        selected = list(table.cells)
-    else:
-        selected = [cell for cell in table.cells if _matches_any(cell, patterns)]
+    selected = []
+    for cell in table.cells:
+        if not patterns or any(_matches(cell, pattern) for pattern in patterns):
+            selected.append(cell)
     if not selected:
         raise ConfigError(
             f"no cell of {table.name} matches {', '.join(patterns)}: "
             f"fedssl reproduce {table.name} --list prints all cells"
         )
     return selected
-
-
-def _matches_any(cell: Cell, patterns: Sequence[str]) -> bool:
-    return any(_matches(cell, pattern) for pattern in patterns)
 
 
 def _matches(cell: Cell, pattern: str) -> bool:

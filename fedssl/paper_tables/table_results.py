@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedssl.core.console import shortened
+from fedssl.core.errors import FedsslError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.provenance import code
 from fedssl.paper_tables import results_on_disk
@@ -16,6 +18,8 @@ from fedssl.paper_tables.cell_result import CellResult, SeedResult
 from fedssl.paper_tables.comparability import INCOMPARABLE, caveat
 from fedssl.paper_tables.plan import Measure, SeedPlan, Training
 from fedssl.paper_tables.published import Cell, Table
+
+MAX_LISTED = 3  # cells that are listed for each reason
 
 
 @dataclass(frozen=True)
@@ -191,3 +195,27 @@ class Outcome:
             note=measurement.get("note"),
             codes=tuple(sorted(codes)),
         )
+
+
+class TableError(FedsslError):
+    """Some cells failed; all others are finished and saved. `outcome` has the whole table."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        failed = outcome.failed
+        reasons = []
+        for reason, cells in failures(failed).items():
+            reasons.append(f"{cells}: {reason}")
+        super().__init__(
+            f"{len(failed)} of {len(outcome.requested_cells)} cells failed ({'; '.join(reasons)}); "
+            f"{outcome.markdown_file} has the reason for every seed"
+        )
+        self.outcome = outcome
+
+
+def failures(failed: Iterable[CellResult]) -> dict[str, str]:
+    """Return the names of failed cells by reason, each reason on one line."""
+    cells: dict[str, list[str]] = {}
+    for result in failed:
+        reason = " ".join((result.problem or "not run").split())
+        cells.setdefault(reason, []).append(f"{result.cell.row}, {result.cell.column}")
+    return {reason: "; ".join(shortened(names, MAX_LISTED)) for reason, names in cells.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 
@@ -38,7 +39,6 @@ from fedssl.runs.resume_checks import (
 from fedssl.runs.session import STOPPING as STOPPING
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.runs.session import Interrupted as Interrupted
-from fedssl.training.client import Meter, unmetered
 from fedssl.training.trainer import resolve_mode, resolve_precision
 
 
@@ -141,7 +141,7 @@ class LocalSession:
         last = resumed
         if last is None:
             self._print_workload(done=0)
-            sites = self._federation.first_sites(self._meter())
+            sites = self._federation.first_sites(partial(meter, notify=self._run.notify))
             record()
             last = self._session.begin(sites)
             self._print_client_warning()
@@ -164,11 +164,6 @@ class LocalSession:
             title=self._run.title,
             quiet=self._run.quiet,
         )
-
-    def _meter(self) -> Meter:
-        if self._run.quiet:
-            return unmetered
-        return lambda title, total: meter(title, total, self._run.notify)
 
     def _print_workload(self, done: int) -> None:
         """Print what is trained, on which device and for how many rounds; `done` are finished."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Notify
+from fedssl.core.console import Notify, shortened
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.files import integrity
 from fedssl.core.user_modules import changed_modules, write_record
@@ -80,12 +80,10 @@ def _listed(
 ) -> str:
     """Return the first three keys with both of their values."""
     words = []
-    for key in keys[:3]:
+    for key in keys:
         old, new = changed[key]
         words.append(f"{key}: {old!r} {first}, {new!r} {second}")
-    if len(keys) > 3:
-        words.append(f"and {len(keys) - 3} more")
-    return "; ".join(words)
+    return "; ".join(shortened(words, 3))
 
 
 def undamaged(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedssl.core.console import ignore_message
+from fedssl.core.console import ignore_message, shortened
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import is_locked
@@ -106,7 +106,5 @@ def _difference(old: RunSummary, new: RunSummary) -> dict[str, Any]:
 def _listed(changed: Mapping[str, Any]) -> str:
     if len(changed) > 3 * MAX_DIFFERENCES:
         return ""  # another experiment, not a variation
-    words = [f"{key}={value}" for key, value in list(changed.items())[:MAX_DIFFERENCES]]
-    if len(changed) > MAX_DIFFERENCES:
-        words.append(f"and {len(changed) - MAX_DIFFERENCES} more")
-    return ", ".join(words)
+    words = [f"{key}={value}" for key, value in changed.items()]
+    return ", ".join(shortened(words, MAX_DIFFERENCES))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -13,20 +12,10 @@ from error_messages import raises
 from tiny_runs import Go
 
 from fedssl.analysis import analyse
-from fedssl.analysis.maps import Map, principal, same_class_nearby
+from fedssl.analysis.maps import Map, same_class_nearby
 from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
 from fedssl.plots.style import model_title
-
-
-def test_principal_components() -> None:
-    """Points on a line through the origin have one component: their positions, up to the sign."""
-    line = np.array([[-2.0, -2.0], [0.0, 0.0], [2.0, 2.0]])
-    results = principal(line, 2)
-    np.testing.assert_allclose(
-        np.abs(results[:, 0]), [2 * math.sqrt(2), 0, 2 * math.sqrt(2)], atol=1e-12
-    )
-    np.testing.assert_allclose(results[:, 1], 0, atol=1e-12)
 
 
 def test_neighbours_of_the_same_class() -> None:

@@ -41,6 +41,23 @@ def test_elsewhere_plain_lines_are_printed_now_and_then(monkeypatch):
     assert lines[-1] == "listing: 1,234"
 
 
+def test_resumed_work_starts_where_it_stopped_and_shows_notes(monkeypatch):
+    """30 of 40 are done before: 10 more are 100%."""
+    lines = []
+    clock = [0.0]
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    with console.meter("training", 40, lines.append, done=30) as advance:
+        clock[0] = 11
+        advance(10, "loss 0.5")
+    assert lines == ["training", "training: 100%  loss 0.5"]
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with console.meter("training", 40, lines.append, done=30) as advance:
+        advance(5, "loss 0.5")
+    assert "35/40" in sys.stderr.getvalue()
+    assert "loss 0.5" in sys.stderr.getvalue()
+
+
 def test_a_terminal_shows_the_present_step(monkeypatch):
     lines = []
     monkeypatch.setattr(sys, "stderr", Terminal())

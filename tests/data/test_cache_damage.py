@@ -111,10 +111,10 @@ def test_a_kill_between_the_two_replacements_does_no_harm(photos, decoded):
 
 def test_files_of_a_killed_replacement_are_removed(photos):
     read_cached(photos)
-    for name in ("pixels.new", "index.new"):
+    for name in ("pixels.new", "index.new", ".0123abcd.pixels.tmp"):
         (home(photos) / name).write_bytes(b"left")
     assert cached_greys(photos) == [1, 2, 3, 4, 5]
-    assert list(home(photos).glob("*.new")) == []
+    assert [*home(photos).glob("*.new"), *home(photos).glob("*.tmp")] == []
 
 
 @pytest.fixture

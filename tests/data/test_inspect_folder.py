@@ -54,7 +54,7 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
         _write(tmp_path / f"train/north/{name}.png", mode="L")
     _write(tmp_path / "test/cat/b.png", mode="L")
     summary = _inspect(tmp_path)
-    assert (summary.train, summary.test) == (tmp_path / "train", tmp_path / "test")
+    assert summary.test == tmp_path / "test"
     assert summary.classes == ["cat"]
     assert summary.grey
 

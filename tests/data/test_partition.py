@@ -155,20 +155,19 @@ def test_lists_that_are_not_a_partition_are_refused(tmp_path, text, error, messa
 
 
 @pytest.mark.parametrize(
-    ("name", "needs_labels", "brings_clients"),
+    ("name", "brings_clients"),
     [
-        ("iid", False, False),
-        ("quantity", False, False),
-        ("natural", False, True),
-        ("listed", False, True),
-        ("clusters", False, False),
-        ("rotation", False, False),
-        ("style", False, False),
-        ("classes", True, False),
-        ("dirichlet", True, False),
-        ("skew", True, False),
+        ("iid", False),
+        ("quantity", False),
+        ("natural", True),
+        ("listed", True),
+        ("clusters", False),
+        ("rotation", False),
+        ("style", False),
+        ("classes", False),
+        ("dirichlet", False),
+        ("skew", False),
     ],
 )
-def test_every_partition_is_registered_with_its_needs(name, needs_labels, brings_clients):
-    assert PARTITIONS[name].needs_labels is needs_labels
+def test_every_partition_is_registered_with_its_needs(name, brings_clients):
     assert PARTITIONS[name].brings_clients is brings_clients

@@ -22,7 +22,6 @@ from fedssl.algorithm import Algorithm, Averaging, Spec, Upload
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import RunError
 from fedssl.core.state import buffers
-from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, Value, model
 from fedssl.engine.federate import MAX_FAILED_ROUNDS, Round, federate
 from fedssl.engine.round_rules import RoundRules
@@ -61,9 +60,6 @@ class Averaged(Algorithm):
         for upload in uploads:
             total.add(model(upload.tree, "model"), upload.weight)
         return {"model": total.result()}
-
-    def export(self, site: Tree) -> dict[str, State]:
-        return {"global": model(site, "model")}
 
 
 class Fake:

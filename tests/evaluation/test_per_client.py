@@ -16,7 +16,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
 from fedssl.evaluation.models import Models
-from fedssl.evaluation.per_client import ClientModels, weighted
+from fedssl.evaluation.per_client import client_models, weighted
 from fedssl.experiment.experiment import Experiment
 
 # Each class is a little brighter than the one before, under much noise.
@@ -107,22 +107,22 @@ def test_clients_without_a_model_are_counted(tmp_path: Path) -> None:
 def test_the_model_of_each_client() -> None:
     """Clients' own models if there are any; else the only model; else an error."""
     a, b, c = (object.__new__(State) for _ in range(3))
-    own = ClientModels(Models({"0": a, "2": b}, {"global": c}, ["global"]), ["0", "1", "2"])
+    own = client_models(Models({"0": a, "2": b}, {"global": c}, ["global"]), ["0", "1", "2"])
     assert {name: own[name] for name in own} == {"0": a, "2": b}
-    shared = ClientModels(Models({}, {"global": c}, []), ["0", "1"])
+    shared = client_models(Models({}, {"global": c}, []), ["0", "1"])
     assert {name: shared[name] for name in shared} == {"0": c, "1": c}
     with raises(ConfigError):
-        ClientModels(Models({}, {"x": a, "y": b}, []), ["0", "1"])
+        client_models(Models({}, {"x": a, "y": b}, []), ["0", "1"])
 
 
 def test_a_client_with_the_name_of_a_shared_model() -> None:
     """The shared model is not its own: all have it, or it has none if others have their own."""
     a, b, c = (object.__new__(State) for _ in range(3))
-    shared = ClientModels(Models({}, {"global": c}, []), ["global", "1"])
+    shared = client_models(Models({}, {"global": c}, []), ["global", "1"])
     assert {name: shared[name] for name in shared} == {"global": c, "1": c}
-    some = ClientModels(Models({"0": a, "2": b}, {"global": c}, ["global"]), ["0", "global", "2"])
+    some = client_models(Models({"0": a, "2": b}, {"global": c}, ["global"]), ["0", "global", "2"])
     assert {name: some[name] for name in some} == {"0": a, "2": b}
-    own = ClientModels(
+    own = client_models(
         Models({"global": a, "1": b}, {"s/global": c}, ["s/global"]), ["global", "1"]
     )
     assert {name: own[name] for name in own} == {"global": a, "1": b}

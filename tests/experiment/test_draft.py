@@ -21,7 +21,6 @@ from fedssl.views import Augment
 SUMMARY = FolderSummary(
     layout="clients",
     reason="each folder has its own images",
-    train=Path("photos"),
     test=None,
     groups={"north": 300, "south": 500},
     classes=[],

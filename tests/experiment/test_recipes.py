@@ -16,8 +16,7 @@ from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.plain_values import differences
 from fedssl.experiment.recipes import Recipe, families, matching, recipes
-from fedssl.experiment.recipes.grid import expand
-from fedssl.experiment.recipes.layers import merged
+from fedssl.experiment.recipes.grid import expand, merged
 from fedssl.probes import LINEAR
 
 PUBLISHED = {

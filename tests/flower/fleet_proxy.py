@@ -47,7 +47,7 @@ class FleetOnly(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def fleet_only(link: str, keys: Path, port: int = 0) -> Iterator[str]:
     """Yield the address of a proxy in front of the SuperLink at `link`."""
-    inside = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+    inside = ssl.create_default_context(cafile=str(keys / "server.pem"))
     handler = type("Proxy", (FleetOnly,), {"link": (link, inside)})
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     server.daemon_threads = True

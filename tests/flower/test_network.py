@@ -25,7 +25,7 @@ from fedssl.core.errors import RunError
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower import app_pinning
 from fedssl.flower.app_template import write_app
-from fedssl.flower.certificates import make_certificates, make_node_key
+from fedssl.flower.certificates import make_certificate, make_node_key
 from fedssl.flower.local_federation import run_local_federation
 from fedssl.flower.local_processes import CONNECTION, Processes, free_port
 from fedssl.flower.process_tree import federation_processes, kill_federation
@@ -102,13 +102,13 @@ def test_unknown_nodes_are_not_accepted(nodes: Nodes, processes: Processes) -> N
     keys = processes.folder / "keys"
     make_node_key(keys / "stranger")
     good = processes.register("good")
-    make_certificates(processes.folder / "others")
+    make_certificate(processes.folder / "others")
     config = {"client-id": "0", "data-dir": str(nodes.root / "data")}
     processes.start_supernode("stranger", address, keys / "stranger", config)
-    ours = processes.ca
-    processes.ca = processes.folder / "others" / "ca.crt"
+    ours = processes.certificate
+    processes.certificate = processes.folder / "others" / "server.pem"
     processes.start_supernode("fooled", address, good, config)
-    processes.ca = ours
+    processes.certificate = ours
     insecure = ("--insecure", "--superlink", address, "--port", str(free_port()))
     processes.start("plain", "flower-supernode", *insecure)
     reasons = {
@@ -272,7 +272,7 @@ def test_the_units_of_the_guide_start_and_run_only_their_app(
         shutil.copy(path, processes.folder)
     port = str(free_port())
     address = f"127.0.0.1:{port}"
-    connection = {"address": address, "root-certificates": str(processes.ca)}
+    connection = {"address": address, "root-certificates": str(processes.certificate)}
     config = tomli_w.dumps({"superlink": {CONNECTION: connection}})
     (processes.home / "config.toml").write_text(config)
     local = {"8802": port, "fl.example.org:8801": address}

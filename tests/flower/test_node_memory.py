@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from error_messages import raises
 
+from fedssl.core.console import Notify
 from fedssl.core.errors import ClientError
 from fedssl.flower import node_memory
 from fedssl.flower.messages import RoundTask
@@ -116,13 +118,18 @@ def test_the_images_are_recorded_once_and_under_the_lock(
     first = NodeMemory(tmp_path, _task(0))
     first.check_images("these")
     monkeypatch.setattr(node_memory, "write_atomic", None)  # it must not be called
-    lockers = []
-    locked = NodeMemory._locked
-    monkeypatch.setattr(NodeMemory, "_locked", lambda self: lockers.append(self) or locked(self))
+    folders = []
+    locked = node_memory.locked
+
+    def counted(folder: Path, wait: Notify) -> AbstractContextManager[int]:
+        folders.append(folder)
+        return locked(folder, wait)
+
+    monkeypatch.setattr(node_memory, "locked", counted)
     first.check_images("these")
     with raises(ClientError):
         first.check_images("others")
-    assert lockers == [first, first]
+    assert folders == [first.folder, first.folder]
 
 
 def test_only_the_owner_can_read_the_state(tmp_path: Path) -> None:

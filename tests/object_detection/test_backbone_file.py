@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from error_messages import raises
+from safetensors.torch import save_file
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError, RunError
@@ -148,6 +149,15 @@ def test_checkpoints_are_found_again_and_two_are_kept(tmp_path: Path) -> None:
     assert checkpoint.iteration == 200
     assert checkpoint.weights["a"].tolist() == [200, 200]
     assert checkpoint.momenta["a"].tolist() == [1, 1]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_found(tmp_path: Path) -> None:
+    """Earlier versions wrote the hash into the name of the file."""
+    save_file({"a": torch.ones(2)}, tmp_path / "00000007-0123abcd.safetensors")
+    checkpoint = Checkpoints(tmp_path).load(print)
+    assert checkpoint is not None
+    assert checkpoint.iteration == 7
+    assert checkpoint.weights["a"].tolist() == [1, 1]
 
 
 def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedssl.object_detection.coco import read_coco
 from fedssl.object_detection.finetune import fine_tune
 from fedssl.object_detection.loader import Sample, load_sample
 from fedssl.object_detection.settings import DetectionSettings
-from fedssl.runs.local import Interrupted
+from fedssl.runs.local import STOPPING, Interrupted
 from fedssl.runs.rounds_log import read_rounds
 
 pytestmark = [pytest.mark.slow]
@@ -118,11 +118,7 @@ def test_a_stopped_fine_tuning_resumes_with_the_same_bits(
         fine_tune(
             export(), train, val, settings, folder=tmp_path / "stopped", device="cpu", quiet=True
         )
-    assert (
-        capfd.readouterr().err
-        == "stopping: the step under way ends, and what is finished is saved; the same "
-        "command goes on\n"
-    )
+    assert capfd.readouterr().err == f"{STOPPING}\n"
     with pytest.raises(ZeroDivisionError):
         fine_tune(
             export(), train, val, settings, folder=tmp_path / "stopped", device="cpu", quiet=True
@@ -260,7 +256,7 @@ def test_the_command(export: Make, shapes_of: Make, cli: Cli, tmp_path: Path) ->
     assert code == 0
     assert "Mask R-CNN from a pretrained backbone, 1 iterations: precision in %" in out
     assert "batches of 2 are small" in err
-    assert "iteration 1/1" in err
+    assert "fine-tuning" in err
     code, out, err = cli(*args, "--json", "--quiet", "--from", "random")
     found = json.loads(out)
     assert (code, found["start"], err) == (0, "random", "")

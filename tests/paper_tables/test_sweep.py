@@ -28,9 +28,9 @@ def test_a_sweep_has_all_combinations() -> None:
     )
     assert len(table.cells) == 8
     assert table.title == "demo with rounds=2"
-    assert table.rows[1] == "algorithm.mu=0.1, method=simclr"
+    assert table.cells[2].row == "algorithm.mu=0.1, method=simclr"
     assert table.cells[2].set == ("algorithm.mu=0.1", "method=simclr", "rounds=2")
-    assert sweep_table("demo", [], ["knn"]).rows == ["as it is"]
+    assert [cell.row for cell in sweep_table("demo", [], ["knn"]).cells] == ["as it is"]
 
 
 @pytest.mark.parametrize(

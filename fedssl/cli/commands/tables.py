@@ -171,7 +171,7 @@ def _list_tables(suffix: str, as_json: bool) -> None:
 def _run_and_print(run: Callable[..., Outcome], as_json: bool) -> None:
     """Print the table also if some of its cells failed; the error then sets the exit code."""
     from fedssl.cli.table_progress import progress_display
-    from fedssl.paper_tables.failures import TableError
+    from fedssl.paper_tables.table_results import TableError
 
     try:
         with progress_display() as display:

@@ -1,6 +1,8 @@
-"""Choose the device that a run trains on."""
+"""Choose the device that a run trains on, and count the cores of this machine."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 
@@ -37,3 +39,10 @@ def training_devices(device: torch.device) -> list[torch.device]:
     if device == torch.device("cuda"):
         return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     return [device]
+
+
+def cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -6,7 +6,10 @@ import hashlib
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from fedssl.core.errors import ConfigError
 
@@ -29,16 +32,25 @@ def check_writable(folder: Path, option: str) -> None:
 
 
 def write_atomic(path: Path, data: bytes) -> str:
-    """Write to a temporary file, sync and rename it; return the SHA-256.
+    """Write a file completely or not at all; return the SHA-256."""
+    with replaced_file(path) as file:
+        file.write(data)
+    return hashlib.sha256(data).hexdigest()
 
-    Readers never see half a file. The temporary name is unique to this call, so that several
-    processes may write the same file at once: the last rename wins. It is a hidden name, since a
-    kill leaves the file behind.
+
+@contextmanager
+def replaced_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a temporary file, which is synced and renamed to `path` if the block succeeds.
+
+    Readers never see half a file, and a process that has mapped the replaced file keeps its bytes.
+    The temporary name is unique to this call, so that several processes may write the same file at
+    once: the last rename wins. It is a hidden name, since a kill leaves the file behind.
     """
     temporary = path.with_name(f".{secrets.token_hex(4)}.{path.name}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
+        temporary.touch(mode, exist_ok=False)
+        with temporary.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -46,7 +58,6 @@ def write_atomic(path: Path, data: bytes) -> str:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-    return hashlib.sha256(data).hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from typing import IO
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import RunError
-from fedssl.core.files.atomic import sync_folder
+from fedssl.core.files.atomic import replaced_file, sync_folder
 
 
 def copy_path(path: Path) -> Path:
@@ -100,20 +100,12 @@ def repair(path: Path, notify: Notify) -> int:
             f"{path} was written by an earlier version without hashes: "
             "its lines could not be verified"
         )
-    new_path = path.with_name(f".{path.name}.repaired")
-    new_copy = path.with_name(f".{copy.name}.repaired")
     number = 0
-    with new_path.open("wb") as plain, new_copy.open("wb") as hashed:
+    with replaced_file(path) as plain, replaced_file(copy) as hashed:  # the copy first
         for line in read_lines(path, notify):
             plain.write(line)
             hashed.write(_with_hash(number, line))
             number += 1
-        for file in (plain, hashed):
-            file.flush()
-            os.fsync(file.fileno())
-    new_copy.replace(copy)
-    new_path.replace(path)
-    sync_folder(path.parent)
     return number
 
 

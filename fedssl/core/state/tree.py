@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -29,13 +29,20 @@ def nbytes(tree: Tree) -> int:
 
 def to_device(tree: Tree, device: torch.device | str) -> dict[str, Value]:
     """Return the tree with its states and tensors on a device."""
-    moved: dict[str, Value] = {}
+    return map_tensors(tree, lambda tensor: tensor.to(device))
+
+
+def map_tensors(tree: Tree, change: Callable[[Tensor], Tensor]) -> dict[str, Value]:
+    """Return the tree with every tensor changed, those of its states too."""
+    changed: dict[str, Value] = {}
     for key, value in tree.items():
-        if isinstance(value, State | Tensor):
-            moved[key] = value.to(device)
+        if isinstance(value, State):
+            changed[key] = State(value.layout, change(value.floats), change(value.counts))
+        elif isinstance(value, Tensor):
+            changed[key] = change(value)
         else:
-            moved[key] = value
-    return moved
+            changed[key] = value
+    return changed
 
 
 def model(tree: Tree, key: str) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from fedssl.core.devices.free_memory import free_host_memory, free_on_device
 from fedssl.core.state.state import State
-from fedssl.core.state.tree import Tree, Value
+from fedssl.core.state.tree import Tree, map_tensors
 
 Tier = Literal["device", "host", "disk"]
 Wanted = Literal["auto", "device", "host", "disk"]
@@ -44,7 +43,7 @@ def on_device(tree: Tree, device: torch.device) -> Tree:
             moved.record_stream(torch.cuda.current_stream(device))
         return moved
 
-    return _mapped(tree, placed)
+    return map_tensors(tree, placed)
 
 
 def on_host(tree: Tree) -> Tree:
@@ -57,12 +56,12 @@ def on_host(tree: Tree) -> Tree:
             tensor, non_blocking=True
         )
 
-    return _mapped(tree, copied)
+    return map_tensors(tree, copied)
 
 
 def pinned(tree: Tree) -> Tree:
     """Return the tree in pinned host memory."""
-    return _mapped(tree, lambda tensor: tensor.pin_memory())
+    return map_tensors(tree, lambda tensor: tensor.pin_memory())
 
 
 def ready(tree: Tree) -> torch.cuda.Event | None:
@@ -74,16 +73,3 @@ def ready(tree: Tree) -> torch.cuda.Event | None:
             event.record(torch.cuda.current_stream(tensor.device))
             return event
     return None
-
-
-def _mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
-    """Return a tree with every tensor changed."""
-    changed: dict[str, Value] = {}
-    for key, value in tree.items():
-        if isinstance(value, State):
-            changed[key] = State(value.layout, change(value.floats), change(value.counts))
-        elif isinstance(value, Tensor):
-            changed[key] = change(value)
-        else:
-            changed[key] = value
-    return changed

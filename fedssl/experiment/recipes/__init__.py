@@ -13,8 +13,7 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
-from fedssl.experiment.recipes.grid import expand, matching
-from fedssl.experiment.recipes.layers import Layers, Table, merged, notes
+from fedssl.experiment.recipes.grid import Layers, Table, expand, matching, merged, notes
 
 __all__ = ["VARIANTS", "Recipe", "families", "matching", "recipes", "toml_texts"]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 import fedssl
 from fedssl.algorithm import ALGORITHMS
 from fedssl.method import Output
-from fedssl.runs.chance_warning import ROUNDS, NearChance
+from fedssl.runs.round_warnings import ROUNDS, NearChance
 from fedssl.runs.rounds_log import read_rounds
 
 BATCH = 6
