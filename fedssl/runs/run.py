@@ -33,6 +33,7 @@ from fedssl.runs.finalize import finish
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import check_resumable, read_experiment, same_images
 from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.time_estimate import estimate_run
 
 MAY_BE_SEEN = (
     "the run was trained on this data set, so images that it is measured on may have been used in "
@@ -252,18 +253,18 @@ def run(
         changed = with_given_images(changed, dataset)
     dataset = _from_python(dataset, test)
     title, original, chosen = titled_experiment(experiment, changed)
-    torch_device = resolve_device(device)
-    folder = default_dir(title, chosen, original, torch_device) if dir is None else Path(dir)
+    on = resolve_device(device)
+    folder = default_dir(title, chosen, original, on) if dir is None else Path(dir)
     # Checked again under the lock, but here before images are read.
-    check_resumable(chosen, folder, torch_device, ignore_message)
+    check_resumable(chosen, folder, on, ignore_message)
     root = Path(data_dir or "data")
     notify = ignore_message if quiet else print_to_stderr
     data = read_data(chosen, root, dataset, notify)
     public = read_public(chosen, data, root, notify)
     notify(f"run directory: {folder}")
     with explained_errors(folder):
-        train_locally(LocalRun(chosen, folder, data, public, torch_device, title, quiet))
-        if not finish(folder, data, public, device=torch_device, quiet=quiet):
+        train_locally(LocalRun(chosen, folder, data, public, on, title, quiet, estimate_run))
+        if not finish(folder, data, public, device=on, quiet=quiet):
             notify(_already_finished(folder, chosen.rounds))
     return Run(folder, root, device, dataset)
 

@@ -117,7 +117,8 @@ def test_run(here: Path, cli: Cli) -> None:
     assert "run directory  runs/mine\n" in out
     assert "backbone       runs/mine/backbone.safetensors\n" in out
     assert re.search(
-        r"^mine: round 2/2  3/3 clients  loss [\d.]+  [\d,]+ images/s  kNN [\d.]+%  \d+ s elapsed$",
+        r"^mine: round 2/2  3/3 clients  loss [\d.]+  [\d,]+ images/s  kNN [\d.]+%  "
+        r"\d+ s elapsed(, \d+ s left)?$",
         err,
         re.M,
     )
