@@ -81,9 +81,7 @@ def _can_train_alone(experiment: Experiment) -> bool:
 
 
 def announce(folder: Path, choice: Choice, notify: Notify) -> None:
-    """Print what measuring a run replaces, and how long training its baselines takes."""
-    if (folder / "results.json").is_file():
-        notify(f"measuring the run again: this replaces the results in {folder}, trains no round")
+    """Print how long training the baselines of a run takes."""
     if choice.note is not None and not (folder / "isolated").is_dir():
         notify(choice.note)
 
