@@ -233,8 +233,10 @@ def _measure(
     """Fill in the results, and write them together with classes and outcomes."""
     folder = baselines.folder
     if _measurable(evaluation, models):
+        chosen = probes(evaluation.experiment)
+        results["measured_on"] = evaluation.images.description(chosen)
         results["labelled"] = {}
-        for probe in probes(evaluation.experiment):
+        for probe in chosen:
             results["labelled"][probe] = evaluation.images.learned_from(probe)
         scores: dict[str, dict[str, Score]] = {}
         for name, row in _rows(evaluation, baselines, models):
