@@ -48,7 +48,7 @@ def guess_preset(folder: Path, summary: FolderSummary) -> tuple[str, str]:
             if word in name:
                 return preset, f'"{word}" is in the name of the folder'
     if summary.grey:
-        return "xray", "the images are grey"
+        return "grey", "the images are grey; xray if left and right differ, as in X-rays"
     return "photo", "nothing suggests another kind of images"
 
 
