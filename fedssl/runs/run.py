@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
 from fedssl.runs.directories import default_dir, titled_experiment
 from fedssl.runs.finalize import finish
+from fedssl.runs.input_images import load_as_input
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import check_resumable, read_experiment, same_images
 from fedssl.runs.rounds_log import read_rounds
@@ -133,6 +134,15 @@ class Run:
         with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
             backbone = federation.build_backbone(self.experiment, self._channels(state))
             return backbone_of(state, backbone)
+
+    def load_images(self, paths: Sequence[str | Path]) -> Tensor:
+        """Return image files as the input of `backbone()`, prepared as in training.
+
+        The result is float32 (n, channels, size, size): decoded, cropped, scaled and normalised
+        like training images, without augmentation. Raises DataError if a file cannot be read.
+        """
+        image = self._image()
+        return load_as_input(paths, image, federation.normalisation(self.experiment, image[0]))
 
     def _channels(self, state: State) -> int:
         """Return the channels of the run's images: those that a model's first convolution takes.
