@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -211,13 +212,13 @@ def _probe_seconds(federation: Federation, evaluation: Evaluation) -> _ProbeSeco
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Return the time of some work; the least of three, since the first time may take longer."""
+    """Return the median time of some work; the first time may take longer."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
-    return min(times)
+    return statistics.median(times)
 
 
 def _model_count(federation: Federation, names: Sequence[str]) -> int:
