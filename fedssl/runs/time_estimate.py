@@ -211,12 +211,12 @@ def _probe_seconds(federation: Federation, evaluation: Evaluation) -> _ProbeSeco
     return _ProbeSeconds(model, embedding + knn)
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """Return the median time of some work; the first time may take longer."""
+def _seconds(work: Callable[[], Tensor]) -> float:
+    """Return the median time of computing a tensor; the first time may take longer."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        work()
+        work().cpu()  # waits until it is computed
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 

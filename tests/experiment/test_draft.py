@@ -126,7 +126,9 @@ def test_grey_photos_are_mirrored_and_the_file_names_the_views_for_x_rays() -> N
     assert _drafted(summary, views="xray").method.augment.flip == 0.0
     text = draft(Path("photos"), summary, Choices())
     assert (
-        'augment = "grey"  # views: the images are grey; xray if left and right differ, as in X-rays'
+        "# Views: the images are grey; xray if left and right differ, as in X-rays.\n"
+        "# Others: photo, microscopy, xray, texture.\n"
+        'augment = "grey"\n'
     ) in text
 
 
