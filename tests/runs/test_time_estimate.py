@@ -63,6 +63,18 @@ def test_twice_the_rounds_take_twice_the_time(
     assert estimate_run(federation, evaluation, tmp_path, 3).training == 18.0
 
 
+def test_where_steps_cannot_be_tried_training_is_estimated_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on CUDA: nothing is announced, and the time left is known after the first round."""
+    monkeypatch.setattr("fedssl.runs.time_estimate.training_speed", lambda federation: None)
+    monkeypatch.setattr("fedssl.runs.time_left.SECONDS_BEFORE_ESTIMATE", 0.0)
+    fedssl.run(make_experiment(), tmp_path / "run", "cpu", dataset=bright_dataset())
+    lines = capsys.readouterr().err.splitlines()
+    (estimate,) = [n for n, line in enumerate(lines) if ": estimated time: about " in line]
+    assert ": round 1/" in lines[estimate - 1]
+
+
 def test_baselines_that_are_trained_take_no_time(tmp_path: Path) -> None:
     experiment = make_experiment(probe__baselines=None)
     run = fedssl.run(experiment, tmp_path / "run", "cpu", dataset=bright_dataset(), quiet=True)
