@@ -22,11 +22,13 @@ def fake_run(
     *changes: str,
     correct: Sequence[int] = (1, 1, 0, 0),
     knn: Sequence[float | None] = (None, 40.0, 50.0),
+    alone: Sequence[float] | None = None,
     **results: Any,
 ) -> Path:
     """Write a run of three rounds of two seconds each, with the kNN accuracy after each.
 
-    `correct` is 1 for each test image that the linear probe classifies correctly, and 0 otherwise.
+    `correct` is 1 for each test image that the linear probe classifies correctly, and 0 otherwise;
+    `alone` is the share of clients that train alone for which it does.
     """
     experiment = load("demo", [f"rounds={ROUNDS}", *changes])
     folder.mkdir(parents=True)
@@ -40,5 +42,7 @@ def fake_run(
     (folder / "results.json").write_text(json.dumps(values | results))
     outcome = torch.tensor(correct).half()
     tensors = {"this run/knn": outcome.clone(), "this run/linear": outcome}
+    if alone is not None:
+        tensors["isolated/linear"] = torch.tensor(alone).half()
     (folder / OUTCOMES).write_bytes(safetensors.torch.save(tensors))
     return folder

@@ -25,6 +25,7 @@ from fedssl.runs.compare import (
     Group,
     check_comparable,
     count_test_images,
+    gain_over_alone,
     group_interval,
     group_runs,
     knn_curve,
@@ -91,6 +92,9 @@ def _table(groups: Sequence[Group], probes: Sequence[str]) -> Table:
     table.add_column("seeds", justify="right")
     for probe in probes:
         table.add_column(PROBES[probe], justify="right", no_wrap=True)
+    alone = _any_alone(groups, probes[-1])
+    if alone:
+        table.add_column(f"over clients alone, {PROBES[probes[-1]]}", justify="right")
     if len(groups) > 1:
         table.add_column(f"gain, {PROBES[probes[-1]]} (95% interval)", justify="right")
         table.add_column("gain by seed", justify="right")
@@ -99,6 +103,8 @@ def _table(groups: Sequence[Group], probes: Sequence[str]) -> Table:
         cells = [f"{len(group.runs)}"]
         for probe in probes:
             cells.append(_mean_text(group, probe))
+        if alone:
+            cells.append(_interval_text(gain_over_alone(group, probes[-1])))
         if len(groups) > 1:
             cells.append(_gain_text(groups[0], group, probes[-1]))
             cells.append(_seed_gains_text(groups[0], group, probes[-1]))
@@ -123,7 +129,19 @@ def _gain_text(first: Group, group: Group, probe: str) -> str:
     if gain is None:
         before, after = with_shared_seeds(first, group)
         return signed(after.mean(probe) - before.mean(probe))
+    return _interval_text(gain)
+
+
+def _interval_text(gain: Interval | None) -> str:
+    """Return "+0.8 (−0.4 … +2.0)"; "" for None."""
+    if gain is None:
+        return ""
     return f"{signed(gain.estimate)} ({signed(gain.low)} … {signed(gain.high)})"
+
+
+def _any_alone(groups: Sequence[Group], probe: str) -> bool:
+    """True if the clients of some runs were also trained alone."""
+    return any(gain_over_alone(group, probe) is not None for group in groups)
 
 
 def _seed_gains_text(first: Group, group: Group, probe: str) -> str:
@@ -137,6 +155,11 @@ def _seed_gains_text(first: Group, group: Group, probe: str) -> str:
 def _explanation(groups: Sequence[Group], probe: str) -> str:
     """Return the lines below the table."""
     text = "accuracy in %, mean ± standard deviation over seeds"
+    if _any_alone(groups, probe):
+        text += (
+            f"\nover clients alone: the gain of each row over its own clients that train alone, by "
+            f"{PROBE_NAMES[probe]}, with a 95% interval over test images"
+        )
     if len(groups) == 1:
         return text
     images = "test images"
@@ -168,6 +191,7 @@ def _as_values(groups: Sequence[Group], probes: Sequence[str]) -> dict[str, Any]
                 "accuracies": group.accuracies(probe),
                 "interval": _plain(group_interval(group, probe)),
                 "gain": _plain(paired_difference(groups[0], group, probe)),
+                "gain_over_alone": _plain(gain_over_alone(group, probe)),
                 "gain_by_seed": seed_differences(groups[0], group, probe),
             }
         rows.append(row)
@@ -212,6 +236,10 @@ def _setting(group: Group, probes: Sequence[str], key: str | None) -> Setting:
             final = final._replace(ends=(interval.low, interval.high))
         finals[PROBES[probe]] = final
     setting = Setting(group.label, finals, knn_curve(group))
+    alone = gain_over_alone(group, probes[-1])
+    if alone is not None:
+        gain = Accuracy(alone.estimate, [], (alone.low, alone.high))
+        setting = setting._replace(gain=gain)
     if key is not None:
         setting = setting._replace(value=group.values[key])
     return setting

@@ -37,6 +37,7 @@ from fedssl.cli.commands.runs import runs
 from fedssl.cli.commands.tables import reproduce, sweep
 from fedssl.cli.commands.views import views
 from fedssl.core.ascii_output import replace_unencodable_output
+from fedssl.core.console import names_are_shown
 from fedssl.core.errors import DataError, FedsslError, is_out_of_memory, out_of_memory
 from fedssl.core.version import __version__
 
@@ -128,7 +129,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _fail(problem: FedsslError) -> NoReturn:
     print(f"fedssl: {problem}", file=sys.stderr)
-    if isinstance(problem, DataError) and problem.detail and sys.stderr.isatty():
+    if isinstance(problem, DataError) and problem.detail and names_are_shown():
         print(textwrap.indent(problem.detail, "  "), file=sys.stderr)
     sys.exit(problem.exit_code)
 

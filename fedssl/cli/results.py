@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from fedssl.core.rich_console import Console
+from fedssl.evaluation.labelled_images import HALVED
 from fedssl.evaluation.verdict import Verdict, signed
 from fedssl.runs.run import Run
 from fedssl.runs.run_seeds import judge_runs
@@ -36,14 +37,26 @@ def print_results(run: Run) -> None:
         _print_table(run, rows, run.results.get("verdict", {}))
     else:
         _print_unmeasured(run)
-    for note in run.results.get("notes", ()):
-        print(note)
+    _print_notes(run)
     # Not with rich, which breaks long paths and reads brackets as colours.
     print(f"run directory  {run.dir}")
     for file in sorted(run.dir.glob("backbone*.safetensors")):
         print(f"backbone       {file}")
     if (run.dir / "picture.png").is_file():
         print(f"picture        {run.dir / 'picture.png'}")
+
+
+def _print_notes(run: Run) -> None:
+    """Print which images were used to measure, and the notes that add something to it."""
+    _print_measured_on(run)
+    for note in run.results.get("notes", ()):
+        if note != HALVED or "measured_on" not in run.results:
+            print(note)
+
+
+def _print_measured_on(run: Run) -> None:
+    if "measured_on" in run.results:  # earlier versions did not write it
+        print(run.results["measured_on"])
 
 
 def print_seeds(runs: Sequence[Run]) -> None:
@@ -53,6 +66,7 @@ def print_seeds(runs: Sequence[Run]) -> None:
         _print_unmeasured(runs[0])
     else:
         _print_table(runs[0], _means(verdict), verdict.values())
+        _print_measured_on(runs[0])
     for run in runs:
         print(f"seed {run.experiment.seed}: {run.dir}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedssl.evaluation.labelled_images import HALVED
 from fedssl.evaluation.score import Score
 
 
@@ -33,7 +34,9 @@ def heading(probe: str, data: Mapping[str, Any], score: Score) -> str:
     kind = "held-out" if data.get("holdout") else "test"
     name = data.get("path") or data["name"]
     text = f"{probe} on {name}: accuracy on {_count(score.tested, f'{kind} image')}"
-    if score.labelled:
+    if score.labelled and HALVED in (score.note or ""):
+        text += f", learned from {_count(score.labelled, 'other labelled test image')}"
+    elif score.labelled:
         text += f", learned from {_count(score.labelled, 'labelled image')}"
     return text
 

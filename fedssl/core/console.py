@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 from fedssl.core.ascii_output import encodable
 
 Notify = Callable[[str], None]  # receives one line of output
 ShowStep = Callable[[int, str], None]  # receives the number of finished steps and the next step
+
+# The environment variable of processes whose standard error is written to a log.
+HIDE_NAMES = "FEDSSL_HIDE_FILE_NAMES"
+_names_hidden: ContextVar[bool] = ContextVar("names hidden", default=False)
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_STEPS = 5.0
@@ -65,16 +71,34 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
 
 
 def stderr_is_terminal() -> bool:
-    """True if standard error is a terminal.
-
-    If not, output may be kept as a log, which must not contain names of private files.
-    """
+    """True if standard error is a terminal."""
     return sys.stderr.isatty()
 
 
+def names_are_shown() -> bool:
+    """True if names of private files may be printed on standard error.
+
+    On a terminal they always are. Elsewhere they are not printed by processes whose output fedssl
+    writes to a log, nor on Flower, where the operator may read the output.
+    """
+    if stderr_is_terminal():
+        return True
+    return not _names_hidden.get() and HIDE_NAMES not in os.environ
+
+
+@contextmanager
+def names_hidden() -> Iterator[None]:
+    """Print names of private files on a terminal only."""
+    token = _names_hidden.set(True)
+    try:
+        yield
+    finally:
+        _names_hidden.reset(token)
+
+
 def hidden_names_note() -> str:
-    """Return the suffix of a message that leaves out file names, or "" on a terminal."""
-    return "" if stderr_is_terminal() else " (files are named on a terminal only)"
+    """Return the suffix of a message that leaves out file names, or "" if they are printed."""
+    return "" if names_are_shown() else " (files are named on a terminal only)"
 
 
 @contextmanager

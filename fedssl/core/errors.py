@@ -25,8 +25,8 @@ class DataError(FedsslError):
     """Images are missing, unreadable or not as the experiment describes them.
 
     The sentence may appear in any log or report. It does not contain names of private files; they
-    are in `detail`, which is for their owner: the command line prints it on a terminal only, and it
-    is never written to a file.
+    are in `detail`, which is for their owner: the command line prints it, except into logs that
+    fedssl writes.
     """
 
     exit_code = 3

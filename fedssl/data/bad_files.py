@@ -46,7 +46,7 @@ def check_bad_share(
     lines = []
     for position, reason in bad.items():
         lines.append(f"{reason}: {printable(names[position])}")
-    path = _write_list(folder, lines, list_dir)
+    path = write_list(str(folder.resolve()), lines, list_dir)
     names_note = hidden_names_note()
     if path is not None:
         names_note = f"; all are listed in {path}"
@@ -65,12 +65,12 @@ def _count_reasons(bad: Mapping[int, str]) -> str:
     return ", ".join(counts)
 
 
-def _write_list(folder: Path, lines: Sequence[str], list_dir: Path | None) -> Path | None:
+def write_list(folder: str, lines: Sequence[str], list_dir: Path | None) -> Path | None:
     """Write all lines to a file that only this user can read; return None if that fails."""
     if list_dir is None:
         return None
     path = list_dir / LIST_NAME
-    text = "\n".join([f"in {printable(str(folder.resolve()))}", *lines])
+    text = "\n".join([f"in {printable(folder)}", *lines])
     try:
         list_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)

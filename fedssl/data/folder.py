@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -16,13 +16,13 @@ from torch import Tensor
 from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
 from fedssl.core.suggestions import suggest
-from fedssl.data.bad_files import check_bad_share
+from fedssl.data.bad_files import check_bad_share, write_list
 from fedssl.data.cache import decode_cached, default_cache_dir
 from fedssl.data.decode_parallel import decode_all
 from fedssl.data.download import find_path, searched_places
 from fedssl.data.folder_listing import list_image_files, printable, subfolders
 from fedssl.data.image_pool import PixelRows
-from fedssl.data.images import SOURCES, Dataset, Images, Source
+from fedssl.data.images import LISTED, SOURCES, Dataset, Images, Source
 from fedssl.data.small_images import small_images_warning
 
 LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}  # folders above a file
@@ -115,6 +115,11 @@ class Folder(Source):
         below = folder.relative_to(top)
         lines = [f"{reason}: {printable(str(below / name))}" for reason, name in skipped]
         return _Part(pixels, readable, layout, clients=clients, skipped=lines)
+
+    def list_left_out(self, lines: Sequence[str]) -> Path | None:
+        if len(lines) <= LISTED:
+            return None
+        return write_list(self.path, lines, self._cache_dir)
 
     def _decode(
         self, folder: Path, names: list[str], notify: Notify

@@ -17,9 +17,9 @@ from torch import Tensor
 from fedssl.core.console import (
     Notify,
     hidden_names_note,
+    names_are_shown,
     print_to_stderr,
     shortened,
-    stderr_is_terminal,
 )
 from fedssl.core.errors import DataError
 from fedssl.core.settings import Registry, Settings
@@ -154,7 +154,7 @@ class Source(Settings, ABC):
     def load(self, root: Path, notify: Notify = print_to_stderr) -> Dataset:
         """Read the images, report the files left out and apply `holdout`.
 
-        These files are named on a terminal; elsewhere they are only counted.
+        The first of these files are named; in logs of fedssl, they are only counted.
         """
         data = self.read(root, notify)
         left_out = []
@@ -169,8 +169,13 @@ class Source(Settings, ABC):
             notify(_not_images(not_images))
         if left_out:
             files = "1 file" if len(left_out) == 1 else f"{len(left_out)} files"
-            notify(f"left out {files}{hidden_names_note()}:\n  " + "\n  ".join(_summary(left_out)))
+            lines = _summary(left_out, self.list_left_out(left_out))
+            notify(f"left out {files}{hidden_names_note()}:\n  " + "\n  ".join(lines))
         return self.apply_holdout(data)
+
+    def list_left_out(self, lines: Sequence[str]) -> Path | None:
+        """Write the files left out to a private file if they are many; return its path."""
+        return None
 
     def apply_holdout(self, data: Dataset) -> Dataset:
         """Replace the test images by `holdout` training images, to choose settings on.
@@ -207,9 +212,9 @@ def _holdout_generator(holdout: int, count: int) -> torch.Generator:
 
 
 def _not_images(names: Sequence[str]) -> str:
-    """Return a line about files that are no images: some names on a terminal, otherwise kinds."""
+    """Return a line about files that are no images: some names or, in logs, kinds of files."""
     shown = list(names)
-    if not stderr_is_terminal():
+    if not names_are_shown():
         shown = sorted({kind_without_images(name) or "" for name in names})
     text = ", ".join(shown[:3])
     if len(shown) > 3:
@@ -219,12 +224,15 @@ def _not_images(names: Sequence[str]) -> str:
     return f"skipped {len(names):,} files that are not images ({text})"
 
 
-def _summary(skipped: Sequence[str]) -> list[str]:
-    """Return up to LISTED files by name on a terminal, otherwise the count for each reason."""
-    if not stderr_is_terminal():
+def _summary(skipped: Sequence[str], listed_in: Path | None) -> list[str]:
+    """Return up to LISTED files by name or, in logs, the count for each reason."""
+    if not names_are_shown():
         reasons = Counter(line.partition(": ")[0] for line in skipped)
         return [f"{reason}: {count}" for reason, count in sorted(reasons.items())]
-    return shortened(skipped, LISTED)
+    lines = shortened(skipped, LISTED)
+    if len(skipped) > LISTED and listed_in is not None:
+        lines[-1] += f"; all are listed in {listed_in}"
+    return lines
 
 
 def _renumber(owners: Mapping[str, Tensor], kept: Tensor, count: int) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
     "and are measured on the other"
 )
+PROBE_NAMES = {"knn": "kNN"}
 SEEN = "the images used for fine-tuning were also used in pre-training"
 FROZEN = (
     "frozen: the head alone was trained, on features in evaluation mode; the papers fine-tune the "
@@ -91,6 +93,28 @@ class LabelledImages:
         if learns == "few":
             return len(self.fine_tuning_subset.images)
         return 0
+
+    def description(self, probes: Sequence[str]) -> str:
+        """Return a sentence about the images that probes learn from and are tested on."""
+        pool = f"{len(self.train):,}"
+        fewer = []
+        for probe in probes:
+            count = self.learned_from(probe)
+            if count != len(self.train):
+                fewer.append(f"{PROBE_NAMES.get(probe, probe)}: {count:,} of them")
+        exceptions = f" ({', '.join(fewer)})" if fewer else ""
+        tested = f"{len(self.test):,}"
+        if self.data.train.labelled:
+            kind = "held-out" if self.experiment.data.holdout else "test"
+            return (
+                f"probes learned from {pool} labelled training images{exceptions} and were tested "
+                f"on {tested} {kind} images"
+            )
+        labelled = f"{len(self.train) + len(self.test):,}"
+        return (
+            f"probes learned from {pool} of the {labelled} labelled test images{exceptions} and "
+            f"were tested on the other {tested}: the training images have no labels"
+        )
 
     def _requested(self, probe: str) -> int:
         """Return the number of labelled images that the settings ask for; `labels = 0` is all."""

@@ -64,10 +64,7 @@ class Verdict(NamedTuple):
         sentences = []
         gains = {row: probes[self.probe].interval for row, probes in self.gains.items()}
         if gains and not next(iter(gains.values())).excludes_zero:
-            sentences.append(
-                "more labelled test images narrow the interval; --seeds 3 shows how much it depends "
-                "on the seed"
-            )
+            sentences.append("more labelled test images narrow the interval")
         if "random" in gains and not gains["random"].low > 0:
             sentences.append(
                 "the backbone is not clearly better than an untrained one: train more rounds, or look "
@@ -86,7 +83,8 @@ class Verdict(NamedTuple):
         return (
             f"{_judgement(gain.interval)} {AGAINST[baseline]}: "
             f"{signed(gain.interval.estimate)} points by {PROBE_NAMES[self.probe]}"
-            f"{_seed_text(gain)}, {self.test_images:,} test images, 95% interval {ends}"
+            f"{_seed_text(gain)}, {self.test_images:,} test images, 95% interval {ends} "
+            f"{_coverage(gain)}"
         )
 
     def _accuracy_sentence(self) -> str:
@@ -95,7 +93,7 @@ class Verdict(NamedTuple):
         return (
             f"{accuracy.estimate:.1f}% by {PROBE_NAMES[self.probe]}{_seed_text(figure)}, "
             f"{self.test_images:,} test images, 95% interval {accuracy.low:.1f} … "
-            f"{accuracy.high:.1f}; there is no baseline to compare with"
+            f"{accuracy.high:.1f} {_coverage(figure)}; there is no baseline to compare with"
         )
 
     def values(self) -> dict[str, Any]:
@@ -115,6 +113,13 @@ def _seed_text(figure: Figure) -> str:
     if figure.std is None:
         return ""
     return f" (mean of {len(figure.seeds)} seeds, std {figure.std:.1f})"
+
+
+def _coverage(figure: Figure) -> str:
+    """Return what an interval covers; with one seed, how to see what it does not cover."""
+    if figure.std is None:
+        return "over test images; one seed: --seeds 3 shows the spread over seeds"
+    return "over test images, not over seeds"
 
 
 def _plain(figures: Figures) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def guess_preset(folder: Path, summary: FolderSummary) -> tuple[str, str]:
             if word in name:
                 return preset, f'"{word}" is in the name of the folder'
     if summary.grey:
-        return "xray", "the images are grey"
+        return "grey", "the images are grey; xray if left and right differ, as in X-rays"
     return "photo", "nothing suggests another kind of images"
 
 
@@ -208,12 +208,12 @@ def _partition(summary: FolderSummary) -> str:
 
 def _method(preset: str, why: str, gpu: bool) -> str:
     others = ", ".join(name for name in PRESETS if name != preset)
-    views = f'augment = "{preset}"  # views: {why}; others: {others}'
+    views = [f"# Views: {why}.", f"# Others: {others}.", f'augment = "{preset}"']
     if gpu:
-        lines = ["[method]", 'name = "byol"', 'backbone = "resnet18"', views]
+        lines = ["[method]", 'name = "byol"', 'backbone = "resnet18"', *views]
     else:
         network = ['backbone = "cnn"  # small; resnet18 needs a GPU', "hidden = 256", "dim = 128"]
-        lines = ["[method]", 'name = "simclr"', *network, "temperature = 0.5", views]
+        lines = ["[method]", 'name = "simclr"', *network, "temperature = 0.5", *views]
     return "\n".join(lines) + "\n"
 
 

@@ -27,6 +27,7 @@ from fedssl.runs.progress import round_progress
 from fedssl.runs.resume_checks import check_resumable
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.session import Interrupted, warn
+from fedssl.runs.time_left import TRAINING_ONLY, Pace
 
 Config = Mapping[str, str | int]  # of a node, or of the app
 
@@ -185,8 +186,8 @@ def watch_run(job: subprocess.Popen[bytes], processes: Processes, run: LoopbackR
         follow_joining(processes.log("run"), run.notify),
         *(follow_complaints(processes.log(node), node, run.notify) for node in nodes),
     ]
-    clients = run.experiment.clients or 1
-    with round_progress(run.title, rounds, shown, clients, run.quiet) as progress:
+    pace = Pace(rounds, shown, run.experiment.clients or 1, later=TRAINING_ONLY)
+    with round_progress(run.title, pace, run.quiet) as progress:
         while True:
             ended = job.poll() is not None
             for print_new in printers:

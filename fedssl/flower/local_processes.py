@@ -15,6 +15,7 @@ from pathlib import Path
 
 import tomli_w
 
+from fedssl.core.console import HIDE_NAMES
 from fedssl.core.errors import RunError
 from fedssl.flower import app_pinning
 from fedssl.flower.certificates import HOST, make_certificate, make_node_key
@@ -60,6 +61,7 @@ class Processes:
         environment = app_pinning.flower_environment(self._wrappers, base)
         environment["FLWR_HOME"] = str(self.home)
         environment["PYTHONUNBUFFERED"] = "1"
+        environment[HIDE_NAMES] = "1"
         return environment
 
     def log(self, name: str) -> Path:

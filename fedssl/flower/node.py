@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 
 from fedssl import federation_setup
-from fedssl.core.console import ignore_message, print_to_stderr
+from fedssl.core.console import ignore_message, names_hidden, print_to_stderr
 from fedssl.core.devices.precision import numerics
 from fedssl.core.devices.select import resolve_device, training_devices
 from fedssl.core.errors import ClientError, ConfigError
@@ -99,7 +99,8 @@ class Node:
 
     @cached_property
     def _data(self) -> Dataset:
-        return read_data(self.experiment, self._config.data, None, print_to_stderr)
+        with names_hidden():
+            return read_data(self.experiment, self._config.data, None, print_to_stderr)
 
     @cached_property
     def _client_images(self) -> tuple[Dataset, dict[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedssl.core.console import print_to_stderr
+from fedssl.core.console import names_hidden, print_to_stderr
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.app_experiment import read_experiment
 from fedssl.flower.server_run import serve
@@ -32,7 +32,8 @@ def server_app(experiment: Experiment | str | Path, imports: Sequence[str] = ())
     def main(grid: Grid, context: Context) -> None:
         exit_with_parent(os.getppid())
         print_to_stderr(describe_telemetry(os.environ))
-        serve(chosen, grid, ServerSettings.read(context.run_config))
+        with names_hidden():
+            serve(chosen, grid, ServerSettings.read(context.run_config))
 
     app.main()(main)
     return app

@@ -53,6 +53,7 @@ class CNN5(Backbone):
 
     widths: ClassVar[tuple[int, ...]] = (96, 256, 384, 384, 512)
     pooled: ClassVar[tuple[int, ...]] = (0, 1, 4)
+    min_side: ClassVar[int] = 16  # pixels: three times halved, the last map has 2x2
 
     def __init__(self, channels: int = 3, stem: Stem = "cifar") -> None:
         super().__init__()
@@ -61,15 +62,16 @@ class CNN5(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 2048); a ConfigError if images are too small."""
+        if min(images.shape[2:]) < self.min_side:
+            raise ConfigError(
+                f"cnn5 needs images of {self.min_side} pixels a side or more "
+                f"(got {tuple(images.shape[2:])})"
+            )
         x = images
         for i, layer in enumerate(self.layers):
             x = layer(x)
             if i in self.pooled:
                 x = F.max_pool2d(x, 2)
-        if min(x.shape[2:]) < 2:
-            raise ConfigError(
-                f"cnn5 needs images of 16 pixels a side or more (got {tuple(images.shape[2:])})"
-            )
         return _quadrants(x)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fedssl.core.console import print_to_stderr
+from fedssl.core.console import HIDE_NAMES, print_to_stderr
 from fedssl.core.errors import FedsslError
 from fedssl.core.files.lock import locked, make_private
 from fedssl.core.provenance import code
@@ -209,6 +209,7 @@ class Pool:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env={**os.environ, HIDE_NAMES: "1"},
                 start_new_session=True,
             )
         except OSError as problem:  # out of memory or file descriptors

@@ -21,6 +21,8 @@ from fedssl.plots.style import (
 
 LABEL_CHARACTERS = 26  # of a line of a label
 MAX_VALUE_TICKS = 8  # values of a sweep that are written on its axis
+WIDTH = 5.0  # inches of a panel
+ZERO_STYLE: dict[str, Any] = {"color": "black", "linewidth": 1.0, "linestyle": ":"}
 SEED_STYLE: dict[str, Any] = {"marker": ".", "markersize": 5, "linestyle": "", "color": GREY}
 
 
@@ -51,25 +53,58 @@ class Setting(NamedTuple):
     finals: Mapping[str, Accuracy]  # by the name of the probe
     curve: Sequence[tuple[int, float, float, float]] = ()  # round, mean, lowest, highest
     value: float | None = None  # of the setting that is swept
+    gain: Accuracy | None = None  # over clients that train alone, in points, by the last probe
 
 
 def draw_comparison(settings: Sequence[Setting], swept: str | None, bars: str) -> Any:
-    """Return a figure: accuracy by round on the left, final accuracies on the right.
+    """Return a figure: accuracy by round, final accuracies and, if known, gains over clients alone.
 
     Final accuracies are drawn against the value of the setting named `swept`, or in a row for each
     setting. `bars` states what the error bars are.
     """
     height = max(4.4, 1.8 + 0.5 * len(settings))
-    figure, axes = new_figure(1, 2, width=5.0, height=height)
-    left, right = axes[0]
+    gained = any(setting.gain is not None for setting in settings)
+    figure, axes = new_figure(
+        1, 3 if gained else 2, width=WIDTH, height=height, max_width=3 * WIDTH
+    )
+    left, middle, *right = axes[0]
     _draw_curves(left, settings)
     if swept is not None:
-        draw_sweep(right, settings, swept, bars)
+        draw_sweep(middle, settings, swept, bars)
     else:
-        _draw_finals(right, settings, bars)
-    right.set_title("final accuracy", fontsize=10)
-    legend_below(figure, [left, right])
+        _draw_finals(middle, settings, bars)
+    middle.set_title("final accuracy", fontsize=10)
+    for panel in right:
+        _draw_gains(panel, settings, swept)
+    legend_below(figure, axes[0])
     return figure
+
+
+def _draw_gains(axes: Any, settings: Sequence[Setting], swept: str | None) -> None:
+    """Draw the gain of each setting over clients alone with its interval, and a line at 0."""
+    probe = _probes(settings)[-1]
+    label = f"gain by {probe} (points)"
+    for row, setting in enumerate(settings):
+        gain = setting.gain
+        if gain is None:
+            continue
+        style = line_style(row)
+        mark = {"color": style["color"], "marker": style["marker"], "markersize": 6}
+        if swept is None:
+            axes.errorbar([gain.mean], [row], xerr=gain.error, capsize=3, linewidth=1.2, **mark)
+        else:
+            value = [setting.value or 0.0]
+            axes.errorbar(value, [gain.mean], yerr=gain.error, capsize=3, linewidth=1.2, **mark)
+    if swept is None:
+        _set_rows(axes, settings)
+        axes.axvline(0, **ZERO_STYLE)
+        axes.set_xlabel(label)
+    else:
+        _set_value_axis(axes, sorted(setting.value or 0.0 for setting in settings), swept)
+        axes.axhline(0, **ZERO_STYLE)
+        axes.set_ylabel(label)
+    axes.grid(alpha=0.3, axis="x" if swept is None else "y")
+    axes.set_title("gain over clients that train alone", fontsize=10)
 
 
 def draw_sweep_alone(settings: Sequence[Setting], swept: str, bars: str) -> Any:
@@ -169,14 +204,19 @@ def _draw_finals(axes: Any, settings: Sequence[Setting], bars: str) -> None:
             )
             if len(final.seeds) > 1:
                 axes.plot(final.seeds, [y] * len(final.seeds), zorder=3, **SEED_STYLE)
+    _set_rows(axes, settings)
+    set_accuracy_axis(axes, _extent(settings), "accuracy (%)", "x")
+    _add_probe_marks(axes, probes)
+    _explain(axes, settings, bars)
+
+
+def _set_rows(axes: Any, settings: Sequence[Setting]) -> None:
+    """Name the row of each setting, the first at the top."""
     labels = []
     for setting in settings:
         labels.append(textwrap.fill(setting.label, LABEL_CHARACTERS))
     axes.set_yticks(range(len(settings)), labels, fontsize=SMALL)
     axes.set_ylim(len(settings) - 0.5, -0.5)
-    set_accuracy_axis(axes, _extent(settings), "accuracy (%)", "x")
-    _add_probe_marks(axes, probes)
-    _explain(axes, settings, bars)
 
 
 def _face(number: int, probes: Sequence[str], colour: str) -> str:

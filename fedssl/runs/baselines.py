@@ -21,6 +21,7 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import undamaged
 from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.time_left import Later
 
 MAX_RELATIVE_TIME = 2.0  # of a baseline that is trained without being asked for
 
@@ -48,28 +49,39 @@ def choose_baselines(experiment: Experiment, rounds: Iterable[Mapping[str, Any]]
     `rounds` are the records of the finished run. Clients that train alone take part in every
     round, so they take longer than the run if only some clients took part in each.
     """
-    if experiment.probe.baselines is not None:
-        return Choice(list(experiment.probe.baselines))
-    if not experiment.topology.merges or experiment.algorithm.needs_server:
-        return Choice(["random"])
     cost = _isolated_cost(rounds)
+    names = baseline_names(experiment, cost.relative)
+    if experiment.probe.baselines is not None or not _can_train_alone(experiment):
+        return Choice(names)
     time = approximate_time(cost.seconds)
-    if cost.relative <= MAX_RELATIVE_TIME:
+    if "isolated" in names:
         return Choice(
-            ["random", "isolated"],
+            names,
             f"each client also trains alone, for comparison: about {time}; --no-baselines skips it",
         )
     return Choice(
-        ["random"],
+        names,
         f"clients do not train alone for comparison: it would take about {time}, "
         f"{cost.relative:.1f} times as long as this run; --baselines random,isolated does it",
     )
 
 
+def baseline_names(experiment: Experiment, relative: float) -> list[str]:
+    """Return the baselines, if clients that train alone take `relative` times as long as the run."""
+    if experiment.probe.baselines is not None:
+        return list(experiment.probe.baselines)
+    if relative <= MAX_RELATIVE_TIME and _can_train_alone(experiment):
+        return ["random", "isolated"]
+    return ["random"]
+
+
+def _can_train_alone(experiment: Experiment) -> bool:
+    """True if clients without a server are another training than the run."""
+    return experiment.topology.merges and not experiment.algorithm.needs_server
+
+
 def announce(folder: Path, choice: Choice, notify: Notify) -> None:
-    """Print what measuring a run replaces, and how long training its baselines takes."""
-    if (folder / "results.json").is_file():
-        notify(f"measuring the run again: this replaces the results in {folder}, trains no round")
+    """Print how long training the baselines of a run takes."""
     if choice.note is not None and not (folder / "isolated").is_dir():
         notify(choice.note)
 
@@ -146,6 +158,7 @@ class Baselines:
                 device=self.device,
                 title=name,
                 quiet=self.quiet,
+                later=Later(part="this baseline", estimated=False),
             )
         )
 

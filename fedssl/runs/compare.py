@@ -23,6 +23,7 @@ from fedssl.runs.run_labels import label, labelled_keys, varying_keys
 from fedssl.runs.summary import RunSummary
 
 THIS_RUN = "this run"
+ALONE = "isolated"  # the baseline of clients that train alone
 # Settings of [probe] that do not change the accuracy of a finished run.
 NOT_MEASURED = {"every", "picture", "baselines"}
 
@@ -266,11 +267,23 @@ def count_test_images(group: Group, probe: str) -> int | None:
     return len(outcome)
 
 
-def _mean_outcome(group: Group, probe: str) -> Tensor | None:
+def gain_over_alone(group: Group, probe: str) -> Interval | None:
+    """Return how much better the runs are than their clients alone, averaged over seeds.
+
+    None if clients did not train alone for every run.
+    """
+    together = _mean_outcome(group, probe)
+    alone = _mean_outcome(group, probe, ALONE)
+    if together is None or alone is None:
+        return None
+    return difference_interval(together, alone)
+
+
+def _mean_outcome(group: Group, probe: str, row: str = THIS_RUN) -> Tensor | None:
     """Return for each test image the share of seeds that are right; None if a run has no outcomes."""
     outcomes = []
     for run in group.runs:
-        outcome = read_outcomes(run.folder).get((THIS_RUN, probe))
+        outcome = read_outcomes(run.folder).get((row, probe))
         if outcome is None:
             return None
         outcomes.append(outcome)

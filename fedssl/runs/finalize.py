@@ -24,13 +24,9 @@ from fedssl.evaluation.outcomes import OUTCOMES, outcomes_of, write_outcomes
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.verdict import THIS_RUN, judge
 from fedssl.experiment.experiment import Experiment
-from fedssl.runs.baselines import (
-    Baselines,
-    announce,
-    baselines_of,
-    untrained_models,
-)
+from fedssl.runs.baselines import Baselines, announce, baselines_of, untrained_models
 from fedssl.runs.collapse_warning import Collapse
+from fedssl.runs.earlier_results import set_aside
 from fedssl.runs.feature_check import check_features
 from fedssl.runs.picture import draw_if_wanted
 from fedssl.runs.resume_checks import read_experiment
@@ -115,7 +111,7 @@ def _write_outputs(
     if measured:  # only exported models or the picture were damaged
         results = integrity.read_json(folder, "results.json") or results
     else:
-        (folder / "picture.png").unlink(missing_ok=True)  # it shows earlier results
+        set_aside(folder, results, evaluation.notify)
         _measure(evaluation, baselines, models, results)
         if "verdict" in results:  # now: the picture may take a minute
             evaluation.notify(f"verdict: {results['verdict']['sentence']}")
@@ -156,10 +152,13 @@ def _describe(
         "rounds": rounds,
         **hashes,
         "models": len(models),
+        "probe": evaluation.experiment.to_dict()["probe"],
         "environment": environment(evaluation.device) | {"code": ", ".join(history.codes)},
         "notes": _notes(evaluation, models, history.notes),
         "table": {},
     }
+    if _measurable(evaluation, models):
+        results["knn_settings"] = evaluation.knn_settings
     imports = imported_hashes()
     if imports:
         results["imports"] = imports
@@ -234,9 +233,10 @@ def _measure(
     """Fill in the results, and write them together with classes and outcomes."""
     folder = baselines.folder
     if _measurable(evaluation, models):
-        results["knn_settings"] = evaluation.knn_settings
+        chosen = probes(evaluation.experiment)
+        results["measured_on"] = evaluation.images.description(chosen)
         results["labelled"] = {}
-        for probe in probes(evaluation.experiment):
+        for probe in chosen:
             results["labelled"][probe] = evaluation.images.learned_from(probe)
         scores: dict[str, dict[str, Score]] = {}
         for name, row in _rows(evaluation, baselines, models):

@@ -39,7 +39,11 @@ from fedssl.runs.resume_checks import (
 from fedssl.runs.session import STOPPING as STOPPING
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.runs.session import Interrupted as Interrupted
+from fedssl.runs.time_left import TRAINING_ONLY, Estimate, Later
 from fedssl.training.trainer import resolve_mode, resolve_precision
+
+# (federation, evaluation, run directory, finished rounds) -> estimate
+EstimateRun = Callable[[Federation, Evaluation, Path, int], Estimate]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class LocalRun:
     device: torch.device
     title: str  # of the progress bar
     quiet: bool = False
+    estimate: EstimateRun | None = None  # of the whole command
+    later: Later = TRAINING_ONLY  # without an estimate, what the time left refers to
 
     @property
     def notify(self) -> Notify:
@@ -163,7 +169,23 @@ class LocalSession:
             resumed=resumed is not None,
             title=self._run.title,
             quiet=self._run.quiet,
+            later=self._announce_time(last.rounds),
         )
+
+    def _announce_time(self, done: int) -> Later:
+        """Print the estimated time of the whole command; return what follows training."""
+        run = self._run
+        if run.quiet or run.estimate is None:
+            return run.later
+        training, later = run.estimate(
+            self._federation, self._session.evaluation, self._session.folder, done
+        )
+        if training is None:
+            return later
+        rounds = self._federation.experiment.rounds
+        all_rounds = training * rounds / (rounds - done)
+        run.notify(f"{run.title}: estimated time: {later.text(training, all_rounds)}")
+        return later._replace(announced=later.total(training, all_rounds))
 
     def _print_workload(self, done: int) -> None:
         """Print what is trained, on which device and for how many rounds; `done` are finished."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from fedssl.core.console import approximate_time, duration, print_to_stderr
+from fedssl.core.console import print_to_stderr
 from fedssl.engine.uploads.records import Reply
-
-# Seconds of training before the estimate is printed: the first steps are slower than later ones.
-SECONDS_BEFORE_ESTIMATE = 2.0
-SECONDS_BEFORE_ESTIMATE_WITHIN_ROUND = 10.0
+from fedssl.runs.time_left import Pace
 
 
 class Progress(Protocol):
@@ -35,69 +31,6 @@ class Silent:
 
     def round(self, line: dict[str, Any]) -> None:
         """Do nothing."""
-
-
-class Pace:
-    """The time left, from the client-rounds that this process has finished.
-
-    Rounds that were finished before the run was resumed are left out.
-    """
-
-    def __init__(
-        self, rounds: int, done: int = 0, per_round: int = 1, workers: int | None = None
-    ) -> None:
-        """`per_round`: clients asked in a round; `workers` of them train at the same time."""
-        self.rounds = rounds
-        self._done = done
-        self._per_round = per_round
-        self._workers = workers or per_round
-        self._finished = 0  # client-rounds
-        self._start = time.monotonic()
-        self._estimated = False
-        self._lock = threading.Lock()
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the first round of this process began."""
-        return time.monotonic() - self._start
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until the last round is finished; None until two clients per worker are."""
-        if self._finished < min(2 * self._workers, self._per_round):
-            return None
-        total = (self.rounds - self._done) * self._per_round
-        return self.elapsed * max(0, total - self._finished) / self._finished
-
-    def finish_client(self) -> str | None:
-        """Count a client; return the estimate, once, if the round is long. Called from any thread."""
-        with self._lock:
-            self._finished += 1
-            return self._estimate(SECONDS_BEFORE_ESTIMATE_WITHIN_ROUND)
-
-    def finish_round(self, number: int) -> str | None:
-        """Count a round, from 1; return the estimate of the whole training, once."""
-        with self._lock:
-            self._finished = (number - self._done) * self._per_round
-            return self._estimate(SECONDS_BEFORE_ESTIMATE)
-
-    def _estimate(self, seconds: float) -> str | None:
-        left = self.left
-        if self._estimated or left is None or self.elapsed < seconds:
-            return None
-        self._estimated = True
-        if not left:
-            return None
-        rounds = self.rounds - self._done
-        time = approximate_time(self.elapsed + left)
-        return f"estimated time of training: about {time} for {rounds} rounds, then measuring"
-
-    def summary(self) -> str:
-        """Return the time elapsed and the time left."""
-        text = f"{duration(self.elapsed)} elapsed"
-        if self.left:
-            text += f", {duration(self.left)} left"
-        return text
 
 
 def summary(line: dict[str, Any], rounds: int, times: str = "") -> str:
@@ -142,7 +75,7 @@ class Lines:
         self._last = 0.0
 
     def client(self, reply: Reply) -> None:
-        """Count a client; print the estimate of the training time when it is possible."""
+        """Count a client; print the estimated time when it is possible."""
         self._print(self._pace.finish_client())
 
     def round(self, line: dict[str, Any]) -> None:
@@ -167,18 +100,17 @@ class Lines:
 class Bars:
     """Show one bar that counts client-rounds, with images/s, the last kNN and the time left."""
 
-    def __init__(self, bar: Any, task: Any, title: str, pace: Pace, per_round: int) -> None:
+    def __init__(self, bar: Any, task: Any, title: str, pace: Pace) -> None:
         self._bar = bar
         self._task = task
         self._title = title
         self._pace = pace
-        self._per_round = per_round
         self._knn = ""
 
     def client(self, reply: Reply) -> None:
         """Advance the bar by one client."""
         estimate = self._pace.finish_client()
-        self._bar.update(self._task, advance=1, left=self._time_left())
+        self._bar.update(self._task, advance=1, left=self._pace.left_text())
         self._print(estimate)
 
     def round(self, line: dict[str, Any]) -> None:
@@ -194,17 +126,12 @@ class Bars:
             loss = f"loss {line['loss']:.4f}  "
         self._bar.update(
             self._task,
-            completed=line["round"] * self._per_round,
+            completed=line["round"] * self._pace.per_round,
             description=f"{self._title}  round {line['round']}/{rounds}",
             note=f"{loss}{self._knn}{line['images_per_s']:,.0f} images/s",
-            left=self._time_left(),
+            left=self._pace.left_text(),
         )
         self._print(estimate)
-
-    def _time_left(self) -> str:
-        if not self._pace.left:
-            return ""
-        return f"{duration(self._pace.left)} left"
 
     def _print(self, text: str | None) -> None:
         if text is not None:
@@ -212,22 +139,11 @@ class Bars:
 
 
 @contextmanager
-def round_progress(
-    title: str,
-    rounds: int,
-    done: int,
-    per_round: int,
-    quiet: bool,
-    workers: int | None = None,
-) -> Iterator[Progress]:
-    """Show progress as it suits standard error.
-
-    `per_round`: clients asked in a round; `workers` of them train at the same time, or all.
-    """
+def round_progress(title: str, pace: Pace, quiet: bool) -> Iterator[Progress]:
+    """Show progress as it suits standard error."""
     if quiet:
         yield Silent()
         return
-    pace = Pace(rounds, done, per_round, workers)
     if not sys.stderr.isatty():
         yield Lines(title, pace)
         return
@@ -244,10 +160,10 @@ def round_progress(
     )
     with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(
-            f"{title}  round {done}/{rounds}",
-            total=rounds * per_round,
-            completed=done * per_round,
+            f"{title}  round {pace.done}/{pace.rounds}",
+            total=pace.rounds * pace.per_round,
+            completed=pace.done * pace.per_round,
             note="",
             left="",
         )
-        yield Bars(bar, task, title, pace, per_round)
+        yield Bars(bar, task, title, pace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
 from fedssl.runs.directories import default_dir, titled_experiment
 from fedssl.runs.finalize import finish
+from fedssl.runs.input_images import load_as_input
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import check_resumable, read_experiment, same_images
 from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.time_estimate import estimate_run
 
 MAY_BE_SEEN = (
     "the run was trained on this data set, so images that it is measured on may have been used in "
@@ -132,6 +134,17 @@ class Run:
         with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
             backbone = federation_setup.build_backbone(self.experiment, self._channels(state))
             return backbone_of(state, backbone)
+
+    def load_images(self, paths: Sequence[str | Path]) -> Tensor:
+        """Return image files as the input of `backbone()`, prepared as in training.
+
+        The result is float32 (n, channels, size, size): decoded, cropped, scaled and normalised
+        like training images, without augmentation. Raises DataError if a file cannot be read.
+        """
+        image = self._image()
+        return load_as_input(
+            paths, image, federation_setup.normalisation(self.experiment, image[0])
+        )
 
     def _channels(self, state: State) -> int:
         """Return the channels of the run's images: those that a model's first convolution takes.
@@ -252,18 +265,18 @@ def run(
         changed = with_given_images(changed, dataset)
     dataset = _from_python(dataset, test)
     title, original, chosen = titled_experiment(experiment, changed)
-    torch_device = resolve_device(device)
-    folder = default_dir(title, chosen, original, torch_device) if dir is None else Path(dir)
+    on = resolve_device(device)
+    folder = default_dir(title, chosen, original, on) if dir is None else Path(dir)
     # Checked again under the lock, but here before images are read.
-    check_resumable(chosen, folder, torch_device, ignore_message)
+    check_resumable(chosen, folder, on, ignore_message)
     root = Path(data_dir or "data")
     notify = ignore_message if quiet else print_to_stderr
     data = read_data(chosen, root, dataset, notify)
     public = read_public(chosen, data, root, notify)
     notify(f"run directory: {folder}")
     with explained_errors(folder):
-        train_locally(LocalRun(chosen, folder, data, public, torch_device, title, quiet))
-        if not finish(folder, data, public, device=torch_device, quiet=quiet):
+        train_locally(LocalRun(chosen, folder, data, public, on, title, quiet, estimate_run))
+        if not finish(folder, data, public, device=on, quiet=quiet):
             notify(_already_finished(folder, chosen.rounds))
     return Run(folder, root, device, dataset)
 

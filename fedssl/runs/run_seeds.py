@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedssl.core.console import ignore_message, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.evaluation.outcomes import read_outcomes
 from fedssl.evaluation.verdict import Verdict, judge
@@ -31,6 +32,8 @@ def run_seeds(
     if seeds == 1:
         return [run(experiment, dir, device, data_dir, quiet=quiet, set=changed)]
     first = load(experiment, changed).seed
+    notify = ignore_message if quiet else print_to_stderr
+    notify(f"{seeds} seeds, one run each: estimated times and times left are those of one run")
     runs = []
     for seed in range(first, first + seeds):
         folder = None if dir is None else Path(dir) / f"seed{seed}"

@@ -32,6 +32,7 @@ from fedssl.runs.feature_check import FeatureCheck
 from fedssl.runs.progress import Progress, round_progress
 from fedssl.runs.round_warnings import RoundWarnings
 from fedssl.runs.rounds_log import RoundsLog, read_rounds, record
+from fedssl.runs.time_left import TRAINING_ONLY, Later, Pace
 
 STOPPING = "stopping after the current step; finished rounds are saved"
 
@@ -137,13 +138,14 @@ class Session:
         resumed: bool,
         title: str,
         quiet: bool,
+        later: Later = TRAINING_ONLY,
     ) -> None:
         """Run the rounds after `last`. Finished rounds are saved also if this is interrupted."""
         code()  # computed now: source files may be edited during the run
         self._announce(last, resumed, quiet)
-        with round_progress(
-            title, self.experiment.rounds, last.rounds, self.clients_per_round, quiet, self.workers
-        ) as progress:
+        rounds = self.experiment.rounds
+        pace = Pace(rounds, last.rounds, self.clients_per_round, self.workers, later=later)
+        with round_progress(title, pace, quiet) as progress:
             recorder = Recorder(self, progress, last)
             active = open_runtime(progress)
             try:
@@ -151,10 +153,8 @@ class Session:
                     recorder.record(round, active)
             except KeyboardInterrupt:
                 self.notify(STOPPING)  # at once: what follows may take as long as a step
-                finished = f"{recorder.last.rounds} of {self.experiment.rounds}"
-                raise Interrupted(
-                    f"stopped after round {finished}; the same command resumes the run"
-                ) from None
+                stopped = f"stopped after round {recorder.last.rounds} of {rounds}"
+                raise Interrupted(f"{stopped}; the same command resumes the run") from None
             finally:
                 self._close(active, recorder.unsaved)
 

@@ -23,6 +23,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "jitter_p": 0.8,
             "gray": 0.2,
         },
+        # Photos without colour: objects may be mirrored, and the light varies. Without colour a very
+        # small part shows little, so crops are larger than those of "photo".
+        "grey": {
+            "crop": (0.2, 1.0),
+            "flip": 0.5,
+            "jitter": (0.4, 0.4, 0.0, 0.0),
+            "jitter_p": 0.8,
+            "gray": 0.0,
+        },
         # Stains are colours, and a cell is small in its image: keep hue and most of the area.
         "microscopy": {
             "crop": (0.4, 1.0),

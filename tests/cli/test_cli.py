@@ -117,7 +117,8 @@ def test_run(here: Path, cli: Cli) -> None:
     assert "run directory  runs/mine\n" in out
     assert "backbone       runs/mine/backbone.safetensors\n" in out
     assert re.search(
-        r"^mine: round 2/2  3/3 clients  loss [\d.]+  [\d,]+ images/s  kNN [\d.]+%  \d+ s elapsed$",
+        r"^mine: round 2/2  3/3 clients  loss [\d.]+  [\d,]+ images/s  kNN [\d.]+%  "
+        r"\d+ s elapsed(, \d+ s left)?$",
         err,
         re.M,
     )
@@ -221,7 +222,16 @@ def test_a_folder_whose_test_images_alone_have_labels(
     )
     code, out, err = cli("run", "mine.toml", *ward, "--set", "data.test=elsewhere", "--dir", "run")
     assert code == 0
-    assert (out.count(note), err.count(note)) == (1, 1)
+    assert (out.count(note), err.count(note)) == (0, 1)
+    assert (
+        "probes learned from 4 of the 8 labelled test images and were tested on the other 4: the "
+        "training images have no labels\n"
+    ) in out
+    code, out, _ = cli("evaluate", "run", "--probe", "knn")
+    assert (
+        out.splitlines()[0].split(": ")[1]
+        == "accuracy on 4 test images, learned from 4 other labelled test images"
+    )
     results = json.loads(Path("run/results.json").read_text())
     assert results["notes"][0].startswith(note)
     assert results["table"]["this run"].keys() == {"knn", "linear"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,27 @@ def test_seeds_of_one_setting_have_no_gain(folder: Path, cli: Cli) -> None:
     assert code == 0
     assert "simclr × fedavg × star" in out
     assert "gain" not in out.lower()
+
+
+def test_the_gain_over_clients_alone(tmp_path: Path, cli: Cli) -> None:
+    """3 of 4 images instead of half of the clients on each: 25 points; the other run has none.
+
+    Bonett and Price: differences 1/2, 1/2, 1/2, -1/2, so 1 / 6, variance (3 / 6 - 1 / 36) / 6.
+    """
+    fake_run(tmp_path / "a", correct=(1, 1, 1, 0), alone=(0.5, 0.5, 0.5, 0.5))
+    fake_run(tmp_path / "b", "method.temperature=0.05")
+    code, out, _ = cli("compare", str(tmp_path), "--out", str(tmp_path / "both.png"))
+    assert code == 0
+    assert "over clients alone, linear" in out
+    assert "+25.0 (-38.3 … +71.7)" in out
+    assert "over its own clients that train alone, by the linear probe" in out
+    code, out, _ = cli("compare", str(tmp_path), "--json", "--out", str(tmp_path / "both.png"))
+    with_alone, without = json.loads(out)["groups"]
+    margin = 100 * 1.959964 * math.sqrt((3 / 6 - 1 / 36) / 6)
+    assert with_alone["linear"]["gain_over_alone"]["low"] == pytest.approx(
+        100 / 6 - margin, abs=1e-3
+    )
+    assert without["linear"]["gain_over_alone"] is None
 
 
 def test_without_matplotlib_there_is_only_the_table(

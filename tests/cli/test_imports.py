@@ -24,6 +24,16 @@ HEAVY = (
     "flwr",
     "fedssl.experiment.experiment",
 )
+# Not needed to validate an experiment.
+TRAINING = (
+    "fedssl.runs.run",
+    "fedssl.cli.results",
+    "fedssl.federation_setup",
+    "fedssl.evaluation.evaluate",
+    "matplotlib",
+    "scipy",
+    "flwr",
+)
 MAX_MODULES = 600  # torch alone imports a thousand
 
 # Runs the command line, then prints the number of imported modules and those that are heavy.
@@ -34,7 +44,7 @@ try:
     main()
 except SystemExit as end:
     code = end.code
-heavy = [name for name in {HEAVY!r} if name in sys.modules]
+heavy = [name for name in {(*HEAVY, *TRAINING)!r} if name in sys.modules]
 print("imported", len(sys.modules), *heavy, file=sys.stderr)
 sys.exit(code)
 """
@@ -91,3 +101,19 @@ def test_quick_answers_import_nothing_heavy(
     code, count, heavy = _run(*arguments, cwd=tmp_path)
     assert (code, heavy) == (expected, [])
     assert count < MAX_MODULES
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["misspelt.toml"], ["demo", "--set", "ronds=3"], ["demo", "--set", "train.lrr=0.1"]],
+    ids=" ".join,
+)
+def test_a_misspelt_key_imports_torch_and_settings_only(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    """Settings are checked by the classes of methods and algorithms, which need torch."""
+    (tmp_path / "misspelt.toml").write_text('ronds = 3\n[data]\nname = "fashion-mini"\n')
+    code, _, imported = _run("run", *arguments, cwd=tmp_path)
+    assert code == 2
+    assert "torch" in imported
+    assert not set(imported) & set(TRAINING)

@@ -8,8 +8,10 @@ from error_messages import raises
 from image_files import greys, load, put
 from pydantic import ValidationError
 
+from fedssl.core.console import names_hidden
 from fedssl.core.errors import DataError
 from fedssl.data import Folder, images
+from fedssl.data import folder as folder_module
 
 
 def test_layouts(tmp_path):
@@ -153,13 +155,13 @@ def test_without_a_cache_no_list_is_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["bad.png"]
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_files_that_are_no_images_are_skipped_and_counted(tmp_path, monkeypatch, terminal):
+@pytest.mark.parametrize("shown", [False, True])
+def test_files_that_are_no_images_are_skipped_and_counted(tmp_path, monkeypatch, shown):
     """They are not unreadable images: bad_share = 0 allows them. Archives are: they may hold data.
 
-    Names are printed on a terminal only, elsewhere the kinds of files.
+    Where names are hidden, kinds of files are printed.
     """
-    monkeypatch.setattr(images, "stderr_is_terminal", lambda: terminal)
+    monkeypatch.setattr(images, "names_are_shown", lambda: shown)
     put(tmp_path, "a/1.png", 1)
     put(tmp_path, "b/2", 2)  # an image without a suffix
     for name in ("a/Thumbs.db", "a/.DS_Store", "b/desktop.ini", "notes.TXT", "b/README"):
@@ -170,7 +172,7 @@ def test_files_that_are_no_images_are_skipped_and_counted(tmp_path, monkeypatch,
     assert greys(data.train) == [1, 2]
     kinds = "(.txt, desktop.ini, readme, …)"
     names = "(a/Thumbs.db, b/README, b/desktop.ini, …)"
-    assert messages[-1] == f"skipped 4 files that are not images {names if terminal else kinds}"
+    assert messages[-1] == f"skipped 4 files that are not images {names if shown else kinds}"
     (tmp_path / "b/scan.nii.gz").write_text("data")
     with raises(DataError):
         folder.load(tmp_path, messages.append)
@@ -181,27 +183,39 @@ def test_one_file_that_is_no_image(tmp_path):
     (tmp_path / "labels.csv").touch()
     messages = []
     Folder(path=".", size=2, layout="flat").load(tmp_path, messages.append)
-    assert messages[-1] == "skipped 1 file that is not an image (.csv)"
+    assert messages[-1] == "skipped 1 file that is not an image (labels.csv)"
 
 
-def test_files_left_out_are_named_on_a_terminal_and_counted_elsewhere(thousand, monkeypatch):
-    """Standard error may go to a log unless it is a terminal; there LISTED = 8 of ten are named."""
+def test_files_left_out_are_named(thousand, tmp_path_factory, monkeypatch):
+    """LISTED = 8 of ten are named, and a private file names all."""
+    cache = tmp_path_factory.mktemp("cache")
+    folder = Folder(path=".", size=2, channels=1, layout="flat", cache=str(cache))
+    for module in (images, folder_module):
+        monkeypatch.setattr(module, "LISTED", 8)
     messages = []
-    Folder(path=".", size=2, channels=1, layout="flat").load(thousand, messages.append)
+    folder.load(thousand, messages.append)
+    first, *lines = messages[-1].splitlines()
+    assert first == "left out 10 files:"
+    assert (lines[0], lines[-2:]) == (
+        "  empty file: bad0.png",
+        [
+            "  truncated or damaged: bad7.png",
+            f"  and 2 more; all are listed in {cache / 'unreadable.txt'}",
+        ],
+    )
+    assert len((cache / "unreadable.txt").read_text().splitlines()) == 1 + 10
+
+
+def test_files_left_out_are_counted_in_logs(thousand):
+    messages = []
+    with names_hidden():
+        Folder(path=".", size=2, channels=1, layout="flat").load(thousand, messages.append)
     assert messages[-1].splitlines() == [
         "left out 10 files (files are named on a terminal only):",
         "  empty file: 3",
         "  not an image: 5",
         "  truncated or damaged: 2",
     ]
-    monkeypatch.setattr(images, "stderr_is_terminal", lambda: True)
-    monkeypatch.setattr(images, "LISTED", 8)
-    Folder(path=".", size=2, channels=1, layout="flat").load(thousand, messages.append)
-    lines = messages[-1].splitlines()[1:]
-    assert (lines[0], lines[-2:]) == (
-        "  empty file: bad0.png",
-        ["  truncated or damaged: bad7.png", "  and 2 more"],
-    )
 
 
 def test_the_share_of_bad_files_counts_by_client(tmp_path):

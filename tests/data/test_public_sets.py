@@ -157,7 +157,7 @@ def test_a_folder_of_images_may_be_public(tmp_path: Path) -> None:
     assert taken.shape == (3, 1, 4, 4)
     assert taken[:, 0, 0, 0].tolist() == [0, 50, 100]
     assert messages[-2:] == [
-        "left out 1 file (files are named on a terminal only):\n  not an image: 1",
+        "left out 1 file:\n  not an image: 3.png",
         "public images: all 3 that exist, not 3,200",
     ]
 

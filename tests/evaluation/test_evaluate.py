@@ -231,6 +231,21 @@ def test_how_many_images_were_learned_from_and_measured_on() -> None:
     assert semi.measure({"x": state()}, ("semi",))["semi"].labelled == 9
 
 
+def test_the_images_of_probes_are_described() -> None:
+    """All 60 training images vote, a tenth of them is learned from; or halves of 31 test images."""
+    labelled = Evaluation(experiment(labels=0.1), DATA, CPU).images
+    assert labelled.description(("knn", "linear")) == (
+        "probes learned from 60 labelled training images (linear: 6 of them) and were tested on 30 "
+        "test images"
+    )
+    unlabelled = Dataset(images(6, 0, labelled=False), images(31, 1))
+    halved = Evaluation(experiment(), unlabelled, CPU).images
+    assert halved.description(("knn", "linear")) == (
+        "probes learned from 15 of the 31 labelled test images and were tested on the other 16: "
+        "the training images have no labels"
+    )
+
+
 def test_one_labelled_image_is_too_few_to_fine_tune_with() -> None:
     """The default is 1% of 60: batch normalisation has no statistics of one image."""
     semi = Evaluation(with_probe_settings(experiment(), "semi", {}), DATA, CPU)

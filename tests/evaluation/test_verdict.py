@@ -55,7 +55,7 @@ def test_the_verdict_names_the_gain_over_clients_alone() -> None:
     )
     assert verdict.sentence == (
         "better than clients that train alone: +10.0 points by the linear probe, 100 test images, "
-        "95% interval +3.4 … +16.2"
+        "95% interval +3.4 … +16.2 over test images; one seed: --seeds 3 shows the spread over seeds"
     )
     assert verdict.values()["gains"]["random"]["linear"]["estimate"] == 30.0
 
@@ -67,7 +67,7 @@ def test_a_small_gain_is_not_claimed() -> None:
         "no clear difference from clients that train alone: +10.0 points by kNN, 10 test images"
     )
     (advice,) = verdict.advice
-    assert advice.startswith("more labelled test images narrow the interval")
+    assert advice == "more labelled test images narrow the interval"
 
 
 def test_a_loss_is_stated_as_such() -> None:
@@ -97,8 +97,8 @@ def test_differences_that_round_to_zero_have_no_sign() -> None:
 def test_without_baselines_there_is_the_accuracy_alone() -> None:
     sentence = judge([{("this run", "linear"): _right(81, 263)}]).sentence
     assert sentence == (
-        "30.8% by the linear probe, 263 test images, 95% interval 25.5 … 36.6; "
-        "there is no baseline to compare with"
+        "30.8% by the linear probe, 263 test images, 95% interval 25.5 … 36.6 over test images; "
+        "one seed: --seeds 3 shows the spread over seeds; there is no baseline to compare with"
     )
 
 
@@ -120,6 +120,7 @@ def test_seeds_are_averaged_and_their_spread_is_stated() -> None:
     margin = 1.959964 * math.sqrt((14.5 / 102 - (15 / 102) ** 2) / 102)
     assert gain.interval.low == pytest.approx(100 * (15 / 102 - margin), abs=1e-4)
     assert " by kNN (mean of 2 seeds, std 7.1), 100 test images," in verdict.sentence
+    assert verdict.sentence.endswith(" over test images, not over seeds")
     assert gain.values()["seeds"] == [10.0, 20.0]
 
 

@@ -109,13 +109,26 @@ def test_test_images_need_no_holdout() -> None:
         ("blood_cells", False, "microscopy"),
         ("Chest-XRays", True, "xray"),
         ("steel_defects", True, "texture"),
-        ("scans", True, "xray"),
+        ("scans", True, "grey"),
+        ("scans", False, "photo"),
     ],
 )
 def test_the_views_follow_from_the_name_and_the_colour(
     folder: str, grey: bool, preset: str
 ) -> None:
     assert guess_preset(Path(folder), SUMMARY._replace(grey=grey))[0] == preset
+
+
+def test_grey_photos_are_mirrored_and_the_file_names_the_views_for_x_rays() -> None:
+    summary = SUMMARY._replace(grey=True)
+    assert _drafted(summary).method.augment.flip == 0.5
+    assert _drafted(summary, views="xray").method.augment.flip == 0.0
+    text = draft(Path("photos"), summary, Choices())
+    assert (
+        "# Views: the images are grey; xray if left and right differ, as in X-rays.\n"
+        "# Others: photo, microscopy, xray, texture.\n"
+        'augment = "grey"\n'
+    ) in text
 
 
 def test_views_may_be_given() -> None:

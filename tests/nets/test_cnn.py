@@ -27,11 +27,13 @@ def test_cnn5_has_five_convolutions() -> None:
     assert sum(p.numel() for p in net.parameters()) == 4_208_352
 
 
-def test_cnn5_refuses_smaller_images() -> None:
+@pytest.mark.parametrize("size", [(15, 15), (16, 8), (7, 7), (1, 1)])
+def test_cnn5_refuses_smaller_images(size: tuple[int, int]) -> None:
+    """Under 8 pixels a side, torch's pooling would fail first."""
     with torch.device("meta"):
         net = build("cnn5")
         with raises(ConfigError):
-            net(torch.empty(2, 3, 15, 15))
+            net(torch.empty(2, 3, *size))
 
 
 @pytest.mark.parametrize("size", [16, 24, 48])

@@ -33,6 +33,22 @@ def test_a_comparison_has_a_line_and_a_row_for_each_setting() -> None:
     assert "95% interval" in [text.get_text() for text in legend.get_texts()]
 
 
+@pytest.mark.parametrize("swept", [None, "train.lr"])
+def test_gains_over_clients_alone_have_a_panel_with_a_line_at_0(swept: str | None) -> None:
+    """The second setting has no gain, and so no point."""
+    gain = Accuracy(3.0, [], (1.0, 6.0))
+    settings = [_setting("a", 70.0, 0.1)._replace(gain=gain), _setting("b", 80.0, 1.0)]
+    panel = draw_comparison(settings, swept, "95% interval").axes[2]
+    assert panel.get_title() == "gain over clients that train alone"
+    (interval,) = [c for c in panel.collections if len(c.get_segments()) == 1]
+    along = 0 if swept is None else 1
+    assert interval.get_segments()[0][:, along].tolist() == [1.0, 6.0]
+    zero = panel.lines[-1]
+    assert list((zero.get_xdata, zero.get_ydata)[along]()) == [0, 0]
+    label = panel.get_xlabel() if swept is None else panel.get_ylabel()
+    assert label == "gain by linear (points)"
+
+
 def test_a_sweep_is_drawn_in_the_order_of_its_values() -> None:
     settings = [_setting("lr 1", 70.0, 1.0), _setting("lr 0.1", 80.0, 0.1)]
     _, axes = new_figure(1, 1)

@@ -119,9 +119,9 @@ def test_bad_files_are_left_out_and_counted(
     experiment = fedssl.Experiment.from_dict(settings["base"] | {"data": data})
     run = fedssl.run(experiment, tmp_path / "run", data_dir=tmp_path / "data", set=settings["set"])
     err = capsys.readouterr().err
-    assert "skipped 1 file that is not an image (.txt)" in err
-    assert "left out 2 files (files are named on a terminal only):" in err
-    for line in ("empty file: 1", "truncated or damaged: 1"):
+    assert "skipped 1 file that is not an image (notes.txt)" in err
+    assert "left out 2 files:" in err
+    for line in ("empty file: empty.png", "truncated or damaged: truncated.png"):
         assert line in err
     assert [c["images"] for c in run.rounds[0]["clients"]] == [99, 99, 99]
     for name in ("one-more.png", "another.png"):

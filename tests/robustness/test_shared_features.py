@@ -19,7 +19,8 @@ from fedssl.algorithm import ALGORITHMS, Features
 from fedssl.algorithms import CCL, FedCA
 from fedssl.core.state.tree import Tree, tensor
 from fedssl.engine.uploads.records import Reply
-from fedssl.runs.progress import Lines, Pace
+from fedssl.runs.progress import Lines
+from fedssl.runs.time_left import Pace
 from fedssl.training.client import Client
 
 SHARING = [case for case, algorithm in CASES.items() if algorithm["name"] in ("ccl", "fedca")]

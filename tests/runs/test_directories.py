@@ -40,9 +40,10 @@ def test_an_unchanged_recipe_has_its_name() -> None:
         (["rounds=16"], "demo-rounds16"),
         (["method=byol"], "demo-byol"),
         (["train.lr=0.01", "train.batch=64"], "demo-batch64-lr0.01"),
-        (["method.augment.crop=[0.2, 1.0]"], "demo-crop0.2-1.0"),
+        (["method.augment.crop=[0.3, 1.0]"], "demo-crop0.3-1.0"),
         (["train.optimizer=sgd"], "demo-optimizer-sgd"),
         (["method.augment=microscopy"], "demo-microscopy"),
+        (["method.augment.crop=[0.2, 1.0]"], "demo-grey"),  # then the views are those of a preset
         (["method.augment=xray", "train.lr=0.01"], "demo-xray-lr0.01"),
         (["method.augment=xray", "method.augment.flip=0.5"], "demo-jitter0.3-0.3-0.0-0.0"),
         (["train.deterministic=true"], "demo-deterministic"),

@@ -59,6 +59,8 @@ def test_a_stop_is_reported_at_once(go: Go, monkeypatch: pytest.MonkeyPatch) -> 
             return super().write(text)
 
     def slow(self: Trainer, *args: Any) -> Metrics:
+        if threading.current_thread().name.startswith("trial"):  # before the first round
+            return fit(self, *args)
         # A signal during a finalizer is lost: Python ignores exceptions there.
         for _ in range(10):
             os.kill(os.getpid(), signal.SIGINT)

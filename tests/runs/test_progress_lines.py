@@ -15,7 +15,8 @@ from factories import make_experiment, random_pixels
 import fedssl
 from fedssl.engine.uploads.records import Reply
 from fedssl.runs import progress
-from fedssl.runs.progress import Lines, Pace, round_progress
+from fedssl.runs.progress import Lines, round_progress
+from fedssl.runs.time_left import TRAINING_ONLY, Later, Pace
 
 REPLY = Reply("a", 10, None, None)
 Clock = Callable[[float], None]
@@ -76,14 +77,11 @@ def test_rounds_before_a_resume_do_not_count(set_clock: Clock) -> None:
 
 def test_the_estimate_is_made_once_and_from_measured_rounds(set_clock: Clock) -> None:
     """Two rounds of 20 in 5 seconds: all take 50."""
-    pace = Pace(20, 0, per_round=1)
+    pace = Pace(20, 0, per_round=1, later=TRAINING_ONLY)
     set_clock(1.5)
     assert pace.finish_round(1) is None  # too early
     set_clock(5)
-    assert (
-        pace.finish_round(2)
-        == "estimated time of training: about 50 s for 20 rounds, then measuring"
-    )
+    assert pace.finish_round(2) == "estimated time of training: about 50 s"
     set_clock(6)
     assert pace.finish_round(3) is None
 
@@ -94,10 +92,7 @@ def test_long_rounds_are_estimated_from_their_first_clients(set_clock: Clock) ->
     set_clock(30)
     assert pace.finish_client() is None
     set_clock(60)
-    assert (
-        pace.finish_client()
-        == "estimated time of training: about 1.7 h for 2 rounds, then measuring"
-    )
+    assert pace.finish_client() == "estimated time: about 1.7 h"
 
 
 def test_short_training_has_no_estimate(set_clock: Clock) -> None:
@@ -106,6 +101,46 @@ def test_short_training_has_no_estimate(set_clock: Clock) -> None:
     assert pace.finish_round(1) is None
     set_clock(3)
     assert pace.finish_round(2) is None  # nothing is left
+
+
+def test_the_time_left_includes_baselines_and_measuring(set_clock: Clock) -> None:
+    """One round of 10 takes 6 s: 54 s are left, then 120 s of baselines and 30 s of measuring."""
+    pace = Pace(10, later=Later(baselines=2.0, measuring=30.0, picture=True))
+    set_clock(6)
+    assert pace.finish_round(1) == (
+        "estimated time: about 4 min: training 60 s, baselines 2 min, measuring and picture 30 s"
+    )
+    assert pace.left == pytest.approx(54 + 120 + 30)
+    assert pace.summary() == "6 s elapsed, 3:24 left"
+    set_clock(60)
+    pace.finish_round(10)
+    assert pace.summary() == "1:00 elapsed, 2:30 left"
+
+
+def test_a_resumed_run_has_baselines_of_all_its_rounds(set_clock: Clock) -> None:
+    """Rounds of 5 s: one of the last two is left, and a baseline of ten rounds."""
+    pace = Pace(10, 8, later=Later(baselines=1.0))
+    set_clock(5)
+    pace.finish_round(9)
+    assert pace.left == pytest.approx(5 + 50)
+
+
+@pytest.mark.parametrize(("announced", "printed"), [(40.0, False), (39.0, True), (90.0, True)])
+def test_an_estimate_that_was_far_off_is_corrected(
+    announced: float, printed: bool, set_clock: Clock
+) -> None:
+    """Ten rounds of 6 s and no baselines are one minute, 1.5 times 40 s, or 2/3 of 90 s."""
+    pace = Pace(10, later=Later(announced=announced + 0.1 * (not printed)))
+    set_clock(6)
+    text = "estimated time: about 60 s"
+    assert pace.finish_round(1) == (text if printed else None)
+
+
+def test_a_baseline_has_no_estimate_and_its_time_left_is_marked(set_clock: Clock) -> None:
+    pace = Pace(10, later=Later(part="this baseline", estimated=False))
+    set_clock(6)
+    assert pace.finish_round(1) is None
+    assert pace.summary() == "6 s elapsed, 54 s left of this baseline"
 
 
 def test_every_line_has_the_time_elapsed_and_left(
@@ -119,7 +154,7 @@ def test_every_line_has_the_time_elapsed_and_left(
     assert capsys.readouterr().err.splitlines() == [
         "demo: round 1/4  1/1 clients  loss 1.0000  50 images/s  1 s elapsed, 3 s left",
         "demo: round 2/4  1/1 clients  loss 1.0000  50 images/s  8 s elapsed, 8 s left",
-        "demo: estimated time of training: about 16 s for 4 rounds, then measuring",
+        "demo: estimated time: about 16 s",
         "demo: round 4/4  1/1 clients  loss 1.0000  50 images/s  1:20 elapsed",
     ]
 
@@ -128,16 +163,17 @@ def test_the_bar_of_a_resumed_run(set_clock: Clock, monkeypatch: pytest.MonkeyPa
     """The bar starts at round 90; two clients in 5 seconds leave 18 clients, or 45 seconds."""
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("COLUMNS", "200")
-    with round_progress("demo", 100, 90, per_round=2, quiet=False, workers=1) as shown:
+    pace = Pace(100, 90, per_round=2, workers=1, later=TRAINING_ONLY)
+    with round_progress("demo", pace, quiet=False) as shown:
         set_clock(5)
         shown.client(REPLY)
         shown.client(REPLY)
         shown.round(line(91, knn=50.0))
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sys.stderr.getvalue())
-    assert "demo: estimated time of training: about 50 s for 10 rounds, then measuring" in text
+    assert "demo: estimated time of training: about 50 s" in text
     last = text.splitlines()[-1]
     assert last.startswith("demo  round 91/100")
-    assert last.rstrip().endswith("45 s left")
+    assert last.rstrip().endswith("45 s left of training")
 
 
 def test_a_run_prints_what_it_trains(capfd: pytest.CaptureFixture[str], tmp_path: Any) -> None:

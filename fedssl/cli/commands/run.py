@@ -59,6 +59,10 @@ def run(
     changes = parse_assignments(with_views(set, views)) | _baselines(baselines, no_baselines)
     import_modules(imports)
 
+    from fedssl.experiment.experiment import load
+
+    load(name, changes)  # a misspelt key is reported before more modules are imported
+
     from fedssl.cli.results import print_results, print_seeds, seeds_as_values
     from fedssl.runs.run_seeds import run_seeds
 

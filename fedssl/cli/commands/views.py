@@ -14,7 +14,7 @@ PresetOrAll = Annotated[
     str | None,
     typer.Option(
         metavar="PRESET",
-        help="View preset: photo, microscopy, xray or texture; all shows them side by side.",
+        help="View preset: photo, grey, microscopy, xray or texture; all shows them side by side.",
     ),
 ]
 

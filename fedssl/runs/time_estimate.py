@@ -1,0 +1,240 @@
+"""Estimate the time of a whole run before its first round, from a few trial steps on its images."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedssl.core.errors import ClientError
+from fedssl.core.seeds import generator
+from fedssl.data.image_pool import as_pixels
+from fedssl.engine.runtimes.client_round import Shard
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.experiment.experiment import Experiment
+from fedssl.federation_setup import Federation
+from fedssl.method import Batch, Constants, Method, Output
+from fedssl.plots.feature_map import MAPPED
+from fedssl.probes import LINEAR, Labelled, knn_predict, linear_predict
+from fedssl.runs.baselines import baseline_names
+from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.time_left import Estimate, Later
+from fedssl.training.trainer import Trainer, TrainingTask, resolve_mode
+
+TRIAL_STEPS = 4
+TRIAL_EPOCHS = 10  # of the linear probe
+MAX_WARM_UP = 2.0  # seconds; a longer first trial is not repeated
+SAMPLE = 256  # images of which features are computed
+MAX_ROWS = 2000  # labelled features that a probe learns from in a trial
+# Two maps of MAPPED images, at 3 s each on a core of 2020, and imports. See feature_map.py.
+PICTURE_SECONDS = 8.0
+
+
+def estimate_run(
+    federation: Federation, evaluation: Evaluation, folder: Path, done: int
+) -> Estimate:
+    """Return the time of training, of baselines, and of measuring; `done` rounds are finished."""
+    experiment = federation.experiment
+    workload = _workload(federation)
+    names: list[str] = []
+    if evaluation.images.possible:
+        names = baseline_names(experiment, workload.relative)
+    baselines = 0.0
+    for name in names:
+        baselines += _share_left(experiment, folder, name) * workload.of_baseline(name)
+    probes = _probe_seconds(federation, evaluation)
+    picture = _picture_seconds(evaluation)
+    measuring = _model_count(federation, names) * probes.model + picture
+    later = Later(baselines / workload.busiest, measuring, picture=picture > 0)
+    speed = training_speed(federation)
+    if speed is None:
+        return Estimate(None, later)
+    rounds = experiment.rounds - done
+    seconds = rounds * experiment.train.epochs * workload.busiest / speed
+    if experiment.probe.every:
+        seconds += rounds // experiment.probe.every * probes.knn
+    return Estimate(seconds, later)
+
+
+class _Workload(NamedTuple):
+    """The images of a round, and how workers share them."""
+
+    sizes: Sequence[int]  # images of all clients
+    participants: Sequence[int]  # images of the clients in the first round
+    workers: int
+
+    @property
+    def relative(self) -> float:
+        """The number of clients, relative to those that take part in a round."""
+        return len(self.sizes) / max(1, len(self.participants))
+
+    @property
+    def busiest(self) -> int:
+        """Images of the busiest worker in a round."""
+        return busiest_worker(self.participants, self.workers)
+
+    def of_baseline(self, name: str) -> int:
+        """Return the images of the busiest worker in a round of a baseline."""
+        if name == "centralized":
+            return sum(self.sizes)
+        return busiest_worker(self.sizes, self.workers)
+
+
+def _workload(federation: Federation) -> _Workload:
+    experiment = federation.experiment
+    counts = federation.image_counts()
+    plan = experiment.topology.plan(federation.clients, 0, experiment.seed)
+    participants = [counts[client] for client in plan.site_of]
+    return _Workload(list(counts.values()), participants, len(federation.trainers))
+
+
+def busiest_worker(sizes: Sequence[int], workers: int) -> int:
+    """Return the images of the worker that has most of them, if the largest client starts first."""
+    loads = [0] * workers
+    for size in sorted(sizes, reverse=True):
+        loads[loads.index(min(loads))] += size
+    return max(loads)
+
+
+def _share_left(experiment: Experiment, folder: Path, name: str) -> float:
+    """Return the share of a baseline's rounds that must be trained; 0 for untrained models."""
+    if name == "random":
+        return 0.0
+    if experiment.with_changes({"topology.name": name}).topology == experiment.topology:
+        return 0.0  # the run itself
+    finished = sum(1 for _ in read_rounds(folder / name / "rounds.jsonl"))
+    return max(0.0, 1 - finished / experiment.rounds)
+
+
+def training_speed(federation: Federation) -> float | None:
+    """Return the images per second of one worker while all of them train, or None.
+
+    Steps are tried only where nothing is compiled, and by methods without labels. The models are
+    the same afterwards.
+    """
+    trainers = federation.trainers
+    trainer = federation.trainer
+    mode = resolve_mode(trainer.settings.mode, trainer.device)
+    if mode != "eager" or trainer.device.type != "cpu" or trainer.method.learns_from_labels:
+        return None
+    largest = max(federation.shards.values(), key=lambda shard: shard.images)
+    stop = threading.Event()
+    try_steps = partial(_try_steps, largest, stop)
+    set_threads = partial(torch.set_num_threads, trainer.settings.threads)
+    with ThreadPoolExecutor(len(trainers), "trial", initializer=set_threads) as pool:
+        try:
+            return min(pool.map(try_steps, trainers))
+        except (ClientError, MemoryError, RuntimeError):
+            return None  # training itself reports the reason
+        finally:
+            stop.set()  # after Ctrl-C, end within a step
+
+
+def _method_loss(method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
+    """Return the loss without the algorithm's terms, which need a message of the server."""
+    return method.loss(out, constants)
+
+
+def _try_steps(shard: Shard, stop: threading.Event, trainer: Trainer) -> float:
+    """Train a few steps, with a learning rate of 0, and return images per second; restore the model."""
+    method = trainer.method
+    before = method.state.clone()
+    try:
+        start = time.perf_counter()
+        speed = _images_per_second(shard, stop, trainer, batches=1)
+        if time.perf_counter() - start < MAX_WARM_UP:
+            batches = max(1, TRIAL_STEPS // trainer.settings.epochs)
+            speed = _images_per_second(shard, stop, trainer, batches)
+        return speed
+    finally:
+        method.state.load(before)
+        method.uncounted_batches = 0
+
+
+def _images_per_second(
+    shard: Shard, stop: threading.Event, trainer: Trainer, batches: int
+) -> float:
+    """Return the speed of training on this many batches in each epoch."""
+    pixels = as_pixels(shard.on(trainer.device), trainer.device)
+    batch = min(trainer.settings.batch, shard.images)
+    task = TrainingTask(
+        pixels.select(torch.arange(batches * batch) % shard.images),
+        labels=None,
+        generator=generator("trial", device=trainer.device),
+        lr=0.0,
+        progress=0.0,
+        stop=stop,
+    )
+    metrics = trainer.fit(task, _method_loss, {})
+    return metrics.images / metrics.seconds
+
+
+class _ProbeSeconds(NamedTuple):
+    """The time of measuring one model."""
+
+    model: float  # with every probe
+    knn: float  # with kNN alone, as after some rounds
+
+
+def _probe_seconds(federation: Federation, evaluation: Evaluation) -> _ProbeSeconds:
+    """Return the time of measuring one model, from samples; 0 without labelled images."""
+    images = evaluation.images
+    if not images.possible:
+        return _ProbeSeconds(0.0, 0.0)
+    sample = images.test.select(torch.arange(min(SAMPLE, len(images.test)))).pixel_rows
+    state = federation.trainer.method.state
+    features = evaluation.features(state, sample)
+    embedding = _seconds(lambda: evaluation.features(state, sample)) / len(features)
+    embedding *= len(images.train) + len(images.test)
+    rows = min(MAX_ROWS, len(images.train))
+    labels = torch.arange(rows, device=features.device) % images.classes
+    train = Labelled(features[torch.arange(rows) % len(features)], labels)
+    settings = evaluation.knn_settings
+    knn = _seconds(lambda: knn_predict(train, features, **settings))
+    knn *= len(images.train) / rows * len(images.test) / len(features)
+    model = embedding + knn
+    probe = evaluation.experiment.probe
+    if probe.linear and probe.solver == "protocol":
+        protocol = LINEAR[probe.protocol].changed(probe.epochs, probe.lr, probe.batch)
+        short = protocol._replace(epochs=min(TRIAL_EPOCHS, protocol.epochs))
+        seconds = _seconds(lambda: linear_predict(train, features, short))
+        share = images.learned_from("linear") / rows
+        model += seconds * protocol.epochs / short.epochs * share
+    return _ProbeSeconds(model, embedding + knn)
+
+
+def _seconds(work: Callable[[], Tensor]) -> float:
+    """Return the median time of computing a tensor; the first time may take longer."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        work().cpu()  # waits until it is computed
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _model_count(federation: Federation, names: Sequence[str]) -> int:
+    """Return the number of models that are measured, with those of the baselines."""
+    experiment = federation.experiment
+    clients = federation.clients
+    count = len(experiment.topology.sites(clients))
+    if experiment.algorithm.personalises:
+        count = len(clients)
+    for name in names:
+        count += len(clients) if name == "isolated" else 1
+    return count
+
+
+def _picture_seconds(evaluation: Evaluation) -> float:
+    test = evaluation.data.test
+    if not evaluation.experiment.probe.picture or test is None or not test.labelled:
+        return 0.0
+    return PICTURE_SECONDS * min(1.0, len(test) / MAPPED)
