@@ -14,6 +14,7 @@ from fedssl.core.settings import LARGEST_VIEW, Settings, validate
 from fedssl.data import SOURCES, Dataset, Images, Source
 from fedssl.data.download import find_path
 from fedssl.data.public import fitted
+from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import settings_class
 
 # The name of a data set, a table as under [data], or the images.
@@ -95,3 +96,25 @@ def _fit(images: Images, image: Shape) -> Images:
     if images.image_shape == image:
         return images
     return Images(fitted(images.pixels, image), images.label_loader, images.classes)
+
+
+def trained_on(experiment: Experiment, on: On) -> bool:
+    """True if these are the images of the run itself."""
+    table = same_source(experiment, on)
+    trained = experiment.to_dict()["data"]
+    return table is not None and trained | table == trained
+
+
+def same_source(experiment: Experiment, on: On) -> dict[str, Any] | None:
+    """Return `on` as a table if it is the data set of the run, whichever part; else None."""
+    table = {"name": on} if isinstance(on, str) else on
+    trained = experiment.to_dict()["data"]
+    if not isinstance(table, Mapping) or trained["name"] == "given":
+        return None
+    if trained["name"] != table.get("name") or _path(trained) != _path(table):
+        return None
+    return dict(table)
+
+
+def _path(table: Mapping[str, Any]) -> Path | None:
+    return Path(table["path"]) if "path" in table else None

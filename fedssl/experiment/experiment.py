@@ -20,6 +20,7 @@ from fedssl.core.suggestions import suggest
 from fedssl.core.user_modules import missing_options
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.engine.uploads.settings import GuardSettings
+from fedssl.experiment.hashed_settings import hashed_settings
 from fedssl.experiment.lookup import load_values
 from fedssl.experiment.model_size import check_model_size
 from fedssl.experiment.overrides import (
@@ -36,9 +37,6 @@ from fedssl.probes import ProbeSettings
 from fedssl.topologies.topology import TOPOLOGIES, Star, Topology
 from fedssl.training.settings import TrainSettings
 
-# Settings that earlier versions did not have, by table. They do not change the hash of an
-# experiment while they have their default values.
-ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
 BASELINES = ("random", "isolated", "centralized")
 
 
@@ -158,23 +156,13 @@ class Experiment(Settings):
     def hash(self) -> str:
         """Return a hash that identifies the experiment.
 
-        Settings added later are left out at their defaults; `min_uploads` is always left out, so
-        that a run can be resumed with another value.
+        It is that of the same experiment in earlier versions.
         """
         plain = self.to_dict()
+        for table in ("guard", "probe", "train"):
+            plain[table] = hashed_settings(table, getattr(self, table), plain[table])
         if self.guard.model_copy(update={"min_uploads": 2}) == GuardSettings():
             del plain["guard"]
-        else:
-            del plain["guard"]["min_uploads"]
-        for table, keys in ADDED_LATER.items():
-            settings = getattr(self, table)
-            for key in keys:
-                if getattr(settings, key) == type(settings).model_fields[key].default:
-                    plain.get(table, {}).pop(key, None)
-        plain["probe"].setdefault("k", 200)
-        plain["probe"].setdefault("baselines", [])
-        for table in ("guard", "probe", "train"):
-            _restore_earlier_names(plain.get(table, {}), type(getattr(self, table)).earlier_names)
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def with_changes(self, changes: Mapping[str, Any]) -> Experiment:
@@ -260,13 +248,6 @@ class Experiment(Settings):
         data = tables["data"]
         public = tables["public"]
         return all(data.get(key) == public.get(key) for key in ("name", "path", "part"))
-
-
-def _restore_earlier_names(settings: dict[str, Any], earlier_names: Mapping[str, str]) -> None:
-    """Write settings under the names of earlier versions, so that hashes stay the same."""
-    for name, earlier in earlier_names.items():
-        if name in settings:
-            settings[earlier] = settings.pop(name)
 
 
 def _where_defined(problem: UnknownNameError, folder: Path) -> str:

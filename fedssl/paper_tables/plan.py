@@ -22,7 +22,7 @@ import torch
 
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.user_modules import import_options, imported_modules
-from fedssl.evaluation.evaluate import RESET_SETTINGS, check_suits
+from fedssl.evaluation.probe_settings import RESET_SETTINGS, check_suits
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values
 from fedssl.experiment.overrides import merge_changes

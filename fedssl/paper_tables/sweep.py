@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.core.errors import ConfigError
-from fedssl.evaluation.evaluate import check_probe
+from fedssl.evaluation.probe_settings import check_probe
 from fedssl.experiment.overrides import full_key
 from fedssl.experiment.plain_values import parse_assignment, parse_assignments
 from fedssl.paper_tables.published import Cell, Table

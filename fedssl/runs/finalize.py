@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.files import integrity
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.lock import locked
-from fedssl.core.provenance import UNKNOWN, code, environment
+from fedssl.core.provenance import environment
 from fedssl.core.user_modules import imported_hashes
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
@@ -25,12 +25,11 @@ from fedssl.evaluation.score import Score
 from fedssl.evaluation.verdict import THIS_RUN, judge
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.baselines import Baselines, announce, baselines_of, untrained_models
-from fedssl.runs.collapse_warning import Collapse
 from fedssl.runs.earlier_results import set_aside
 from fedssl.runs.feature_check import check_features
 from fedssl.runs.picture import draw_if_wanted
 from fedssl.runs.resume_checks import read_experiment
-from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.round_history import read_history
 from fedssl.runs.up_to_date import hash_images, hash_labels, is_up_to_date
 
 MAX_LISTED_MODELS = 100  # of a score in classes.json
@@ -146,7 +145,7 @@ def _describe(
     hashes: Mapping[str, str | None],
 ) -> dict[str, Any]:
     """Return the contents of results.json, with an empty table."""
-    history = _read_history(folder)
+    history = read_history(folder)
     results = {
         "experiment": evaluation.experiment.hash(),
         "rounds": rounds,
@@ -188,36 +187,6 @@ def _notes(evaluation: Evaluation, models: Models, of_rounds: list[str]) -> list
 
 def _measurable(evaluation: Evaluation, models: Models) -> bool:
     return evaluation.images.possible and bool(models)
-
-
-class History(NamedTuple):
-    """Facts from the rounds log that belong to the results."""
-
-    notes: list[str]
-    codes: list[str]  # that computed the rounds and compute the results
-
-
-def _read_history(folder: Path) -> History:
-    collapse = Collapse()
-    lengths: set[int] = set()
-    codes: dict[str, None] = {}  # in the order of their first rounds
-    for line in read_rounds(folder / "rounds.jsonl"):
-        collapse.update(line)
-        lengths.add(line["of"])
-        codes[line.get("code", UNKNOWN)] = None
-    codes[code()] = None
-    notes = []
-    # Unless the learning rate is constant, one run of that length would give other weights.
-    if len(lengths) > 1:
-        notes.append(f"started as a run of {min(lengths)} rounds and extended to {max(lengths)}")
-    if collapse.likely:
-        notes.append(collapse.likely)
-    if len(codes) > 1:
-        notes.append(
-            f"computed by several versions of fedssl's code ({', '.join(codes)}), which may differ "
-            "in their results"
-        )
-    return History(notes, list(codes))
 
 
 def probes(experiment: Experiment) -> tuple[str, ...]:

@@ -18,11 +18,12 @@ from fedssl.core.errors import ConfigError, RunError, explained_errors
 from fedssl.core.files import integrity
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, from_python
-from fedssl.evaluation.evaluate import Evaluation, backbone_of, with_probe_settings
+from fedssl.evaluation.evaluate import Evaluation, backbone_of
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
+from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score
-from fedssl.evaluation.transfer import On, other_images
+from fedssl.evaluation.transfer import On, other_images, same_source, trained_on
 from fedssl.experiment.client_data import partition_data, read_data, read_public, with_given_images
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import flatten
@@ -164,7 +165,7 @@ class Run:
         """
         changed = with_probe_settings(self.experiment, probe, settings)
         models = self._existing_models()
-        if on is not None and not self._trained_on(on):
+        if on is not None and not trained_on(self.experiment, on):
             return self._transfer(changed, probe, on, models)
         data = self.data()
         evaluation = Evaluation(changed, data, self.device, notify=print_to_stderr)
@@ -191,25 +192,9 @@ class Run:
         all_images = changed.with_changes({"data.leave_out": 0.0})
         evaluation = Evaluation(all_images, data, self.device, seen=False, notify=print_to_stderr)
         score = evaluation.measure(models, (probe,), models.excluded)[probe]
-        if self._same_source(on) is not None:
+        if same_source(self.experiment, on) is not None:
             score.add_note(MAY_BE_SEEN)
         return score
-
-    def _trained_on(self, on: On) -> bool:
-        """True if these are the images of the run itself."""
-        table = self._same_source(on)
-        trained = self.experiment.to_dict()["data"]
-        return table is not None and trained | table == trained
-
-    def _same_source(self, on: On) -> dict[str, Any] | None:
-        """Return `on` as a table if it is the data set of the run, whichever part; else None."""
-        table = {"name": on} if isinstance(on, str) else on
-        trained = self.experiment.to_dict()["data"]
-        if not isinstance(table, Mapping) or trained["name"] == "given":
-            return None
-        if trained["name"] != table.get("name") or _path(trained) != _path(table):
-            return None
-        return dict(table)
 
     def _image(self) -> tuple[int, int, int]:
         """Return the shape (C, H, W) of the run's images, from an exported backbone if possible."""
@@ -233,10 +218,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.dir)!r}, {len(self.rounds)}/{self.experiment.rounds} rounds)"
-
-
-def _path(table: Mapping[str, Any]) -> Path | None:
-    return Path(table["path"]) if "path" in table else None
 
 
 def run(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import papers
-from fedssl.evaluation.evaluate import with_probe_settings
+from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values

@@ -23,9 +23,10 @@ from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
 from fedssl.evaluation import evaluate
-from fedssl.evaluation.evaluate import Evaluation, backbone_of, with_probe_settings
+from fedssl.evaluation.evaluate import Evaluation, backbone_of
 from fedssl.evaluation.labelled_images import FROZEN, HEAD_ONLY
 from fedssl.evaluation.missing_labels import missing_labels
+from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score, percent
 from fedssl.experiment.experiment import Experiment
 from fedssl.probes import Protocol

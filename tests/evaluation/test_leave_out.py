@@ -17,8 +17,9 @@ from fedssl.analysis import analyse
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
-from fedssl.evaluation.evaluate import Evaluation, with_probe_settings
+from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.labelled_images import HALVED, SEEN
+from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.experiment.client_data import left_out, partition_data, public_rows
 from fedssl.experiment.experiment import Experiment
 

@@ -12,7 +12,7 @@ from error_messages import raises
 
 import fedssl
 from fedssl.core.errors import ConfigError
-from fedssl.evaluation.evaluate import with_probe_settings
+from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.experiment.experiment import load
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.plain_values import parse_assignment

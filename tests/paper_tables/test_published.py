@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedssl.evaluation.evaluate import check_probe, with_probe_settings
+from fedssl.evaluation.probe_settings import check_probe, with_probe_settings
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.overrides import merge_changes

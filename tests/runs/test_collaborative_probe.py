@@ -15,7 +15,7 @@ import fedssl
 from fedssl import federation_setup, nets
 from fedssl.core.errors import ConfigError
 from fedssl.data import Dataset, Images
-from fedssl.evaluation.evaluate import with_probe_settings
+from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.collaborative_probe import labelled_part, supervised
