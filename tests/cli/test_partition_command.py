@@ -47,8 +47,8 @@ def test_views_of_all_presets(here: Path, cli: Cli) -> None:
     for name in ("views.png", "photo.png"):
         with Image.open(name) as sheet:
             sizes.append(sheet.height)
-    # A line of settings for each of four presets, in place of one line.
-    assert sizes[0] - sizes[1] == 3 * 20
+    # A line of settings for each of five presets, in place of one line.
+    assert sizes[0] - sizes[1] == 4 * 20
     code, _, err = cli("views", "mine.toml", "--views", "al")
     assert (code, 'unknown view preset "al"' in err) == (2, True)
 
