@@ -91,7 +91,7 @@ class Federation:
         site = algorithm.init(Client("home", image, None, {}, trainer, 0, 0))
         self.travels = model(site, "model").layout
         schema = algorithm.upload_schema(trainer.method)
-        typical = TypicalUpdate(1.0, 1, 1.0)  # as in every round after the first
+        typical_update = TypicalUpdate(1.0, 1, 1.0)  # as in every round after the first
         self.rounds = federate(
             algorithm,
             Star(),
@@ -99,7 +99,7 @@ class Federation:
             {SERVER: site},
             schema=schema,
             rounds=ENDLESS,
-            typical=typical,
+            typical_update=typical_update,
             rules=RoundRules(GuardSettings()),
         )
 

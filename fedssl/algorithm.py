@@ -27,12 +27,12 @@ class TensorSpec(NamedTuple):
 class Features(NamedTuple):
     """Schema of unit-length rows that clients share; invalid rows are dropped one by one.
 
-    The rest of the upload still counts. `columns` are keys of `TensorSpec` with one value per feature;
-    they lose the same rows.
+    The rest of the upload still counts. `columns` names other tensors of the upload with one row per
+    feature: rows dropped here are dropped there too.
     """
 
     width: int
-    most: int  # rows that one client may share
+    max_rows: int  # that one client may share
     columns: tuple[str, ...] = ()
 
     @property
@@ -69,7 +69,7 @@ class Algorithm(Settings, ABC):
     """Frozen hyper-parameters and pure functions on Trees: sites, messages, uploads, memories.
 
     A site is a place where uploads are merged: the server, or each peer of a graph. In a round, a
-    site sends `broadcast` to each of its clients, each returns the upload of `client`, and `merge`
+    site sends `broadcast` to each of its clients, each returns the upload of `client_update`, and `merge`
     makes the site's next state. Nothing else is stored: an algorithm never changes a Tree that it
     receives, nor itself. Fields of a subclass are its hyper-parameters, keys under [algorithm].
     """

@@ -400,7 +400,9 @@ def test_rounds_log_is_documented(demo: Path) -> None:
     dropped = record(Round(0, {}, [Report("a", "too few images")]), 10, 0.1, 1.0, None)["clients"][
         0
     ]
-    trained = Report("a", None, Metrics(1.0, 2, 3, 4.0, 0.5, 6.0), clipped=0.1, rows_left_out="all")
+    trained = Report(
+        "a", None, Metrics(1.0, 2, 3, 4.0, 0.5, 6.0), clipped=0.1, dropped_rows_reason="all"
+    )
     clipped = record(Round(0, {}, [trained]), 10, 0.1, 1.0, None)["clients"][0]
     optional = {"knn_settings": {"k": 5}, "warning": "features are shared"}
     measured = record(Round(0, {}, []), 10, 0.1, 1.0, 50.0, **optional)

@@ -12,16 +12,16 @@ from fedssl.core.state.layout import PARAMETERS
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 
-SENT = ("model", "target")
+MODEL_KEYS = ("model", "target")
 
 
 def models_of(site: Tree) -> dict[str, State]:
     """Return the models of a site, without the state of its optimizer."""
-    return {key: model(site, key) for key in SENT if key in site}
+    return {key: model(site, key) for key in MODEL_KEYS if key in site}
 
 
 def parameters(state: State) -> Tensor:
-    """Return a model's parameters (n,): one live slice, since a layout has them first."""
+    """Return a model's parameters (n,): a view, not a copy; a layout stores parameters first, so they are contiguous."""
     (row,) = state.float_slices(PARAMETERS)
     return row
 

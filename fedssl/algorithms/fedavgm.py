@@ -3,7 +3,7 @@
 Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution for federated visual
 classification", 2019. The server's gradient, up to its sign, is Δ = mean of the clients' − w.
 Departures: running statistics, and a target that is averaged in addition to the model, take the
-mean. β = 0.9 and a server's rate of 1, of the values that the paper has tried.
+mean. The defaults β = 0.9 and server learning rate 1 are among the values tried in the paper.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Zhuang et al., "Collaborative unsupervised visual representation learning from d
 ICCV 2021, Algorithm 1 (its lines are in the margin): online backbone and projector ← global; the
 target stays local; the predictor ← global if the divergence of the client's last training is below
 μ, otherwise it stays local.
-Departures: the box has the squared L2 norm ‖θ − φ‖² (`squared-norm`), over backbone and projector;
-the authors' code has the mean of the layers' norms, the only scale on which their μ = 0.4
-(CIFAR-100: 0.6) is meaningful, and therefore the default. In a client's first round its target and
+Departures: the paper's algorithm box uses the squared L2 norm ‖θ − φ‖² (`squared-norm`), over
+backbone and projector; the authors' code uses the mean of the layers' norms. Their μ = 0.4
+(CIFAR-100: 0.6) is meaningful only on that scale, so it is the default. In a client's first round its target and
 predictor start from the global model.
 """
 

@@ -69,7 +69,7 @@ def decode_cached(
         return _Cache(source, home, (channels, size, size), notify).read(names)
     except OSError as error:
         raise DataError(
-            f"decoded images cannot be kept in {home} ({error.strerror}); free some space, "
+            f"decoded images cannot be cached in {home} ({error.strerror}); free some space, "
             'set data.cache to another folder, or to "off" to decode into memory at every start'
         ) from error
 

@@ -40,15 +40,18 @@ class Round(NamedTuple):
     number: int
     sites: Sites
     reports: Sequence[Report]
-    typical: TypicalUpdate | None = None  # the typical upload that the next round is compared with
+    # The median update that updates of the next round are compared with.
+    typical_update: TypicalUpdate | None = None
 
     @classmethod
-    def of(cls, number: int, sites: Sites, guard: Guard, typical: TypicalUpdate | None) -> Round:
-        """Return the round that a guard has seen; a failed one keeps the typical upload."""
-        finished = cls(number, sites, guard.reports, typical)
+    def of(
+        cls, number: int, sites: Sites, guard: Guard, typical_update: TypicalUpdate | None
+    ) -> Round:
+        """Return the round that a guard has seen; a failed one keeps the typical update."""
+        finished = cls(number, sites, guard.reports, typical_update)
         if finished.failed:
             return finished
-        return finished._replace(typical=guard.bound.next_typical())
+        return finished._replace(typical_update=guard.bound.next_typical())
 
     @property
     def failed(self) -> bool:
@@ -110,7 +113,7 @@ def federate(
     rounds: int,
     start: int = 0,
     seed: int = 0,
-    typical: TypicalUpdate | None = None,
+    typical_update: TypicalUpdate | None = None,
     rules: RoundRules = NO_RULES,
     mean: Callable[[], Averaging] = Mean,
 ) -> Iterator[Round]:
@@ -122,8 +125,8 @@ def federate(
         guard = broadcast.guard(
             schema,
             number,
-            bound=rules.bound(number, typical),
-            bounded=_bounded(plan, runtime),
+            bound=rules.bound(number, typical_update),
+            bounded=bounded_clients(plan, runtime),
             weights=rules.weights(plan, algorithm),
         )
         # Lazy: clients train, and replies are checked, while a site's merge consumes its uploads.
@@ -131,16 +134,16 @@ def federate(
         merged = dict(sites)
         for site, uploads in Routing(plan, guard(replies), guard.weights):
             merged[site] = algorithm.merge(sites[site], uploads, mean)
-        sites = rules.admit(sites, merged, guard, asked=len(plan.site_of))
-        finished = Round.of(number, sites, guard, typical)
-        typical = finished.typical
+        sites = rules.accept(sites, merged, guard, asked=len(plan.site_of))
+        finished = Round.of(number, sites, guard, typical_update)
+        typical_update = finished.typical_update
         yield finished
         failures = failures + 1 if finished.failed else 0
         if failures == MAX_FAILED_ROUNDS:
             raise RunError(_too_many_failures(guard))
 
 
-def _bounded(plan: Plan, runtime: Runtime) -> Collection[str]:
+def bounded_clients(plan: Plan, runtime: Runtime) -> Collection[str]:
     """Return the clients whose updates are limited. A single client is compared with no other."""
     if len(runtime.clients) == 1:
         return ()
@@ -151,4 +154,4 @@ def _too_many_failures(guard: Guard) -> str:
     reason = "no client answered"
     if guard.reports:
         reason = str(guard.reports[0].dropped)
-    return f"{MAX_FAILED_ROUNDS} consecutive rounds failed. Reason in the last one: {reason}"
+    return f"{MAX_FAILED_ROUNDS} consecutive rounds failed. Reason of the first client in the last: {reason}"

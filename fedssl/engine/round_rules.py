@@ -55,7 +55,7 @@ class RoundRules:
             averages_all=algorithm.averages_all,
         )
 
-    def admit(self, before: Sites, merged: Sites, guard: Guard, asked: int) -> Sites:
+    def accept(self, before: Sites, merged: Sites, guard: Guard, asked: int) -> Sites:
         """Return the sites after a round.
 
         A site whose merge is rejected keeps its previous state; the uploads that were rejected with

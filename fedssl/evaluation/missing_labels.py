@@ -42,12 +42,12 @@ def missing_labels(data: Dataset, probe: str = "knn", trained_on: bool = True) -
 
 def _no_test_images(labelled: bool, count: int, trained_on: bool) -> str:
     """Return a sentence that test images are missing, and how to provide them."""
-    problem = "there are neither test images nor labels here"
-    source = "data.test=PATH names a folder of them"
+    problem = "this data set has neither test images nor labels"
+    source = "data.test=PATH to a folder of labelled test images"
     if labelled:
-        problem = "there are no test images here"
-        holdout = f"data.holdout=N sets N of the {count:,} labelled training images aside"
+        problem = "this data set has no test images"
+        holdout = f"data.holdout=N to measure on N of the {count:,} labelled training images"
         source = f"{holdout}, or {source}"
     if trained_on:
-        return f"{problem}. Measure on another data set with --on, or start a new run: {source}"
-    return f"{problem}. Use --set: {source}"
+        return f"{problem}. Measure on another data set with --on, or start a new run with {source}"
+    return f"{problem}. Set {source}"

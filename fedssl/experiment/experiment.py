@@ -196,8 +196,8 @@ class Experiment(Settings):
         if missing:
             raise ConfigError(
                 f'algorithm "{self._algorithm_name}" needs a method with a '
-                f"{' and a '.join(sorted(missing))}; with these settings method "
-                f'"{METHODS.name_of(type(method))}" has none. Choose another method or algorithm: '
+                f"{' and a '.join(sorted(missing))}, but method "
+                f'"{METHODS.name_of(type(method))}" has none with these settings. Choose another method or algorithm: '
                 "`fedssl combinations` lists those that fit"
             )
         views = [group.count for group in method.views]

@@ -232,7 +232,8 @@ class Roster:
             return joined
         reasons = [f"rejected {rejection.text}" for rejection in self._rejected.values()]
         if len(self.nodes) > len(joined):
+            reasons.append("all clients need images of one shape")
             for client, hello in sorted(self.hellos.items()):
-                reasons.append(f"images of {hello.image} at {client}")
+                reasons.append(f'client "{client}" has images of shape {hello.image}')
         text = f"only {len(joined)} of {expected} clients joined within {timeout:g} s"
         raise RunError("; ".join([text, *reasons]))

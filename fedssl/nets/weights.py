@@ -148,11 +148,11 @@ def _mismatch(loaded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> s
     surplus = [name for name in loaded if name not in expected]
     problems = []
     if missing:
-        problems.append(f"lacks {_first_names(missing)}")
+        problems.append(f"missing: {_first_names(missing)}")
     if surplus:
-        problems.append(f"also has {_first_names(surplus)}")
+        problems.append(f"unexpected: {_first_names(surplus)}")
     if problems:
-        return "it " + " and ".join(problems)
+        return "; ".join(problems)
     for name, tensor in loaded.items():
         if tensor.shape != expected[name].shape:
             return f"its {name} is {tuple(tensor.shape)}, not {tuple(expected[name].shape)}"

@@ -117,8 +117,8 @@ def _check_same_probes(first: RunSummary, other: RunSummary) -> None:
             command = _measure_command(first, key, new[key])
         raise ConfigError(
             f"{first.folder} and {other.folder} were measured with differing settings: probe.{key} "
-            f"is {_text(old.get(key))} and {_text(new.get(key))}. `{command}` measures again and "
-            "trains nothing"
+            f"is {_text(old.get(key))} in the first and {_text(new.get(key))} in the second. `{command}` "
+            "measures again without training"
         )
 
 

@@ -175,12 +175,14 @@ def check_same_images(
     inputs = digest.hexdigest()
     recorded = integrity.read_text(folder, IMAGES, notify) if started(folder) else None
     if recorded is not None and recorded.split()[:1] != [inputs]:
-        problem = "with other images, or with these images on other clients"
+        problem = "images, or their assignment to clients,"
         if method.method.learns_from_labels:
-            problem += ", or with other labels"
+            problem += " or labels,"
         if method.init is not None:
-            problem += ", or from other first weights"
-        raise ConfigError(f"{folder} holds a run {problem}. Choose another --dir")
+            problem += " or first weights,"
+        raise ConfigError(
+            f"{folder} holds a run whose {problem} differ from this experiment's. Choose another --dir"
+        )
     return f"{inputs}\n{images}\n"
 
 

@@ -38,7 +38,7 @@ def record(
     line: dict[str, Any] = {
         "round": round.number + 1,
         "of": rounds,
-        "rate": lr,
+        "lr": lr,
         "failed": round.failed,
         "loss": loss,
         "knn": knn,
@@ -75,8 +75,8 @@ def _client(report: Report) -> dict[str, Any]:
     line["divergence"] = report.divergence
     if report.clipped is not None:
         line["clipped"] = report.clipped
-    if report.rows_left_out is not None:
-        line["rows_left_out"] = report.rows_left_out
+    if report.dropped_rows_reason is not None:
+        line["rows_left_out"] = report.dropped_rows_reason
     line["embedding_std"] = metrics.embedding_std
     line["effective_rank"] = metrics.effective_rank
     line["alignment"] = metrics.alignment

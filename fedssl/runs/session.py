@@ -184,7 +184,7 @@ class Session:
             rounds=experiment.rounds,
             start=last.rounds,
             seed=experiment.seed,
-            typical=last.typical,
+            typical_update=last.typical_update,
             rules=self._rules(active),
         )
 
@@ -223,18 +223,18 @@ class Session:
         experiment = self.experiment
         settings = None
         mean = None
-        excluded_mean = None
+        knn_common = None
         if knn is not None:
             settings = self.evaluation.knn_settings
             mean = knn.mean
-            excluded_mean = knn.excluded_mean
+            knn_common = knn.excluded_mean
         return record(
             round,
             experiment.rounds,
             experiment.train.lr_at(round.number, experiment.rounds),
             seconds,
             mean,
-            excluded_mean,
+            knn_common,
             knn_settings=settings,
             warning=experiment.algorithm.warning,
         )
@@ -266,7 +266,7 @@ class Recorder:
         """Log a finished round, measure it if it is due, and save a checkpoint if it is time."""
         session = self._session
         memory = active.client_memory()
-        snapshot = Snapshot(round.number + 1, round.sites, memory, round.typical)
+        snapshot = Snapshot(round.number + 1, round.sites, memory, round.typical_update)
         seconds = time.perf_counter() - self._round_start
         try:
             knn = session.knn(snapshot)

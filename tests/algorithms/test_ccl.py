@@ -221,7 +221,7 @@ def test_features_of_another_width_are_left_out_and_the_model_counts(
         )
         assert received.upload is not None
         assert guard.reports[0].dropped is None
-        assert "features" in str(guard.reports[0].rows_left_out)
+        assert "features" in str(guard.reports[0].dropped_rows_reason)
         site = federation.algorithm.merge(
             federation.site, [Upload("A", 1.0, received.upload)], Mean
         )

@@ -99,7 +99,7 @@ class Record(NamedTuple):
             schema=self.schema,
             rounds=2,
             start=1,
-            typical=self.typical,
+            typical_update=self.typical,
             rules=RoundRules(GuardSettings()),
         )
         return round
@@ -174,7 +174,7 @@ def recorded(case: str, topology: str = "star") -> Record | None:
         experiment.topology,
         schema,
         rounds[0].sites,
-        rounds[0].typical,
+        rounds[0].typical_update,
         first,
         second,
     )

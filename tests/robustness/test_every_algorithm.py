@@ -81,10 +81,22 @@ def _claims(images: Any) -> Mutation:
 
 
 MUTATIONS: dict[str, tuple[Mutation, str]] = {
-    "NaN in the first number": (_each_model(lambda s: _poisoned(s, 0, math.nan)), "is not finite"),
-    "NaN in the last number": (_each_model(lambda s: _poisoned(s, -1, math.nan)), "is not finite"),
-    "infinity": (_each_model(lambda s: _poisoned(s, 1, math.inf)), "is not finite"),
-    "minus infinity": (_each_model(lambda s: _poisoned(s, 1, -math.inf)), "is not finite"),
+    "NaN in the first number": (
+        _each_model(lambda s: _poisoned(s, 0, math.nan)),
+        "contains NaN or infinite values",
+    ),
+    "NaN in the last number": (
+        _each_model(lambda s: _poisoned(s, -1, math.nan)),
+        "contains NaN or infinite values",
+    ),
+    "infinity": (
+        _each_model(lambda s: _poisoned(s, 1, math.inf)),
+        "contains NaN or infinite values",
+    ),
+    "minus infinity": (
+        _each_model(lambda s: _poisoned(s, 1, -math.inf)),
+        "contains NaN or infinite values",
+    ),
     "a thousand times as far": (_exploded(1e3), "the norm of its update is"),
     "1e30 times as far": (_exploded(1e30), "the norm of its update is"),
     "extra key": (

@@ -74,7 +74,7 @@ def test_bad_rows_equal_missing_rows(case: str, kind: str, topology: str) -> Non
         round = record.instead(_changed(record, **{key: rows}))
         assert bits(round) == bits(record.instead(_changed(record, **fewer)))
         assert bits(round) != bits(record.instead(record.replies[BAD]))
-        dropped = {report.client: report.rows_left_out for report in round.reports}
+        dropped = {report.client: report.dropped_rows_reason for report in round.reports}
         assert str(dropped.pop(BAD)).startswith(
             f"{key}: {broken} of {count} rows left out, {broken} not "
         )
@@ -104,19 +104,21 @@ def test_malformed_features_equal_missing_features(case: str) -> None:
         round = record.instead(reply)
         assert bits(round) == expected
         assert [report.dropped for report in round.reports] == [None] * len(record.replies)
-        assert any(": all left out, " in str(report.rows_left_out) for report in round.reports)
+        assert any(
+            ": all left out, " in str(report.dropped_rows_reason) for report in round.reports
+        )
 
 
 @pytest.mark.parametrize("case", ["fedca, small", "ccl, small"])
 def test_no_client_shares_more_than_its_quota(case: str) -> None:
     record, key, spec, honest = _shared(case)
     many = {name: torch.cat(9 * [tensor(honest, name)]) for name in (key, *spec.columns)}
-    round, most = record.instead(_changed(record, **many)), spec.most
+    round, most = record.instead(_changed(record, **many)), spec.max_rows
     cut = {name: rows[:most] for name, rows in many.items()}
     assert bits(round) == bits(record.instead(_changed(record, **cut)))
     surplus = len(many[key]) - most
     assert f"{key}: {surplus} of {len(many[key])} rows left out, {surplus} more than {most}" in {
-        report.rows_left_out for report in round.reports
+        report.dropped_rows_reason for report in round.reports
     }
 
 

@@ -67,9 +67,9 @@ def _short(upload: dict[str, Any]) -> Tree:
 
 
 CORRUPTIONS: dict[str, tuple[Corrupt, str]] = {
-    "nan": (_poison(math.nan), "model: is not finite"),
-    "infinity": (_poison(math.inf), "model: is not finite"),
-    "minus infinity": (_poison(-math.inf), "model: is not finite"),
+    "nan": (_poison(math.nan), "model: contains NaN or infinite values"),
+    "infinity": (_poison(math.inf), "model: contains NaN or infinite values"),
+    "minus infinity": (_poison(-math.inf), "model: contains NaN or infinite values"),
     "negative variance": (_statistics("running_var", -1000.0), "running_var is negative"),
     "huge variance": (_statistics("running_var", 1e30), "its running statistics moved by"),
     "huge mean": (_statistics("running_mean", 1e30), "its running statistics moved by"),

@@ -25,7 +25,7 @@ def test_a_record_by_hand() -> None:
     """Loss by images: (2·30 + 5·10)/40 = 2.75; 40 images in 8 s are 5 a second; rounds from 1."""
     line = record(Round(4, {}, [A, B, C]), 10, 0.1, 8.0, 55.5)
     clients = line.pop("clients")
-    assert line == {"round": 5, "of": 10, "rate": 0.1} | {
+    assert line == {"round": 5, "of": 10, "lr": 0.1} | {
         "failed": False,
         "loss": 2.75,
         "knn": 55.5,
@@ -58,11 +58,13 @@ def test_a_record_by_hand() -> None:
 
 
 def test_a_client_dropped_after_training_has_its_metrics() -> None:
-    late = Report("d", "model: is not finite", bytes_down=100, memory_advanced=True)
+    late = Report(
+        "d", "model: contains NaN or infinite values", bytes_down=100, memory_advanced=True
+    )
     (line,) = record(Round(0, {}, [late]), 10, 0.1, 1.0, None)["clients"]
     assert line == {
         "client": "d",
-        "dropped": "model: is not finite",
+        "dropped": "model: contains NaN or infinite values",
         "bytes_down": 100,
         "memory_advanced": True,
     }

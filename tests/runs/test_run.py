@@ -83,7 +83,7 @@ def test_the_rounds_log_has_all_documented_fields(
         assert line.keys() == measured | {
             "round",
             "of",
-            "rate",
+            "lr",
             "failed",
             "loss",
             "knn",
@@ -700,7 +700,7 @@ def test_a_note_if_a_run_was_extended(small: Experiment, labelled: Dataset, tmp_
     """Its learning rate follows the short schedule, then the long one, unlike one run of four."""
     fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True)
     longer = fedssl.run(small, tmp_path / "run", dataset=labelled, quiet=True, rounds=4)
-    assert [(line["of"], line["rate"]) for line in longer.rounds] == [
+    assert [(line["of"], line["lr"]) for line in longer.rounds] == [
         (of, pytest.approx(small.train.lr_at(number, of)))
         for number, of in ((0, 2), (1, 2), (2, 4), (3, 4))
     ]

@@ -65,7 +65,10 @@ class State:
             self._row(is_counter)[mine : mine + length].copy_(source, non_blocking=True)
 
     def overwritten(self, other: State) -> State:
-        """Return a copy with every entry that `other` has taken from it; `other` if it has all."""
+        """Return a copy in which the entries of `other` replace those of this state.
+
+        If both have the same layout, return `other` itself.
+        """
         if self.layout == other.layout:
             return other
         copy = self.clone()

@@ -1,4 +1,7 @@
-"""Named states, tensors and scalars: everything that crosses a boundary is a Tree."""
+"""A Tree is a flat mapping of names to models, tensors and scalars.
+
+Messages, uploads, the states of sites and the memory of clients are Trees.
+"""
 
 from __future__ import annotations
 

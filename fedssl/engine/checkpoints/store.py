@@ -40,7 +40,8 @@ class Snapshot(NamedTuple):
     rounds: int
     sites: Sites
     memory: Mapping[str, StoredMemory]
-    typical: TypicalUpdate | None = None  # the typical upload that the next round is compared with
+    # The median update that updates of the next round are compared with.
+    typical_update: TypicalUpdate | None = None
 
 
 class _Opened(NamedTuple):
@@ -119,7 +120,7 @@ class Store:
             "sites": list(snapshot.sites),
             "memory": places,
             "files": files,
-            "usual": snapshot.typical,
+            "usual": snapshot.typical_update,
         }
         write_atomic(sites.with_suffix(".json"), seal(body))
         kept[snapshot.rounds] = extents

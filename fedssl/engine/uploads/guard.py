@@ -187,7 +187,7 @@ class Guard:
 
     def _decide(self, candidate: Candidate) -> Candidate:
         """Apply the bound, write the client's report, and return what is left of the candidate."""
-        kept = None
+        kept_fraction = None
         if candidate.upload is not None and candidate.movement is not None:
             bounded = apply_bound(
                 self.bound,
@@ -203,8 +203,8 @@ class Guard:
                 candidate = candidate._replace(
                     reply=candidate.reply._replace(upload=bounded.upload)
                 )
-                kept = bounded.kept
-        self.reports.append(_report(candidate, kept))
+                kept_fraction = bounded.kept
+        self.reports.append(_report(candidate, kept_fraction))
         return candidate._replace(sent=NO_TREE)
 
 
@@ -212,8 +212,8 @@ def _is_expected(candidate: Candidate) -> bool:
     return not candidate.unexpected
 
 
-def _report(candidate: Candidate, kept: float | None) -> Report:
-    """Return the line of the rounds log for a candidate; `kept` is set if it was clipped."""
+def _report(candidate: Candidate, kept_fraction: float | None) -> Report:
+    """Return the line of the rounds log; `kept_fraction` of the update is set if it was clipped."""
     if candidate.error is not None:
         return Report(
             candidate.client,
@@ -235,8 +235,8 @@ def _report(candidate: Candidate, kept: float | None) -> Report:
         bytes_up=candidate.bytes_up,
         divergence=norm,
         notes=loggable_notes(candidate.reply.notes),
-        clipped=kept,
-        rows_left_out=dropped_rows_reason,
+        clipped=kept_fraction,
+        dropped_rows_reason=dropped_rows_reason,
     )
 
 

@@ -80,7 +80,7 @@ class Report(NamedTuple):
     memory_advanced: bool = False  # dropped after training: the client's memory is one round ahead
     notes: Mapping[str, float] = NO_NOTES
     clipped: float | None = None  # the fraction of the update that counted, if it was clipped
-    rows_left_out: str | None = None  # rows of shared features that did not count, and why
+    dropped_rows_reason: str | None = None  # rows of shared features that did not count, and why
 
 
 def sanitize(text: object, limit: int = MAX_TEXT) -> str:

@@ -15,8 +15,8 @@ class Routing:
     """Yields each site that uploads reach, with its weighted uploads one by one. Iterate once.
 
     Sites are ordered by the last client that feeds them, so that a site merges as soon as that
-    client has replied or was dropped. Until then its uploads are queued; while it merges, they are
-    passed on as they arrive, so that a single server queues none.
+    client has replied or was dropped. Until then its uploads are queued. While a site merges,
+    its uploads are passed on as they arrive; a single server therefore queues none.
     """
 
     def __init__(self, plan: Plan, candidates: Iterable[Candidate], weights: UploadWeights) -> None:

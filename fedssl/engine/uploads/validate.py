@@ -19,6 +19,8 @@ Schema = Mapping[str, Spec]
 MAX_IMAGES = 10**7  # that one client may claim
 UNIT_TOLERANCE = 0.01  # of the length of a row that must have unit length
 
+NOT_FINITE = "contains NaN or infinite values"
+
 
 def drop_bad_rows(upload: Tree, schema: Schema) -> tuple[Tree, str | None]:
     """Return an upload without invalid rows of shared features, and the reason if any were dropped.
@@ -45,7 +47,7 @@ def _valid_rows(upload: Tree, schema: Schema, key: str, spec: Features) -> tuple
     if mismatch is not None:
         return _empty_rows({key: spec.rows, **columns}, upload), f"all left out, {mismatch}"
     features = tensor(upload, key)
-    considered = features[: spec.most]
+    considered = features[: spec.max_rows]
     lengths = torch.linalg.vector_norm(considered, dim=1)
     valid = (lengths - 1).abs() <= UNIT_TOLERANCE  # False for NaN
     if len(considered) == len(features) and bool(valid.all()):
@@ -59,8 +61,8 @@ def _valid_rows(upload: Tree, schema: Schema, key: str, spec: Features) -> tuple
     if bad > not_finite:
         reasons.append(f"{bad - not_finite} not of unit length")
     if surplus:
-        reasons.append(f"{surplus} more than {spec.most}")
-    remaining = {name: tensor(upload, name)[: spec.most][valid] for name in (key, *columns)}
+        reasons.append(f"{surplus} more than {spec.max_rows}")
+    remaining = {name: tensor(upload, name)[: spec.max_rows][valid] for name in (key, *columns)}
     dropped = f"{bad + surplus} of {len(features)} rows left out, {', '.join(reasons)}"
     return remaining, dropped
 
@@ -145,7 +147,7 @@ def _rows_error(value: Value, rows: TensorSpec) -> str | None:
         return error
     assert isinstance(value, Tensor)
     if not bool(torch.isfinite(value).all()):
-        return "is not finite"
+        return NOT_FINITE
     return None
 
 
@@ -171,24 +173,24 @@ def _shape_error(value: Value, rows: TensorSpec) -> str | None:
 
 
 def measure_update(sent: Tree, upload: Tree) -> tuple[float | None, str | None]:
-    """Return the L2 norm of an upload's update over parameters, and an error if it has a NaN.
+    """Return the L2 norm of an upload's update over parameters, and an error.
 
-    The norm is None where no model was sent under the same key, and infinite where float32
-    overflows. The error is that of a model with a NaN or an infinity. One pass computes both: a
-    distance is finite only if its terms are.
+    The error is set if a model contains NaN or infinite values. The norm is None if no model was
+    sent under the same key, and infinite if float32 overflows. Both are computed in one pass: if
+    the distance is finite, so are all parameters.
     """
     squares = []
-    for key, back in upload.items():
-        if not isinstance(back, State):
+    for key, returned in upload.items():
+        if not isinstance(returned, State):
             continue
         start = sent.get(key)
         known_finite = False
         if isinstance(start, State):
-            square = back.distance(start).item() ** 2
+            square = returned.distance(start).item() ** 2
             squares.append(square)
-            known_finite = math.isfinite(square) and _others_finite(back)
-        if not known_finite and not finite(back.floats):
-            return None, f"{key}: is not finite"
+            known_finite = math.isfinite(square) and _others_finite(returned)
+        if not known_finite and not finite(returned.floats):
+            return None, f"{key}: {NOT_FINITE}"
     if not squares:
         return None, None
     return math.sqrt(sum(squares)), None

@@ -120,7 +120,10 @@ def test_a_missing_key_is_not_added(key: str) -> None:
 
 
 def test_unvalidated_rows_are_refused() -> None:
-    assert validation_error(3, upload([[math.nan, 0]]), WIRE) == "features: is not finite"
+    assert (
+        validation_error(3, upload([[math.nan, 0]]), WIRE)
+        == "features: contains NaN or infinite values"
+    )
 
 
 @given(
@@ -160,12 +163,12 @@ def test_the_model_counts_and_the_report_names_dropped_rows() -> None:
     assert tensor(tree, "index").tolist() == [10]
     (report,) = guard.reports
     assert (report.dropped, report.divergence) == (None, 0)
-    assert report.rows_left_out == "features: 1 of 2 rows left out, 1 not finite"
+    assert report.dropped_rows_reason == "features: 1 of 2 rows left out, 1 not finite"
     assert report.bytes_up == nbytes(before) == 8 + 2 * 8 + 2 * 8  # as it came
 
 
 def test_without_bad_rows_the_report_is_empty() -> None:
-    assert received(upload([GOOD]))[1].reports[0].rows_left_out is None
+    assert received(upload([GOOD]))[1].reports[0].dropped_rows_reason is None
 
 
 def test_a_model_that_is_not_finite_is_refused_whatever_its_features_are() -> None:
@@ -173,8 +176,8 @@ def test_a_model_that_is_not_finite_is_refused_whatever_its_features_are() -> No
     for rows in ([GOOD], [[math.nan, 0]]):
         tree, guard = received({**upload(rows), "model": broken})
         assert tree is None
-        assert (guard.reports[0].dropped, guard.reports[0].rows_left_out) == (
-            "model: is not finite",
+        assert (guard.reports[0].dropped, guard.reports[0].dropped_rows_reason) == (
+            "model: contains NaN or infinite values",
             None,
         )
 
