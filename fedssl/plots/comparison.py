@@ -10,6 +10,7 @@ from fedssl.plots.style import (
     COLOURS,
     GREY,
     MARKERS,
+    MIN_ACCURACY_SPAN,
     SMALL,
     error_bar,
     legend_below,
@@ -95,16 +96,28 @@ def _draw_gains(axes: Any, settings: Sequence[Setting], swept: str | None) -> No
         else:
             value = [setting.value or 0.0]
             axes.errorbar(value, [gain.mean], yerr=gain.error, capsize=3, linewidth=1.2, **mark)
+    limits = _gain_limits(settings)
     if swept is None:
         _set_rows(axes, settings)
         axes.axvline(0, **ZERO_STYLE)
-        axes.set_xlabel(label)
+        axes.set(xlabel=label, xlim=limits)
     else:
         _set_value_axis(axes, sorted(setting.value or 0.0 for setting in settings), swept)
         axes.axhline(0, **ZERO_STYLE)
-        axes.set_ylabel(label)
+        axes.set(ylabel=label, ylim=limits)
     axes.grid(alpha=0.3, axis="x" if swept is None else "y")
     axes.set_title("gain over clients that train alone", fontsize=10)
+
+
+def _gain_limits(settings: Sequence[Setting]) -> tuple[float, float]:
+    """Return the ends of an axis for gains: it spans at least as much as one of accuracies."""
+    least = MIN_ACCURACY_SPAN / 2
+    shown = [-least, least]
+    for setting in settings:
+        if setting.gain is not None:
+            shown += setting.gain.extent
+    margin = 0.05 * (max(shown) - min(shown))
+    return min(shown) - margin, max(shown) + margin
 
 
 def draw_sweep_alone(settings: Sequence[Setting], swept: str, bars: str) -> Any:

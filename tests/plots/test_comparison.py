@@ -45,6 +45,9 @@ def test_gains_over_clients_alone_have_a_panel_with_a_line_at_0(swept: str | Non
     assert interval.get_segments()[0][:, along].tolist() == [1.0, 6.0]
     zero = panel.lines[-1]
     assert list((zero.get_xdata, zero.get_ydata)[along]()) == [0, 0]
+    # From -5, as small gains must not fill the panel, to 6, with a margin of 5%.
+    limits = panel.get_xlim() if swept is None else panel.get_ylim()
+    assert limits == pytest.approx((-5.55, 6.55))
     label = panel.get_xlabel() if swept is None else panel.get_ylabel()
     assert label == "gain by linear (points)"
 
