@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -64,7 +65,7 @@ class Compatibility(NamedTuple):
         if self.failed is not None:
             return self.failed
         if self.refused is not None:
-            return self.refused.partition(";")[0]
+            return re.split("; |, but ", self.refused)[0]
         return None
 
 

@@ -35,7 +35,7 @@ STILL = Augment(crop=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, jitter_p=0.0, gray=
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Record every pair of views that fedssl trains on, by client, in order."""
     views, current = defaultdict(list), threading.local()
-    client, objective = FedAvg.client, FedAvg.objective
+    client, objective = FedAvg.client_update, FedAvg.objective
 
     def named(self: FedAvg, one: Client, message: Tree) -> tuple[Tree, Tree]:
         current.id = one.id

@@ -191,7 +191,7 @@ def test_a_folder_without_labels(ward: list[str], cli: Cli) -> None:
     code, _, err = cli("evaluate", "run")
     assert code == 2
     assert (
-        "there are neither test images nor labels here. Measure on another data set with --on"
+        "this data set has neither test images nor labels. Measure on another data set with --on"
         in err.splitlines()[-1]
     )
     code, out, _ = cli("partition", "mine.toml", *ward)

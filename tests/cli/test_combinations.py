@@ -70,7 +70,7 @@ def test_a_refusal_names_what_is_missing() -> None:
     refusal = attempt(Combination("fedu", "simclr", "star"), None).refused
     assert (
         refusal
-        == 'algorithm "fedu" needs a method with a predictor; with these settings method "simclr" has none. Choose another method or algorithm: `fedssl combinations` lists those that fit'
+        == 'algorithm "fedu" needs a method with a predictor, but method "simclr" has none with these settings. Choose another method or algorithm: `fedssl combinations` lists those that fit'
     )
 
 

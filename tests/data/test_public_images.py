@@ -76,7 +76,7 @@ def test_experiments_without_public_images_do_not_mention_them() -> None:
         ({"public": {"name": "npz"}}, 'missing key "public.path", which has no default'),
         (
             {"method": {"name": "mae", "backbone": "vit_mini"}},
-            'algorithm "fedca" needs a method with a projector; .*"mae" .*',
+            'algorithm "fedca" needs a method with a projector, but method "mae" .*',
         ),
         (
             {"method": {"name": "swav", "small": 2}},

@@ -114,9 +114,9 @@ def test_fewer_labels_give_a_worse_linear_probe() -> None:
     [
         (
             Dataset(images(6, 0)),
-            r"no test images here\. .* data\.holdout=N sets N of the 6 labelled training images",
+            r"no test images\. .* data\.holdout=N to measure on N of the 6 labelled training images",
         ),
-        (Dataset(images(6, 0, False)), "neither test images nor labels here"),
+        (Dataset(images(6, 0, False)), "neither test images nor labels"),
         (
             Dataset(images(6, 0, False), images(1, 1)),
             "but there is only 1 test image: add more",
@@ -139,8 +139,8 @@ def test_without_labels_there_is_nothing_to_measure(data: Dataset, sentence: str
 def test_the_advice_on_missing_test_images_depends_on_the_data_set() -> None:
     """The images of a run cannot be set aside any more; those of other data sets can, by --set."""
     data = Dataset(images(6, 0))
-    assert "--on, or start a new run: data.holdout=N" in (missing_labels(data) or "")
-    assert "here. Use --set: data.holdout=N" in (missing_labels(data, trained_on=False) or "")
+    assert "--on, or start a new run with data.holdout=N" in (missing_labels(data) or "")
+    assert "no test images. Set data.holdout=N" in (missing_labels(data, trained_on=False) or "")
 
 
 def test_probes_of_clients_need_their_labels() -> None:

@@ -291,11 +291,11 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
     [
         (
             {"method.name": "simclr", "algorithm.update": "target"},
-            'algorithm "fedavg" needs a method with a target; .* method "simclr" has none\\..*',
+            'algorithm "fedavg" needs a method with a target, but method "simclr" has none .*',
         ),
         (
             {"method.predictor": False, "algorithm.predictor": "local"},
-            'algorithm "fedavg" needs a method with a predictor; .* method "byol" has none\\..*',
+            'algorithm "fedavg" needs a method with a predictor, but method "byol" has none .*',
         ),
         ({"method.backbone": "resnt18"}, 'unknown backbone "resnt18", did you mean "resnet18"[?]'),
         ({"method.stem": "cifr"}, 'unknown stem "cifr", did you mean "cifar"[?]'),

@@ -45,7 +45,7 @@ WRONG = {
     "data.name=cifr10": 'unknown data set "cifr10", did you mean "cifar10"?',
     "probe.baselines=['randm']": 'unknown baseline "randm", did you mean "random"?',
     "probe.baselines=random": "probe.baselines: input should be a list (got ",
-    "algorithm.update=both": 'algorithm "fedavg" needs a method with a target; with these settings method "simclr" has none. Choose another method or algorithm: `fedssl combinations` lists those that fit',
+    "algorithm.update=both": 'algorithm "fedavg" needs a method with a target, but method "simclr" has none with these settings. Choose another method or algorithm: `fedssl combinations` lists those that fit',
     "data.mean=[0.5]": "mean and std must be given together",
     "=3": '"=3" is not of the form key=value, such as rounds=10',
     "rounds": '"rounds" is not of the form key=value, such as rounds=10',

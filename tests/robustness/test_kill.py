@@ -220,6 +220,7 @@ def _held_after(federation: Any, rounds: int) -> subprocess.Popen[str]:
         str(federation.root),
         str(rounds * CLIENTS),
         *federation.command("run", "simclr", *LONG)[3:],
+        "--quiet",  # without an estimate of the time, which trains a few steps
     ]
     process = subprocess.Popen(
         [sys.executable, "-c", HELD, *words],

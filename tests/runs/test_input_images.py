@@ -26,7 +26,8 @@ def photos(tmp_path: Path) -> Path:
     for number, mode in enumerate(["RGB", "L", "RGBA", "P", "RGB", "L", "RGB", "RGB"]):
         exif = Image.Exif()
         exif[0x0112] = 6 if number == 7 else 1  # the orientation
-        image = Image.effect_noise((20 + number, 30), 80).convert(mode)
+        pixels = random_pixels(1, seed=number, channels=1, size=30)[0, 0, :, : 20 + number]
+        image = Image.fromarray(pixels.contiguous().numpy()).convert(mode)
         image.save(folder / f"{number}.png", exif=exif)
     return folder
 
