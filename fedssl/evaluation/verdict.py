@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ AGAINST = {
     "random": "an untrained backbone",
     "centralized": "training on all images in one place",
 }
+NARROW = 2.0  # points on either side: an interval that shows gains of practical size
 PROBE_NAMES = {"knn": "kNN", "linear": "the linear probe"}
 
 
@@ -60,17 +62,34 @@ class Verdict(NamedTuple):
 
     @property
     def advice(self) -> list[str]:
-        """What to do about a verdict that leaves the question open, in a sentence each."""
+        """What to do about questions that a verdict leaves open, in a sentence each."""
         sentences = []
+        if self.accuracies[THIS_RUN][self.probe].std is None:
+            sentences.append("--seeds 3 shows the spread over seeds")
         gains = {row: probes[self.probe].interval for row, probes in self.gains.items()}
         if gains and not next(iter(gains.values())).excludes_zero:
-            sentences.append("more labelled test images narrow the interval")
+            sentences.append(self._more_images(next(iter(gains.values()))))
         if "random" in gains and not gains["random"].low > 0:
             sentences.append(
                 "the backbone is not clearly better than an untrained one: train more rounds, or look "
                 "at its views with `fedssl views`"
             )
         return sentences
+
+    def _more_images(self, gain: Interval) -> str:
+        """Return how many test images would narrow an interval to ±2 points.
+
+        The width of an interval is proportional to 1/√n.
+        """
+        half_width = (gain.high - gain.low) / 2
+        if half_width <= NARROW:
+            return "more labelled test images narrow the interval"
+        needed = self.test_images * (half_width / NARROW) ** 2
+        digits = 1 - math.floor(math.log10(needed))  # two significant ones
+        return (
+            f"about {round(needed, digits):,.0f} labelled test images would narrow the interval to "
+            f"±{NARROW:g} points"
+        )
 
     @property
     def sentence(self) -> str:
@@ -116,9 +135,9 @@ def _seed_text(figure: Figure) -> str:
 
 
 def _coverage(figure: Figure) -> str:
-    """Return what an interval covers; with one seed, how to see what it does not cover."""
+    """Return what an interval covers: not the spread over seeds."""
     if figure.std is None:
-        return "over test images; one seed: --seeds 3 shows the spread over seeds"
+        return "over test images, one seed"
     return "over test images, not over seeds"
 
 

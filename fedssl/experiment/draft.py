@@ -48,7 +48,10 @@ def guess_preset(folder: Path, summary: FolderSummary) -> tuple[str, str]:
             if word in name:
                 return preset, f'"{word}" is in the name of the folder'
     if summary.grey:
-        return "grey", "the images are grey; xray if left and right differ, as in X-rays"
+        return (
+            "grey",
+            "the images are grey; use xray, which mirrors nothing, for X-rays, text and digits",
+        )
     return "photo", "nothing suggests another kind of images"
 
 

@@ -33,9 +33,10 @@ def run_seeds(
         return [run(experiment, dir, device, data_dir, quiet=quiet, set=changed)]
     first = load(experiment, changed).seed
     notify = ignore_message if quiet else print_to_stderr
-    notify(f"{seeds} seeds, one run each: estimated times and times left are those of one run")
+    notify(f"{seeds} seeds, one run each; estimated times and times left are those of one run")
     runs = []
-    for seed in range(first, first + seeds):
+    for number, seed in enumerate(range(first, first + seeds), 1):
+        notify(f"run {number} of {seeds}: seed {seed}")
         folder = None if dir is None else Path(dir) / f"seed{seed}"
         seeded = changed | {"seed": seed}
         runs.append(run(experiment, folder, device, data_dir, quiet=quiet, set=seeded))

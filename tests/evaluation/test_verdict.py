@@ -12,6 +12,8 @@ from fedssl.evaluation.outcomes import OUTCOMES, outcomes_of, read_outcomes, wri
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.verdict import judge, signed
 
+SEEDS = "--seeds 3 shows the spread over seeds"
+
 
 def _score(*models: list[int], excluded: frozenset[str] = frozenset()) -> Score:
     """Return the score of models whose predictions are right (1) or wrong (0) for class 1."""
@@ -55,7 +57,7 @@ def test_the_verdict_names_the_gain_over_clients_alone() -> None:
     )
     assert verdict.sentence == (
         "better than clients that train alone: +10.0 points by the linear probe, 100 test images, "
-        "95% interval +3.4 … +16.2 over test images; one seed: --seeds 3 shows the spread over seeds"
+        "95% interval +3.4 … +16.2 over test images, one seed"
     )
     assert verdict.values()["gains"]["random"]["linear"]["estimate"] == 30.0
 
@@ -66,22 +68,40 @@ def test_a_small_gain_is_not_claimed() -> None:
     assert verdict.sentence.startswith(
         "no clear difference from clients that train alone: +10.0 points by kNN, 10 test images"
     )
-    (advice,) = verdict.advice
-    assert advice == "more labelled test images narrow the interval"
+    seeds, advice = verdict.advice
+    assert seeds == SEEDS
+    low, high = verdict.gains["isolated"]["knn"].interval[1:]
+    needed = 10 * ((high - low) / 2 / 2.0) ** 2  # the width is proportional to 1/√n
+    assert advice == (
+        f"about {float(f'{needed:.2g}'):,.0f} labelled test images would narrow the interval to "
+        "±2 points"
+    )
+
+
+def test_an_interval_that_is_narrow_already_is_not_given_a_number_of_images() -> None:
+    """One of 10,000 images differs: the interval is less than ±2 points wide."""
+    outcomes = {
+        ("this run", "knn"): _right(5001, 10_000),
+        ("isolated", "knn"): _right(5000, 10_000),
+    }
+    assert judge([outcomes]).advice == [
+        SEEDS,
+        "more labelled test images narrow the interval",
+    ]
 
 
 def test_a_loss_is_stated_as_such() -> None:
     outcomes = {("this run", "knn"): _right(40), ("isolated", "knn"): _right(70)}
     verdict = judge([outcomes])
     assert verdict.sentence.startswith("worse than clients that train alone: -30.0 points by kNN")
-    assert verdict.advice == []
+    assert verdict.advice == [SEEDS]
 
 
 def test_a_backbone_that_may_be_no_better_than_random_weights_is_reported() -> None:
     """One image of a hundred more is no evidence; ten are."""
     base = {("this run", "knn"): _right(60), ("isolated", "knn"): _right(40)}
-    assert judge([base | {("random", "knn"): _right(50)}]).advice == []
-    (advice,) = judge([base | {("random", "knn"): _right(59)}]).advice
+    assert judge([base | {("random", "knn"): _right(50)}]).advice == [SEEDS]
+    _, advice = judge([base | {("random", "knn"): _right(59)}]).advice
     assert advice.startswith("the backbone is not clearly better than an untrained one")
 
 
@@ -97,8 +117,8 @@ def test_differences_that_round_to_zero_have_no_sign() -> None:
 def test_without_baselines_there_is_the_accuracy_alone() -> None:
     sentence = judge([{("this run", "linear"): _right(81, 263)}]).sentence
     assert sentence == (
-        "30.8% by the linear probe, 263 test images, 95% interval 25.5 … 36.6 over test images; "
-        "one seed: --seeds 3 shows the spread over seeds; there is no baseline to compare with"
+        "30.8% by the linear probe, 263 test images, 95% interval 25.5 … 36.6 over test images, "
+        "one seed; there is no baseline to compare with"
     )
 
 

@@ -125,7 +125,7 @@ def test_grey_photos_are_mirrored_and_the_file_names_the_views_for_x_rays() -> N
     assert _drafted(summary, views="xray").method.augment.flip == 0.0
     text = draft(Path("photos"), summary, Choices())
     assert (
-        "# Views: the images are grey; xray if left and right differ, as in X-rays.\n"
+        "# Views: the images are grey; use xray, which mirrors nothing, for X-rays, text and digits.\n"
         "# Others: photo, microscopy, xray, texture.\n"
         'augment = "grey"\n'
     ) in text
