@@ -1,4 +1,4 @@
-"""picture.png: accuracy by round, final accuracies, and maps before and after training."""
+"""picture.png: accuracy by round, final accuracies, gains, and maps before and after training."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ PROBES = {"knn": "kNN", "linear": "linear probe"}
 Table = Mapping[str, Mapping[str, Any]]
 Rounds = Sequence[Mapping[str, Any]]
 Intervals = Mapping[tuple[str, str], tuple[float, float]]  # (row, probe) -> ends in percent
+# Over one baseline, by probe: estimate and the ends of its interval, in percentage points.
+Gains = Mapping[str, tuple[float, float, float]]
+MIN_GAIN = 5.0  # points on either side of 0 that the axis of gains shows at least
 
 
 def draw_run(
@@ -55,6 +58,7 @@ def draw_run(
     table: Table,
     *,
     intervals: Intervals,
+    gains: Gains | None = None,
     verdict: str = "",
     before: NDArray[np.float32],
     after: NDArray[np.float32],
@@ -63,6 +67,7 @@ def draw_run(
 ) -> Any:
     """Return the picture of a run as a figure, with the verdict as its title.
 
+    `gains` are those over the baseline that the verdict is about, the second row of the table.
     `before` and `after` are features (n, d) of the same n test images with `labels` (n,).
     """
     from matplotlib.figure import Figure
@@ -71,10 +76,12 @@ def draw_run(
     if verdict:
         figure.suptitle(textwrap.fill(verdict, TITLE_WIDTH), fontsize="medium")
     top, bottom = figure.subfigures(2, 1, squeeze=False).flat
-    curve, bars = top.subplots(1, 2)
+    curve, bars, *gain_panel = _top_panels(top, bool(gains))
     if THIS_RUN in table:
         _draw_curve(curve, rounds, table)
         _draw_bars(bars, table, intervals)
+        for panel in gain_panel:
+            _draw_gains(panel, gains or {}, list(_row_styles(table))[1])
         legend_below(top, [curve, bars])
     else:  # test images have labels for the maps, but probes have none to learn from
         top.suptitle("no accuracy was measured")
@@ -85,6 +92,32 @@ def draw_run(
     _draw_map(right_map, after, labels, classes, title="after training")
     legend_below(bottom, [right_map], markerscale=2)
     return figure
+
+
+def _top_panels(figure: Any, with_gains: bool) -> list[Any]:
+    """Return the axes of the curve, of the bars and, if there are gains, of these."""
+    widths = [1, 1.1, 0.6] if with_gains else [1, 1]
+    return list(figure.subplots(1, len(widths), width_ratios=widths))
+
+
+def _draw_gains(axes: Any, gains: Gains, baseline: str) -> None:
+    """Draw the gain over a baseline by each probe, with its interval, and a line at 0."""
+    shown = [-MIN_GAIN, MIN_GAIN]
+    for number, (estimate, low, high) in enumerate(gains.values()):
+        error = error_bar(estimate, (low, high))
+        axes.errorbar([number], [estimate], yerr=error, marker="o", **INTERVAL_STYLE)
+        axes.text(
+            number + 0.08, estimate, f"{round(estimate, 1) + 0.0:+.1f}", va="center", fontsize=SMALL
+        )
+        shown += [low, high]
+    axes.axhline(0, color=GREY, linewidth=1)
+    names = [PROBES.get(probe, probe) for probe in gains]
+    axes.set_xticks(range(len(names)), names)
+    margin = 0.05 * (max(shown) - min(shown))
+    axes.set(xlim=(-0.5, len(names) - 0.3), ylim=(min(shown) - margin, max(shown) + margin))
+    axes.set(ylabel="points", title=f"gain over\n{NAMES.get(baseline, baseline)}")
+    axes.grid(alpha=0.3, axis="y")
+    axes.set_axisbelow(True)
 
 
 def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:

@@ -19,7 +19,7 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.intervals import accuracy_interval
 from fedssl.evaluation.models import Models
 from fedssl.evaluation.outcomes import read_outcomes
-from fedssl.evaluation.verdict import judge
+from fedssl.evaluation.verdict import Verdict, judge
 from fedssl.plots.feature_map import MAPPED
 from fedssl.plots.run_picture import draw_run
 from fedssl.plots.style import encode_png, need_matplotlib
@@ -50,6 +50,7 @@ def draw(
     mapped = test.select(torch.arange(min(MAPPED, len(test))))
     image = evaluation.data.train.image_shape
     untrained = untrained_models(evaluation.experiment, image, evaluation.device)
+    verdict = _verdict(folder)
     rounds = [
         {"round": line["round"], "knn": line["knn"]}
         for line in read_rounds(folder / "rounds.jsonl")
@@ -63,7 +64,8 @@ def draw(
             rounds,
             table,
             intervals=_intervals(folder),
-            verdict=_verdict(folder),
+            gains=_gains(verdict),
+            verdict=verdict.sentence if verdict is not None else "",
             before=before,
             after=after,
             labels=mapped.labels.numpy(),
@@ -72,10 +74,21 @@ def draw(
         write_atomic(folder / "picture.png", encode_png(figure))
 
 
-def _verdict(folder: Path) -> str:
-    """Return the verdict on the run; empty if nothing was measured."""
+def _verdict(folder: Path) -> Verdict | None:
+    """Return the verdict on the run; None if nothing was measured."""
     outcomes = read_outcomes(folder)
-    return judge([outcomes]).sentence if outcomes else ""
+    return judge([outcomes]) if outcomes else None
+
+
+def _gains(verdict: Verdict | None) -> dict[str, tuple[float, float, float]]:
+    """Return the gains over the first baseline, by probe; empty if there is none."""
+    if verdict is None or not verdict.gains:
+        return {}
+    gains = {}
+    for probe, figure in next(iter(verdict.gains.values())).items():
+        interval = figure.interval
+        gains[probe] = (interval.estimate, interval.low, interval.high)
+    return gains
 
 
 def _intervals(folder: Path) -> dict[tuple[str, str], tuple[float, float]]:

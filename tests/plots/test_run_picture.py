@@ -19,7 +19,7 @@ TABLE: dict[str, Any] = {
 ROUNDS = [{"round": 1, "knn": None}, {"round": 2, "knn": 78.0}, {"round": 3, "knn": None}]
 
 
-def _figure(images: int = 8, table: dict[str, Any] = TABLE) -> Any:
+def _figure(images: int = 8, table: dict[str, Any] = TABLE, **more: Any) -> Any:
     features = np.random.default_rng(0).normal(size=(images, 4)).astype(np.float32)
     return draw_run(
         ROUNDS,
@@ -29,6 +29,7 @@ def _figure(images: int = 8, table: dict[str, Any] = TABLE) -> Any:
         after=features,
         labels=np.arange(images) % 2,
         classes=["cat", "dog"],
+        **more,
     )
 
 
@@ -48,6 +49,18 @@ def test_bars_begin_at_0_and_have_intervals_and_single_clients() -> None:
     assert interval.get_segments()[0][:, 1].tolist() == [78.5, 83.2]
     clients = [list(line.get_ydata()) for line in bars.lines if len(line.get_ydata()) == 2]
     assert [74.0, 78.0] in clients
+
+
+def test_gains_over_clients_alone_have_a_panel_around_0() -> None:
+    """It shows at least 5 points on either side, so that a small gain looks small."""
+    _, _, panel, *_ = _figure(gains={"knn": (1.7, -0.5, 4.0), "linear": (-0.04, -2.2, 7.0)}).axes
+    assert panel.get_title() == "gain over\neach client alone"
+    intervals = [lines.get_segments()[0][:, 1].tolist() for lines in panel.collections]
+    np.testing.assert_allclose(intervals, [[-0.5, 4.0], [-2.2, 7.0]])
+    assert [text.get_text() for text in panel.texts] == ["+1.7", "+0.0"]
+    low, high = panel.get_ylim()
+    assert low < -5
+    assert high > 7
 
 
 def test_few_images_have_no_map() -> None:
