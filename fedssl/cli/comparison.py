@@ -20,10 +20,10 @@ from fedssl.evaluation.score import rounded
 from fedssl.evaluation.verdict import PROBE_NAMES, signed
 from fedssl.plots.comparison import Accuracy, Setting, draw_comparison
 from fedssl.plots.style import encode_png, need_matplotlib
+from fedssl.runs.comparable import check_comparable
 from fedssl.runs.compare import (
     THIS_RUN,
     Group,
-    check_comparable,
     count_test_images,
     gain_over_alone,
     group_interval,

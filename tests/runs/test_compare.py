@@ -12,9 +12,9 @@ from fake_runs import fake_run
 from fedssl.core.errors import ConfigError
 from fedssl.evaluation.intervals import difference_interval
 from fedssl.evaluation.outcomes import OUTCOMES
+from fedssl.runs.comparable import check_comparable
 from fedssl.runs.compare import (
     Group,
-    check_comparable,
     count_test_images,
     group_interval,
     group_runs,
@@ -168,6 +168,19 @@ def test_runs_that_were_measured_in_other_ways_are_rejected(tmp_path: Path) -> N
         fake_run(tmp_path / "labels", labels="other"),
         fake_run(tmp_path / "unlabelled", table={}),
         fake_run(tmp_path / "unfinished", knn=(None,), rounds=1),
+    ]
+    for other in others:
+        with raises(ConfigError):
+            check_comparable(_runs(base, other))
+
+
+def test_one_command_sets_all_differing_settings_of_the_probes(tmp_path: Path) -> None:
+    """Unless each run has a setting without a value: a command cannot remove a value."""
+    base = fake_run(tmp_path / "a", "probe.batch=64")
+    others = [
+        fake_run(tmp_path / "b", "probe.batch=64", "probe.k=5", "probe.labels=8"),
+        fake_run(tmp_path / "c", "probe.batch=32", "probe.lr=0.1"),
+        fake_run(tmp_path / "d", "probe.lr=0.1"),
     ]
     for other in others:
         with raises(ConfigError):
