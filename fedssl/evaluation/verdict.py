@@ -21,6 +21,7 @@ AGAINST = {
     "centralized": "training on all images in one place",
 }
 PROBE_NAMES = {"knn": "kNN", "linear": "the linear probe"}
+ONE_SEED = "over test images; one seed: --seeds 3 shows the spread over seeds"
 
 
 class Figure(NamedTuple):
@@ -81,7 +82,7 @@ class Verdict(NamedTuple):
         gain = self.gains[baseline][self.probe]
         ends = f"{signed(gain.interval.low)} … {signed(gain.interval.high)}"
         return (
-            f"{_judgement(gain.interval)} {AGAINST[baseline]}: "
+            f"{judgement(gain.interval)} {AGAINST[baseline]}: "
             f"{signed(gain.interval.estimate)} points by {PROBE_NAMES[self.probe]}"
             f"{_seed_text(gain)}, {self.test_images:,} test images, 95% interval {ends} "
             f"{_coverage(gain)}"
@@ -118,7 +119,7 @@ def _seed_text(figure: Figure) -> str:
 def _coverage(figure: Figure) -> str:
     """Return what an interval covers; with one seed, how to see what it does not cover."""
     if figure.std is None:
-        return "over test images; one seed: --seeds 3 shows the spread over seeds"
+        return ONE_SEED
     return "over test images, not over seeds"
 
 
@@ -129,7 +130,7 @@ def _plain(figures: Figures) -> dict[str, Any]:
     return plain
 
 
-def _judgement(gain: Interval) -> str:
+def judgement(gain: Interval) -> str:
     """Return the words that begin a verdict: a difference is claimed if the interval shows it."""
     if not gain.excludes_zero:
         return "no clear difference from"

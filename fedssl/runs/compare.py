@@ -14,6 +14,7 @@ from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
 from fedssl.evaluation.intervals import Interval, accuracy_interval, difference_interval
 from fedssl.evaluation.outcomes import read_outcomes
+from fedssl.evaluation.verdict import ONE_SEED, PROBE_NAMES, judgement, signed
 from fedssl.runs.directories import training_values
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.run_labels import label, labelled_keys, varying_keys
@@ -190,6 +191,36 @@ def seed_differences(first: Group, other: Group, probe: str) -> list[float]:
         return []
     pairs = zip(first.accuracies(probe), other.accuracies(probe), strict=True)
     return [after - before for before, after in pairs]
+
+
+def conclusion(first: Group, other: Group, probe: str) -> str:
+    """Return one sentence about how the other group differs from the first.
+
+    A difference is claimed only if its interval excludes 0, as in the verdict on a run.
+    """
+    gain = paired_difference(first, other, probe)
+    if gain is None:
+        before, after = with_shared_seeds(first, other)
+        points = signed(after.mean(probe) - before.mean(probe))
+        return (
+            f"{other.label}: {points} points from {first.label} by {PROBE_NAMES[probe]}, without an "
+            "interval: an earlier version did not save which test images are classified correctly"
+        )
+    return (
+        f"{other.label}: {judgement(gain)} {first.label}: {signed(gain.estimate)} points by "
+        f"{PROBE_NAMES[probe]}, {count_test_images(first, probe):,} test images, 95% interval "
+        f"{signed(gain.low)} … {signed(gain.high)} {_coverage(first, other, probe)}"
+    )
+
+
+def _coverage(first: Group, other: Group, probe: str) -> str:
+    """Return what the interval of a difference covers, and the difference for each seed."""
+    gains = seed_differences(first, other, probe)
+    if len(gains) == 1:
+        return ONE_SEED
+    if not gains:
+        return "over test images; the rows share no seed"
+    return f"over test images; by seed {', '.join(map(signed, gains))}"
 
 
 def count_test_images(group: Group, probe: str) -> int | None:

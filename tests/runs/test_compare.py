@@ -15,6 +15,7 @@ from fedssl.evaluation.outcomes import OUTCOMES
 from fedssl.runs.comparable import check_comparable
 from fedssl.runs.compare import (
     Group,
+    conclusion,
     count_test_images,
     group_interval,
     group_runs,
@@ -139,6 +140,42 @@ def test_groups_that_share_no_seed_are_compared_as_they_are(tmp_path: Path) -> N
     assert seed_differences(first, second, "linear") == []
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [(10, 40, "better than"), (40, 10, "worse than"), (20, 21, "no clear difference from")],
+)
+def test_a_difference_is_claimed_only_if_the_interval_excludes_zero(
+    before: int, after: int, words: str, tmp_path: Path
+) -> None:
+    """The first `before` and `after` of 40 images are correct."""
+    first, second = _groups(
+        fake_run(tmp_path / "a", correct=[1] * before + [0] * (40 - before)),
+        fake_run(tmp_path / "b", "train.lr=0.01", correct=[1] * after + [0] * (40 - after)),
+    )
+    gain = paired_difference(first, second, "linear")
+    assert gain is not None
+    assert gain.excludes_zero == (words != "no clear difference from")
+    assert conclusion(first, second, "linear") == (
+        f"lr 0.01: {words} lr 0.004: {2.5 * (after - before):+.1f} points by the linear probe, "
+        f"40 test images, 95% interval {gain.low:+.1f} … {gain.high:+.1f} over test images; "
+        "one seed: --seeds 3 shows the spread over seeds"
+    )
+
+
+def test_a_conclusion_has_the_difference_of_each_seed(tmp_path: Path) -> None:
+    first, second, third = _groups(
+        fake_run(tmp_path / "a", correct=(1, 1, 0, 0)),
+        fake_run(tmp_path / "b", "seed=1", correct=(1, 0, 0, 0)),
+        fake_run(tmp_path / "c", "train.lr=0.01", correct=(1, 1, 1, 0)),
+        fake_run(tmp_path / "d", "train.lr=0.01", "seed=1", correct=(1, 0, 0, 0)),
+        fake_run(tmp_path / "e", "train.lr=0.02", "seed=2"),
+    )
+    sentence = conclusion(first, second, "linear")
+    assert "+12.5 points" in sentence
+    assert sentence.endswith("over test images; by seed +25.0, 0.0")
+    assert conclusion(first, third, "knn").endswith("over test images; the rows share no seed")
+
+
 def test_runs_of_earlier_versions_have_no_intervals(tmp_path: Path) -> None:
     folder = fake_run(tmp_path / "a")
     (folder / OUTCOMES).unlink()
@@ -146,6 +183,9 @@ def test_runs_of_earlier_versions_have_no_intervals(tmp_path: Path) -> None:
     assert paired_difference(group, group, "linear") is None
     assert group_interval(group, "linear") is None
     assert count_test_images(group, "linear") is None
+    sentence = conclusion(group, group._replace(label="other"), "linear")
+    assert sentence.startswith("other: 0.0 points from simclr × fedavg × star by the linear probe")
+    assert "without an interval" in sentence
 
 
 def _runs(*folders: Path) -> list[RunSummary]:
