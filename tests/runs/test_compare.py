@@ -66,6 +66,37 @@ def test_settings_of_one_method_are_not_merged_if_another_method_takes_part(
     ]
 
 
+def test_views_of_a_preset_are_named(tmp_path: Path) -> None:
+    groups = _groups(
+        fake_run(tmp_path / "a", "method.augment=grey"),
+        fake_run(tmp_path / "b", "method.augment=xray"),
+    )
+    assert [group.label for group in groups] == ["views grey", "views xray"]
+    assert groups[1].values["method.augment.flip"] == 0.0
+
+
+def test_views_of_no_preset_have_their_numbers(tmp_path: Path) -> None:
+    groups = _groups(
+        fake_run(tmp_path / "a", "method.augment=xray", "train.lr=0.01"),
+        fake_run(tmp_path / "b", "method.augment=xray", "method.augment.blur_kernel=5"),
+        fake_run(tmp_path / "c", "method.augment=xray", "method.augment.flip=1"),
+    )
+    assert [group.label for group in groups] == [
+        "views xray, lr 0.01",
+        "flip 0, lr 0.004, blur_kernel 5",
+        "flip 1, lr 0.004, no blur_kernel",
+    ]
+
+
+def test_one_setting_of_the_views_is_a_sweep(tmp_path: Path) -> None:
+    groups = _groups(
+        fake_run(tmp_path / "a", "method.augment=xray"),
+        fake_run(tmp_path / "b", "method.augment=xray", "method.augment.flip=1"),
+    )
+    assert [group.label for group in groups] == ["flip 0", "flip 1"]
+    assert swept_key(groups) == "method.augment.flip"
+
+
 def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
     folders = [fake_run(tmp_path / name) for name in "ab"]
     with raises(ConfigError):
