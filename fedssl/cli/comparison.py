@@ -20,10 +20,11 @@ from fedssl.evaluation.score import rounded
 from fedssl.evaluation.verdict import PROBE_NAMES, signed
 from fedssl.plots.comparison import Accuracy, Setting, draw_comparison
 from fedssl.plots.style import encode_png, need_matplotlib
+from fedssl.runs.comparable import check_comparable
 from fedssl.runs.compare import (
     THIS_RUN,
     Group,
-    check_comparable,
+    conclusion,
     count_test_images,
     gain_over_alone,
     group_interval,
@@ -58,6 +59,8 @@ def compare_runs(paths: Sequence[Path], out: Path, as_json: bool) -> None:
         return
     wide_console().print(_table(groups, probes))
     print(_explanation(groups, probes[-1]))
+    for group in groups[1:]:
+        print(conclusion(groups[0], group, probes[-1]))
     if picture is not None:
         print(f"picture  {picture}")
 
@@ -177,29 +180,40 @@ def _as_values(groups: Sequence[Group], probes: Sequence[str]) -> dict[str, Any]
     """Return the comparison as plain values."""
     rows = []
     for group in groups:
-        row: dict[str, Any] = {
-            "label": group.label,
-            "settings": dict(group.values),
-            "runs": list(map(_folder_name, group.runs)),
-            "seeds": group.seeds,
-            "seconds": group.seconds,
-        }
-        for probe in probes:
-            row[probe] = {
-                "mean": group.mean(probe),
-                "std": group.std(probe),
-                "accuracies": group.accuracies(probe),
-                "interval": _plain(group_interval(group, probe)),
-                "gain": _plain(paired_difference(groups[0], group, probe)),
-                "gain_over_alone": _plain(gain_over_alone(group, probe)),
-                "gain_by_seed": seed_differences(groups[0], group, probe),
-            }
-        rows.append(row)
+        rows.append(_row_values(groups[0], group, probes))
     return {
         "test_images": count_test_images(groups[0], probes[-1]),
         "swept": swept_key(groups),
         "groups": rows,
     }
+
+
+def _row_values(first: Group, group: Group, probes: Sequence[str]) -> dict[str, Any]:
+    """Return a row as plain values; the first row has no gain and no conclusion."""
+    row: dict[str, Any] = {
+        "label": group.label,
+        "settings": dict(group.values),
+        "runs": list(map(_folder_name, group.runs)),
+        "seeds": group.seeds,
+        "seconds": group.seconds,
+        "conclusion": None,
+    }
+    if group is not first:
+        row["conclusion"] = conclusion(first, group, probes[-1])
+    for probe in probes:
+        row[probe] = {
+            "mean": group.mean(probe),
+            "std": group.std(probe),
+            "accuracies": group.accuracies(probe),
+            "interval": _plain(group_interval(group, probe)),
+            "gain": None,
+            "gain_over_alone": _plain(gain_over_alone(group, probe)),
+            "gain_by_seed": None,
+        }
+        if group is not first:
+            row[probe]["gain"] = _plain(paired_difference(first, group, probe))
+            row[probe]["gain_by_seed"] = seed_differences(first, group, probe)
+    return row
 
 
 def _folder_name(run: RunSummary) -> str:

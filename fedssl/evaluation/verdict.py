@@ -23,6 +23,7 @@ AGAINST = {
 }
 NARROW = 2.0  # points on either side: an interval that shows gains of practical size
 PROBE_NAMES = {"knn": "kNN", "linear": "the linear probe"}
+ONE_SEED = "over test images, one seed"
 
 
 class Figure(NamedTuple):
@@ -100,7 +101,7 @@ class Verdict(NamedTuple):
         gain = self.gains[baseline][self.probe]
         ends = f"{signed(gain.interval.low)} … {signed(gain.interval.high)}"
         return (
-            f"{_judgement(gain.interval)} {AGAINST[baseline]}: "
+            f"{judgement(gain.interval)} {AGAINST[baseline]}: "
             f"{signed(gain.interval.estimate)} points by {PROBE_NAMES[self.probe]}"
             f"{_seed_text(gain)}, {self.test_images:,} test images, 95% interval {ends} "
             f"{_coverage(gain)}"
@@ -137,7 +138,7 @@ def _seed_text(figure: Figure) -> str:
 def _coverage(figure: Figure) -> str:
     """Return what an interval covers: not the spread over seeds."""
     if figure.std is None:
-        return "over test images, one seed"
+        return ONE_SEED
     return "over test images, not over seeds"
 
 
@@ -148,7 +149,7 @@ def _plain(figures: Figures) -> dict[str, Any]:
     return plain
 
 
-def _judgement(gain: Interval) -> str:
+def judgement(gain: Interval) -> str:
     """Return the words that begin a verdict: a difference is claimed if the interval shows it."""
     if not gain.excludes_zero:
         return "no clear difference from"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,17 +14,14 @@ from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
 from fedssl.evaluation.intervals import Interval, accuracy_interval, difference_interval
 from fedssl.evaluation.outcomes import read_outcomes
-from fedssl.experiment.plain_values import flatten
+from fedssl.evaluation.verdict import ONE_SEED, PROBE_NAMES, judgement, signed
 from fedssl.runs.directories import training_values
-from fedssl.runs.resume_checks import EXPERIMENT
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.run_labels import label, labelled_keys, varying_keys
 from fedssl.runs.summary import RunSummary
 
 THIS_RUN = "this run"
 ALONE = "isolated"  # the baseline of clients that train alone
-# Settings of [probe] that do not change the accuracy of a finished run.
-NOT_MEASURED = {"every", "picture", "baselines"}
 
 
 class CurvePoint(NamedTuple):
@@ -73,68 +69,6 @@ class Group(NamedTuple):
     def seconds(self) -> float:
         """The mean training time."""
         return statistics.fmean(run.seconds for run in self.runs)
-
-
-def check_comparable(runs: Sequence[RunSummary]) -> None:
-    """Raise ConfigError unless all runs are finished and were measured alike."""
-    for run in runs:
-        _check_measured(run)
-    first = runs[0]
-    for run in runs[1:]:
-        for key in ("test_images", "labels"):
-            if run.results.get(key) != first.results.get(key):
-                raise ConfigError(
-                    f"{run.folder} was measured on other {key.replace('_', ' ')} than "
-                    f"{first.folder}: leave out one of them, or measure both on the same images"
-                )
-        _check_same_probes(first, run)
-
-
-def _check_measured(run: RunSummary) -> None:
-    """Raise ConfigError if a run has no accuracy."""
-    if not run.results:
-        raise ConfigError(
-            f"{run.folder} has no accuracy yet ({run.state}): finish it with `fedssl run`, or leave "
-            "it out"
-        )
-    if not run.results.get("table"):
-        raise ConfigError(
-            f"{run.folder} has no accuracy: it has no labelled test images. Measure it with "
-            "data.test, or leave it out"
-        )
-
-
-def _check_same_probes(first: RunSummary, other: RunSummary) -> None:
-    """Raise ConfigError if two runs were measured with differing settings."""
-    old = flatten(first.experiment.to_dict()["probe"])
-    new = flatten(other.experiment.to_dict()["probe"])
-    for key in sorted({*old, *new} - NOT_MEASURED):
-        if old.get(key) == new.get(key):
-            continue
-        if key in old:
-            command = _measure_command(other, key, old[key])
-        else:
-            command = _measure_command(first, key, new[key])
-        raise ConfigError(
-            f"{first.folder} and {other.folder} were measured with differing settings: probe.{key} "
-            f"is {_text(old.get(key))} in the first and {_text(new.get(key))} in the second. `{command}` "
-            "measures again without training"
-        )
-
-
-def _measure_command(run: RunSummary, key: str, value: Any) -> str:
-    """Return the command that measures a run with another setting."""
-    assignment = shlex.quote(f"probe.{key}={_text(value)}")
-    return f"fedssl run {run.folder / EXPERIMENT} --dir {run.folder} --set {assignment}"
-
-
-def _text(value: Any) -> str:
-    """Return a value as in an assignment: TOML, without quotes."""
-    if value is None:
-        return "not set"
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
 
 
 def group_runs(runs: Sequence[RunSummary]) -> list[Group]:
@@ -257,6 +191,36 @@ def seed_differences(first: Group, other: Group, probe: str) -> list[float]:
         return []
     pairs = zip(first.accuracies(probe), other.accuracies(probe), strict=True)
     return [after - before for before, after in pairs]
+
+
+def conclusion(first: Group, other: Group, probe: str) -> str:
+    """Return one sentence about how the other group differs from the first.
+
+    A difference is claimed only if its interval excludes 0, as in the verdict on a run.
+    """
+    gain = paired_difference(first, other, probe)
+    if gain is None:
+        before, after = with_shared_seeds(first, other)
+        points = signed(after.mean(probe) - before.mean(probe))
+        return (
+            f"{other.label}: {points} points from {first.label} by {PROBE_NAMES[probe]}, without an "
+            "interval: an earlier version did not save which test images are classified correctly"
+        )
+    return (
+        f"{other.label}: {judgement(gain)} {first.label}: {signed(gain.estimate)} points by "
+        f"{PROBE_NAMES[probe]}, {count_test_images(first, probe):,} test images, 95% interval "
+        f"{signed(gain.low)} … {signed(gain.high)} {_coverage(first, other, probe)}"
+    )
+
+
+def _coverage(first: Group, other: Group, probe: str) -> str:
+    """Return what the interval of a difference covers, and the difference for each seed."""
+    gains = seed_differences(first, other, probe)
+    if len(gains) == 1:
+        return ONE_SEED
+    if not gains:
+        return "over test images; the rows share no seed"
+    return f"over test images; by seed {', '.join(map(signed, gains))}"
 
 
 def count_test_images(group: Group, probe: str) -> int | None:

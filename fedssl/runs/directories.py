@@ -16,15 +16,13 @@ import torch
 
 from fedssl.core.errors import ConfigError
 from fedssl.experiment.experiment import Experiment, load
-from fedssl.experiment.overrides import CHANGEABLE, dump
+from fedssl.experiment.overrides import CHANGEABLE
 from fedssl.experiment.plain_values import differences, flatten
 from fedssl.runs.resume_checks import EXPERIMENT, started
+from fedssl.runs.view_names import VIEWS, preset_of_views
 from fedssl.training.trainer import resolve_precision
-from fedssl.views import Augment
-from fedssl.views.presets import PRESETS
 
 RUNS = Path("runs")
-VIEWS = "method.augment."
 MAX_NAMED = 3  # differences in the name of a directory
 MAX_VALUE = 20  # characters of a value in the name
 MAX_NAME = 100  # characters
@@ -118,10 +116,9 @@ def _name_views(changed: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
     """Replace changes of the views by the name of the preset that all views now have, if any."""
     others = {key: value for key, value in changed.items() if not key.startswith(VIEWS)}
     if len(others) < len(changed):
-        for preset in PRESETS:
-            values = dump(Augment.model_validate(preset))
-            if all(new.get(f"{VIEWS}{key}") == value for key, value in values.items()):
-                return {f"{VIEWS}name": preset, **others}
+        preset = preset_of_views(new)
+        if preset is not None:
+            return {f"{VIEWS}name": preset, **others}
     return dict(changed)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from fedssl.runs.view_names import name_preset
+
 Values = Mapping[str, Any]  # settings by dotted key
 
 
@@ -47,7 +49,13 @@ def _differs_within(key: str, name: str, settings: Sequence[Values]) -> bool:
 
 
 def label(values: Values, keys: Sequence[str]) -> str:
-    """Return the values of some keys as text; empty if there are no keys."""
+    """Return the values of some keys as text; empty if there are no keys.
+
+    Views that are those of a preset are named: "views grey".
+    """
+    named = name_preset(dict.fromkeys(keys), values)
+    values = {**values, **{key: name for key, name in named.items() if key not in keys}}
+    keys = list(named)
     words = []
     for key in keys:
         name = short_key(key, keys)

@@ -16,6 +16,7 @@ from fedssl.experiment.plain_values import differences
 from fedssl.runs.directories import training_values
 from fedssl.runs.resume_checks import EXPERIMENT, read_experiment
 from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.view_names import PRESET, name_preset
 
 MAX_DIFFERENCES = 4  # of a run that are listed
 
@@ -99,12 +100,15 @@ def nearest_differences(runs: Sequence[RunSummary]) -> list[str]:
 
 def _difference(old: RunSummary, new: RunSummary) -> dict[str, Any]:
     """Return the trained settings that differ, with the values of the new run."""
-    changed = differences(training_values(old.experiment), training_values(new.experiment))
-    return {key: after for key, (_, after) in changed.items()}
+    values = training_values(new.experiment)
+    changed = differences(training_values(old.experiment), values)
+    return name_preset({key: after for key, (_, after) in changed.items()}, values)
 
 
 def _listed(changed: Mapping[str, Any]) -> str:
     if len(changed) > 3 * MAX_DIFFERENCES:
         return ""  # another experiment, not a variation
-    words = [f"{key}={value}" for key, value in changed.items()]
+    words = []
+    for key, value in changed.items():
+        words.append(f"views {value}" if key == PRESET else f"{key}={value}")
     return ", ".join(shortened(words, MAX_DIFFERENCES))

@@ -48,7 +48,14 @@ def test_json(folder: Path, cli: Cli) -> None:
     assert (values["test_images"], values["swept"]) == (4, "method.temperature")
     assert values["picture"] == "compare.png"
     assert [group["runs"] for group in values["groups"]] == [["runs/c"], ["runs/a"]]
-    assert values["groups"][1]["linear"]["gain"]["estimate"] == -50.0
+    first, second = values["groups"]
+    assert second["linear"]["gain"]["estimate"] == -50.0
+    assert second["linear"]["gain_by_seed"] == [-50.0]
+    assert second["conclusion"].startswith("temperature 0.5: no clear difference from temperature")
+    # The first row is not compared with itself.
+    for probe in ("knn", "linear"):
+        assert (first[probe]["gain"], first[probe]["gain_by_seed"]) == (None, None)
+    assert first["conclusion"] is None
     assert values["groups"][1]["settings"] == {"method.temperature": 0.5}
 
 
@@ -57,6 +64,18 @@ def test_seeds_of_one_setting_have_no_gain(folder: Path, cli: Cli) -> None:
     assert code == 0
     assert "simclr × fedavg × star" in out
     assert "gain" not in out.lower()
+    assert "difference" not in out
+
+
+def test_a_sentence_concludes_each_row_after_the_first(folder: Path, cli: Cli) -> None:
+    fake_run(Path("runs/d"), "method.temperature=1.0", correct=(1, 1, 1, 0))
+    code, out, _ = cli("compare", "runs")
+    assert code == 0
+    sentences = [line for line in out.splitlines() if " points by the linear probe" in line]
+    assert [sentence.partition(" points")[0] for sentence in sentences] == [
+        "temperature 0.05: no clear difference from temperature 0.5: +50.0",
+        "temperature 1: no clear difference from temperature 0.5: +25.0",
+    ]
 
 
 def test_the_gain_over_clients_alone(tmp_path: Path, cli: Cli) -> None:

@@ -12,9 +12,10 @@ from fake_runs import fake_run
 from fedssl.core.errors import ConfigError
 from fedssl.evaluation.intervals import difference_interval
 from fedssl.evaluation.outcomes import OUTCOMES
+from fedssl.runs.comparable import check_comparable
 from fedssl.runs.compare import (
     Group,
-    check_comparable,
+    conclusion,
     count_test_images,
     group_interval,
     group_runs,
@@ -63,6 +64,37 @@ def test_settings_of_one_method_are_not_merged_if_another_method_takes_part(
         "simclr, temperature 0.4",
         "byol",
     ]
+
+
+def test_views_of_a_preset_are_named(tmp_path: Path) -> None:
+    groups = _groups(
+        fake_run(tmp_path / "a", "method.augment=grey"),
+        fake_run(tmp_path / "b", "method.augment=xray"),
+    )
+    assert [group.label for group in groups] == ["views grey", "views xray"]
+    assert groups[1].values["method.augment.flip"] == 0.0
+
+
+def test_views_of_no_preset_have_their_numbers(tmp_path: Path) -> None:
+    groups = _groups(
+        fake_run(tmp_path / "a", "method.augment=xray", "train.lr=0.01"),
+        fake_run(tmp_path / "b", "method.augment=xray", "method.augment.blur_kernel=5"),
+        fake_run(tmp_path / "c", "method.augment=xray", "method.augment.flip=1"),
+    )
+    assert [group.label for group in groups] == [
+        "views xray, lr 0.01",
+        "flip 0, lr 0.004, blur_kernel 5",
+        "flip 1, lr 0.004, no blur_kernel",
+    ]
+
+
+def test_one_setting_of_the_views_is_a_sweep(tmp_path: Path) -> None:
+    groups = _groups(
+        fake_run(tmp_path / "a", "method.augment=xray"),
+        fake_run(tmp_path / "b", "method.augment=xray", "method.augment.flip=1"),
+    )
+    assert [group.label for group in groups] == ["flip 0", "flip 1"]
+    assert swept_key(groups) == "method.augment.flip"
 
 
 def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
@@ -139,6 +171,42 @@ def test_groups_that_share_no_seed_are_compared_as_they_are(tmp_path: Path) -> N
     assert seed_differences(first, second, "linear") == []
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [(10, 40, "better than"), (40, 10, "worse than"), (20, 21, "no clear difference from")],
+)
+def test_a_difference_is_claimed_only_if_the_interval_excludes_zero(
+    before: int, after: int, words: str, tmp_path: Path
+) -> None:
+    """The first `before` and `after` of 40 images are correct."""
+    first, second = _groups(
+        fake_run(tmp_path / "a", correct=[1] * before + [0] * (40 - before)),
+        fake_run(tmp_path / "b", "train.lr=0.01", correct=[1] * after + [0] * (40 - after)),
+    )
+    gain = paired_difference(first, second, "linear")
+    assert gain is not None
+    assert gain.excludes_zero == (words != "no clear difference from")
+    assert conclusion(first, second, "linear") == (
+        f"lr 0.01: {words} lr 0.004: {2.5 * (after - before):+.1f} points by the linear probe, "
+        f"40 test images, 95% interval {gain.low:+.1f} … {gain.high:+.1f} over test images; "
+        "one seed: --seeds 3 shows the spread over seeds"
+    )
+
+
+def test_a_conclusion_has_the_difference_of_each_seed(tmp_path: Path) -> None:
+    first, second, third = _groups(
+        fake_run(tmp_path / "a", correct=(1, 1, 0, 0)),
+        fake_run(tmp_path / "b", "seed=1", correct=(1, 0, 0, 0)),
+        fake_run(tmp_path / "c", "train.lr=0.01", correct=(1, 1, 1, 0)),
+        fake_run(tmp_path / "d", "train.lr=0.01", "seed=1", correct=(1, 0, 0, 0)),
+        fake_run(tmp_path / "e", "train.lr=0.02", "seed=2"),
+    )
+    sentence = conclusion(first, second, "linear")
+    assert "+12.5 points" in sentence
+    assert sentence.endswith("over test images; by seed +25.0, 0.0")
+    assert conclusion(first, third, "knn").endswith("over test images; the rows share no seed")
+
+
 def test_runs_of_earlier_versions_have_no_intervals(tmp_path: Path) -> None:
     folder = fake_run(tmp_path / "a")
     (folder / OUTCOMES).unlink()
@@ -146,6 +214,9 @@ def test_runs_of_earlier_versions_have_no_intervals(tmp_path: Path) -> None:
     assert paired_difference(group, group, "linear") is None
     assert group_interval(group, "linear") is None
     assert count_test_images(group, "linear") is None
+    sentence = conclusion(group, group._replace(label="other"), "linear")
+    assert sentence.startswith("other: 0.0 points from simclr × fedavg × star by the linear probe")
+    assert "without an interval" in sentence
 
 
 def _runs(*folders: Path) -> list[RunSummary]:
@@ -168,6 +239,19 @@ def test_runs_that_were_measured_in_other_ways_are_rejected(tmp_path: Path) -> N
         fake_run(tmp_path / "labels", labels="other"),
         fake_run(tmp_path / "unlabelled", table={}),
         fake_run(tmp_path / "unfinished", knn=(None,), rounds=1),
+    ]
+    for other in others:
+        with raises(ConfigError):
+            check_comparable(_runs(base, other))
+
+
+def test_one_command_sets_all_differing_settings_of_the_probes(tmp_path: Path) -> None:
+    """Unless each run has a setting without a value: a command cannot remove a value."""
+    base = fake_run(tmp_path / "a", "probe.batch=64")
+    others = [
+        fake_run(tmp_path / "b", "probe.batch=64", "probe.k=5", "probe.labels=8"),
+        fake_run(tmp_path / "c", "probe.batch=32", "probe.lr=0.1"),
+        fake_run(tmp_path / "d", "probe.lr=0.1"),
     ]
     for other in others:
         with raises(ConfigError):

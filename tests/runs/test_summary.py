@@ -53,6 +53,22 @@ def test_each_run_is_compared_with_the_most_similar_one_before_it(tmp_path: Path
     ]
 
 
+def test_views_are_named_by_their_preset(tmp_path: Path) -> None:
+    """Another preset is one difference, so that the second run is the most similar to the third."""
+    folders = [
+        _run(tmp_path / "a", 3),
+        _run(tmp_path / "b", 3, "method.augment=photo", "train.lr=0.01"),
+        _run(tmp_path / "c", 3, "method.augment=xray", "train.lr=0.01"),
+        _run(tmp_path / "d", 3, "method.augment=xray", "train.lr=0.01", "method.augment.flip=1"),
+    ]
+    assert nearest_differences([summarise(folder) for folder in folders]) == [
+        "",
+        "views photo, train.lr=0.01",
+        "views xray",
+        "method.augment.flip=1.0",
+    ]
+
+
 def test_runs_are_found_in_a_folder(tmp_path: Path) -> None:
     run = _run(tmp_path / "a", 1)
     (tmp_path / "empty").mkdir()

@@ -1,0 +1,104 @@
+"""Check that finished runs can be compared: that their accuracies were measured alike."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedssl.core.errors import ConfigError
+from fedssl.experiment.plain_values import differences, flatten
+from fedssl.runs.resume_checks import EXPERIMENT
+from fedssl.runs.summary import RunSummary
+
+# Settings that do not change the accuracy of a finished run.
+NOT_MEASURED = {"probe.every", "probe.picture", "probe.baselines"}
+
+
+def check_comparable(runs: Sequence[RunSummary]) -> None:
+    """Raise ConfigError unless all runs are finished and were measured alike."""
+    for run in runs:
+        _check_measured(run)
+    first = runs[0]
+    for run in runs[1:]:
+        for key in ("test_images", "labels"):
+            if run.results.get(key) != first.results.get(key):
+                raise ConfigError(
+                    f"{run.folder} was measured on other {key.replace('_', ' ')} than "
+                    f"{first.folder}: leave out one of them, or measure both on the same images"
+                )
+        _check_same_probes(first, run)
+
+
+def _check_measured(run: RunSummary) -> None:
+    """Raise ConfigError if a run has no accuracy."""
+    if not run.results:
+        raise ConfigError(
+            f"{run.folder} has no accuracy yet ({run.state}): finish it with `fedssl run`, or leave "
+            "it out"
+        )
+    if not run.results.get("table"):
+        raise ConfigError(
+            f"{run.folder} has no accuracy: it has no labelled test images. Measure it with "
+            "data.test, or leave it out"
+        )
+
+
+def _check_same_probes(first: RunSummary, other: RunSummary) -> None:
+    """Raise ConfigError if two runs were measured with differing settings."""
+    old = _probe_settings(first)
+    new = _probe_settings(other)
+    changed = sorted(differences(old, new))
+    if not changed:
+        return
+    named = []
+    for key in changed:
+        values = f"{_text(old.get(key))} in the first, {_text(new.get(key))} in the second"
+        named.append(f"{key} ({values})")
+    raise ConfigError(
+        f"{first.folder} and {other.folder} were measured with differing settings: "
+        f"{', '.join(named)}. `{_measure_commands(first, other, changed)}` measures again without "
+        "training"
+    )
+
+
+def _probe_settings(run: RunSummary) -> dict[str, Any]:
+    """Return the settings that decide the accuracy of a run, by dotted key."""
+    flat = flatten({"probe": run.experiment.to_dict()["probe"]})
+    return {key: value for key, value in flat.items() if key not in NOT_MEASURED}
+
+
+def _measure_commands(first: RunSummary, other: RunSummary, keys: Sequence[str]) -> str:
+    """Return the command that measures the second run with the settings of the first.
+
+    A command can set a value but not remove one: if the first run has no value of a key, it is
+    measured with the settings of the second. If each has a key without a value, both are measured.
+    """
+    old = _probe_settings(first)
+    new = _probe_settings(other)
+    if old.keys() >= set(keys):
+        return _measure_command(other, old, keys)
+    if new.keys() >= set(keys):
+        return _measure_command(first, new, keys)
+    from_old = [key for key in keys if key in old]
+    from_new = [key for key in keys if key not in old]
+    commands = (_measure_command(other, old, from_old), _measure_command(first, new, from_new))
+    return " && ".join(commands)
+
+
+def _measure_command(run: RunSummary, values: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Return the command that measures a run with other values of some settings."""
+    words = ["fedssl", "run", str(run.folder / EXPERIMENT), "--dir", str(run.folder)]
+    for key in keys:
+        words += ["--set", f"{key}={_text(values[key])}"]
+    return shlex.join(words)
+
+
+def _text(value: Any) -> str:
+    """Return a value as in an assignment: TOML, without quotes."""
+    if value is None:
+        return "not set"
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
