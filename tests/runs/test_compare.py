@@ -188,8 +188,7 @@ def test_a_difference_is_claimed_only_if_the_interval_excludes_zero(
     assert gain.excludes_zero == (words != "no clear difference from")
     assert conclusion(first, second, "linear") == (
         f"lr 0.01: {words} lr 0.004: {2.5 * (after - before):+.1f} points by the linear probe, "
-        f"40 test images, 95% interval {gain.low:+.1f} … {gain.high:+.1f} over test images; "
-        "one seed: --seeds 3 shows the spread over seeds"
+        f"40 test images, 95% interval {gain.low:+.1f} … {gain.high:+.1f} over test images, one seed"
     )
 
 
