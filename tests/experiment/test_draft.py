@@ -29,6 +29,7 @@ SUMMARY = FolderSummary(
     side=70,
     smallest_side=50,
     grey=False,
+    transparent=0,
     sampled=200,
     unreadable=0,
     bad_share=0.0,
