@@ -19,6 +19,8 @@ MEANINGS = {
     "data.folder.layout": "meaning of the folders directly inside; `clients-classes`: one folder "
     "per class in each client's folder; `flat`: none",
     "data.folder.channels": "1: grey, 3: RGB",
+    "data.folder.background": "colour under transparent pixels; half-transparent ones are mixed "
+    "with it",
     "data.folder.test": "another folder, looked up in the same way, with one folder per class: "
     "labelled test images",
     "data.npz.path": "the archive, looked up in the data directory (`--data-dir`), then in the "

@@ -50,7 +50,14 @@ def default_cache_dir() -> Path:
 
 
 def decode_cached(
-    folder: Path, names: Sequence[str], size: int, channels: int, *, cache_dir: Path, notify: Notify
+    folder: Path,
+    names: Sequence[str],
+    size: int,
+    channels: int,
+    *,
+    background: int = 0,
+    cache_dir: Path,
+    notify: Notify,
 ) -> tuple[PixelRows, dict[int, str]]:
     """Return the pixels of the readable files, in order, decoding those that are not cached yet.
 
@@ -62,11 +69,12 @@ def decode_cached(
         raise ConfigError(
             f"data.cache: {cache_dir} is inside the image folder {folder}; choose a folder outside"
         )
-    home = cache_dir / _cache_key(source, size, channels)
+    home = cache_dir / _cache_key(source, size, channels, background)
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.mkdir(mode=0o700, exist_ok=True)
-        return _Cache(source, home, (channels, size, size), notify).read(names)
+        cache = _Cache(source, home, (channels, size, size), notify, background=background)
+        return cache.read(names)
     except OSError as error:
         raise DataError(
             f"decoded images cannot be cached in {home} ({error.strerror}); free some space, "
@@ -81,21 +89,30 @@ def _contains_visibly(folder: Path, path: Path) -> bool:
     return not any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def _cache_key(source: Path, size: int, channels: int) -> str:
-    text = json.dumps([str(source), size, channels, RULES])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _cache_key(source: Path, size: int, channels: int, background: int) -> str:
+    identity = [str(source), size, channels, RULES]
+    if background:  # black was the only one once, and its caches are still found
+        identity.append(background)
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 class _Cache:
-    """The cached images of one folder, at one size and number of channels."""
+    """The cached images of one folder: of one size, number of channels and background."""
 
     def __init__(
-        self, source: Path, home: Path, image_shape: tuple[int, int, int], notify: Notify
+        self,
+        source: Path,
+        home: Path,
+        image_shape: tuple[int, int, int],
+        notify: Notify,
+        *,
+        background: int,
     ) -> None:
         self._source = source
         self._home = home
         self._image_shape = image_shape
         self._notify = notify
+        self._background = background
         self._pixels_path = home / "pixels"
         self._index_path = home / "index"
         self._folder_path = home / "folder"
@@ -173,7 +190,9 @@ class _Cache:
             extended_file(self._pixels_path, prod(self._image_shape) * (rows[-1] + 1)) as target,
             self._index_path.open("ab", buffering=0) as index,  # a kill loses no line
             meter(description, len(missing), self._notify) as advance,
-            decode_into_file(target, size, channels, jobs, lock=lock) as chunk_outcomes,
+            decode_into_file(
+                target, size, channels, jobs, lock=lock, background=self._background
+            ) as chunk_outcomes,
         ):
             outcomes = chain.from_iterable(chunk_outcomes)
             for (name, stamp), row, outcome in zip(missing.items(), rows, outcomes, strict=True):

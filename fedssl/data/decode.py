@@ -4,8 +4,8 @@
    JPEG 2000 has a limit of 12, since its decoder takes up to 24 bytes a pixel.
 2. Of an animation, the first frame is used. EXIF orientation is applied.
 3. The largest centred square is kept, so any shape is accepted, even 1 × 10,000.
-4. Transparency is composited over black, the colour of zeros and of padding. Greyscale, palette,
-   CMYK and other modes become RGB by Pillow's conversion; colour profiles are ignored.
+4. Transparency is composited over `background`, by default black, the colour of padding. Greyscale,
+   palette, CMYK and other modes become RGB by Pillow's conversion; colour profiles are ignored.
 5. 16-bit, 32-bit and float images are rescaled so that their smallest value is 0 and their largest
    255, since the range of the type is not the range of the values: a 12-bit camera uses a sixteenth
    of 16 bits. An image of one value becomes black.
@@ -55,22 +55,23 @@ class Unreadable(Exception):  # noqa: N818 - describes a file, not a failure of 
         self.lasting = lasting
 
 
-def decode(source: Path | bytes, size: int, channels: int = 3) -> Array:
+def decode(source: Path | bytes, size: int, channels: int = 3, background: int = 0) -> Array:
     """Return one image file as uint8 (channels, size, size), or raise Unreadable.
 
+    `background` is the grey under transparent pixels, from 0 to 255.
     Pillow may issue warnings; the caller decides what to do with them.
     """
     with _open_stream(source) as stream:
         image = _open_image(stream)
         with _damage_as_unreadable():
             image = _apply_orientation(_load_pixels(image))
-            return fit(image, size, channels)
+            return fit(image, size, channels, background)
 
 
-def read_header(path: Path) -> tuple[int, int, str]:
-    """Return width, height and Pillow's mode of an image file, or raise Unreadable."""
+def read_header(path: Path) -> tuple[int, int, str, bool]:
+    """Return width, height, Pillow's mode and if pixels may be transparent, or raise Unreadable."""
     with _open_stream(path) as stream, _open_image(stream) as image:
-        return *image.size, image.mode
+        return *image.size, image.mode, image.has_transparency_data
 
 
 def decode_whole(path: Path, size: tuple[int, int], channels: int = 3) -> Array:
@@ -95,10 +96,10 @@ def decode_whole(path: Path, size: tuple[int, int], channels: int = 3) -> Array:
             return to_array(image, channels)
 
 
-def fit(image: Image.Image, size: int, channels: int) -> Array:
+def fit(image: Image.Image, size: int, channels: int, background: int = 0) -> Array:
     """Return an image of any mode as uint8 (channels, size, size), by rules 3 to 6."""
     box = _centred_square(image)
-    convert = _converter(image, box)
+    convert = _converter(image, box, background)
     side = box[2] - box[0]
     if convert is _keep_mode or side * side <= STRIP_PIXELS:
         square = image if box == (0, 0, *image.size) else image.crop(box)
@@ -246,14 +247,14 @@ def _convert_in_strips(image: Image.Image, box: Box, convert: Convert) -> list[I
     return planes
 
 
-def _converter(image: Image.Image, box: Box) -> Convert:
+def _converter(image: Image.Image, box: Box, background: int = 0) -> Convert:
     """Return the function that converts parts of a box to RGB, or to L if the image is grey."""
     if image.mode.startswith(("I", "F")):
         low, high = _value_range(image, box)
         scale = 255 / (high - low) if high > low else 0.0
         return partial(_rescale, low=low, scale=scale)
     if image.has_transparency_data:
-        return _composite_over_black
+        return partial(_composite, background=background)
     if image.mode in ("L", "RGB"):
         return _keep_mode
     return _to_grey if image.mode == "1" else _to_colour
@@ -275,10 +276,10 @@ def _to_colour(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _composite_over_black(image: Image.Image) -> Image.Image:
+def _composite(image: Image.Image, background: int) -> Image.Image:
     colour = image.convert("RGBA")
-    black = Image.new("RGBA", colour.size, (0, 0, 0, 255))
-    return Image.alpha_composite(black, colour).convert("RGB")
+    under = Image.new("RGBA", colour.size, (background, background, background, 255))
+    return Image.alpha_composite(under, colour).convert("RGB")
 
 
 def _value_range(image: Image.Image, box: Box) -> tuple[float, float]:

@@ -37,12 +37,19 @@ _MAX_THREADS = 8
 
 Open = Callable[[str], Path | bytes]
 Outcomes = AbstractContextManager[Iterator[list[Outcome]]]
+WorkerArguments = tuple[int, int, int, int]  # of decode_worker.serve
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def decode_all(
-    names: Sequence[str], source: Open, size: int, channels: int, notify: Notify
+    names: Sequence[str],
+    source: Open,
+    size: int,
+    channels: int,
+    notify: Notify,
+    *,
+    background: int = 0,
 ) -> tuple[Tensor, dict[int, str]]:
     """Decode `source(name)` for all names, in threads.
 
@@ -53,7 +60,7 @@ def decode_all(
     bad: dict[int, str] = {}
 
     def decode_chunk(chunk: Sequence[str]) -> list[Array | str]:
-        return [_pixels_or_reason(source(name), size, channels) for name in chunk]
+        return [_pixels_or_reason(source(name), size, channels, background) for name in chunk]
 
     with (
         meter(f"decoding {len(names):,} images", len(names), notify) as advance,
@@ -71,9 +78,11 @@ def decode_all(
     return pixels[: len(names) - len(bad)], bad
 
 
-def _pixels_or_reason(source: Path | bytes, size: int, channels: int) -> Array | str:
+def _pixels_or_reason(
+    source: Path | bytes, size: int, channels: int, background: int
+) -> Array | str:
     try:
-        return decode.decode(source, size, channels)
+        return decode.decode(source, size, channels, background)
     except Unreadable as error:
         return str(error)
 
@@ -88,7 +97,13 @@ def chunked(items: Sequence[T]) -> list[Sequence[T]]:
 
 
 def decode_into_file(
-    target: int, size: int, channels: int, chunks: Sequence[Sequence[Job]], *, lock: int
+    target: int,
+    size: int,
+    channels: int,
+    chunks: Sequence[Sequence[Job]],
+    *,
+    lock: int,
+    background: int = 0,
 ) -> Outcomes:
     """Decode all jobs into the open file `target`; enter to iterate over each chunk's outcomes.
 
@@ -96,8 +111,9 @@ def decode_into_file(
     process is killed, the lock is released when the last worker has stopped writing.
     """
     if _can_start_workers() and sum(map(len, chunks)) >= MIN_FILES_FOR_PROCESSES:
-        return _decode_in_processes(target, size, channels, chunks, lock=lock)
-    fill = partial(decode_worker.fill, target, size, channels)
+        arguments = (target, size, channels, background)
+        return _decode_in_processes(arguments, chunks, lock=lock)
+    fill = partial(decode_worker.fill, target, size, channels, background)
     return _map_in_threads(fill, chunks, _thread_count())
 
 
@@ -108,7 +124,7 @@ def _can_start_workers() -> bool:
 
 @contextmanager
 def _decode_in_processes(
-    target: int, size: int, channels: int, chunks: Sequence[Sequence[Job]], *, lock: int
+    arguments: WorkerArguments, chunks: Sequence[Sequence[Job]], *, lock: int
 ) -> Iterator[Iterator[list[Outcome]]]:
     count = min(cores(), len(chunks))
     workers: list[_Worker] = []
@@ -127,7 +143,7 @@ def _decode_in_processes(
 
     try:
         for _ in range(count):
-            worker = _Worker(target, size, channels, lock)
+            worker = _Worker(arguments, lock)
             workers.append(worker)
             idle.put(worker)
         with _map_in_threads(decode_chunk, chunks, count, on_error=kill_all) as outcomes:
@@ -164,17 +180,17 @@ def _map_in_threads(
 class _Worker:
     """A process that runs decode_worker.py."""
 
-    def __init__(self, target: int, size: int, channels: int, lock: int) -> None:
+    def __init__(self, arguments: WorkerArguments, lock: int) -> None:
         # -P: the modules next to decode_worker.py have common names, which must not hide others.
         program = [sys.executable, "-P", decode_worker.__file__]
         # The worker finds Pillow where this process found it.
         search_path = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
-            [*program, str(target), str(size), str(channels)],
+            [*program, *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": search_path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=(target, lock),
+            pass_fds=(arguments[0], lock),
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -39,7 +39,9 @@ def _decode_path(text: str) -> Path:
     return Path(os.fsdecode(text.encode("latin-1")))
 
 
-def fill(target: int, size: int, channels: int, jobs: Iterable[Sequence[Any]]) -> list[Outcome]:
+def fill(
+    target: int, size: int, channels: int, background: int, jobs: Iterable[Sequence[Any]]
+) -> list[Outcome]:
     """Write the pixels of each job's file to its row of the open file `target`.
 
     Raise OSError if `target` cannot be written.
@@ -47,7 +49,7 @@ def fill(target: int, size: int, channels: int, jobs: Iterable[Sequence[Any]]) -
     outcomes: list[Outcome] = []
     for row, path in jobs:
         try:
-            pixels = decode.decode(_decode_path(path), size, channels)
+            pixels = decode.decode(_decode_path(path), size, channels, background)
         except decode.Unreadable as error:
             outcomes.append([str(error), error.lasting])
             continue
@@ -66,7 +68,7 @@ def _write_at(target: int, data: bytes, offset: int) -> None:
         offset += written
 
 
-def serve(target: int, size: int, channels: int) -> None:
+def serve(target: int, size: int, channels: int, background: int) -> None:
     """Run as a worker process until the input ends.
 
     Read a line of jobs from standard input; write a line of outcomes, or the errno of a failure, to
@@ -79,7 +81,7 @@ def serve(target: int, size: int, channels: int) -> None:
     warnings.simplefilter("ignore")
     for line in sys.stdin.buffer:
         try:
-            answer: Any = fill(target, size, channels, json.loads(line))
+            answer: Any = fill(target, size, channels, background, json.loads(line))
         except OSError as error:
             answer = error.errno or -1
         os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")

@@ -23,10 +23,13 @@ from fedssl.data.download import find_path, searched_places
 from fedssl.data.folder_listing import list_image_files, printable, subfolders
 from fedssl.data.image_pool import PixelRows
 from fedssl.data.images import LISTED, SOURCES, Dataset, Images, Source
+from fedssl.data.one_colour import one_colour_warning
 from fedssl.data.small_images import small_images_warning
 
 LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}  # folders above a file
 TEST_NAMES = ("test", "val")
+Background = Literal["black", "white"]
+BACKGROUNDS: dict[Background, int] = {"black": 0, "white": 255}
 _CACHE_WORDS = ("auto", "off")
 
 _NonEmpty = Annotated[str, Field(min_length=1)]
@@ -47,6 +50,7 @@ class Folder(Source):
     size: int = Field(ge=1, le=4096)
     layout: Literal["clients", "classes", "clients-classes", "flat"]
     channels: Literal[1, 3] = 3
+    background: Background = "black"  # under transparent pixels
     bad_share: float = Field(default=0.01, ge=0, le=1)  # of a client's files (or of all)
     test: str | None = None
     cache: _NonEmpty = "auto"  # folder for decoded images; auto: the user's cache, off: nowhere
@@ -109,9 +113,12 @@ class Folder(Source):
                 readable.append(name)
         if not readable:
             raise DataError(f"{folder} holds no image that can be read in layout {layout}")
-        warning = small_images_warning(folder, readable, self.size)
-        if warning is not None:
-            notify(warning)
+        for warning in (
+            small_images_warning(folder, readable, self.size),
+            one_colour_warning(folder, readable, pixels, self.background),
+        ):
+            if warning is not None:
+                notify(warning)
         below = folder.relative_to(top)
         lines = [f"{reason}: {printable(str(below / name))}" for reason, name in skipped]
         return _Part(pixels, readable, layout, clients=clients, skipped=lines)
@@ -125,13 +132,25 @@ class Folder(Source):
         self, folder: Path, names: list[str], notify: Notify
     ) -> tuple[PixelRows, dict[int, str]]:
         cache_dir = self._cache_dir
+        background = BACKGROUNDS[self.background]
         if cache_dir is None:
             pixels, bad = decode_all(
-                names, lambda name: folder / name, self.size, channels=self.channels, notify=notify
+                names,
+                lambda name: folder / name,
+                self.size,
+                channels=self.channels,
+                notify=notify,
+                background=background,
             )
             return PixelRows(pixels), bad
         return decode_cached(
-            folder, names, self.size, channels=self.channels, cache_dir=cache_dir, notify=notify
+            folder,
+            names,
+            self.size,
+            channels=self.channels,
+            background=background,
+            cache_dir=cache_dir,
+            notify=notify,
         )
 
     @property
@@ -142,6 +161,11 @@ class Folder(Source):
         if self.cache == "auto":
             return default_cache_dir()
         return Path(self.cache).expanduser()
+
+
+def background_of(source: Source) -> Background:
+    """Return the colour under transparent pixels of files, as `source` decodes them."""
+    return source.background if isinstance(source, Folder) else "black"
 
 
 class _Part(NamedTuple):

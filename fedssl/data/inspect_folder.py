@@ -32,6 +32,7 @@ class FolderSummary(NamedTuple):
     side: int  # median of the shorter sides of the sample, in pixels
     smallest_side: int
     grey: bool  # True if all images of the sample are
+    transparent: int  # images of the sample whose pixels may be transparent
     sampled: int  # files whose headers were read
     unreadable: int  # of them, files that are not images
     bad_share: float  # the largest share of unreadable files in the sample of one client
@@ -79,6 +80,7 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
         side=int(statistics.median(sides)),
         smallest_side=min(sides),
         grey=all(image.mode in GREY_MODES for image in images),
+        transparent=sum(image.transparent for image in images),
         sampled=len(headers),
         unreadable=len(headers) - len(images),
         bad_share=_largest_bad_share(headers, layout),

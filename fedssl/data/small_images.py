@@ -20,6 +20,7 @@ class Header(NamedTuple):
     width: int
     height: int
     mode: str  # Pillow's
+    transparent: bool = False  # pixels may be, by an alpha channel or a clear colour
 
 
 def sample_headers(folder: Path, names: Sequence[str]) -> dict[str, Header | None]:

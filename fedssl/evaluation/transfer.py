@@ -13,6 +13,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.settings import LARGEST_VIEW, Settings, validate
 from fedssl.data import SOURCES, Dataset, Images, Source
 from fedssl.data.download import find_path
+from fedssl.data.folder import Background
 from fedssl.data.public import fitted
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import settings_class
@@ -30,10 +31,13 @@ class Size(Settings):
     size: int | None = Field(None, ge=1, le=LARGEST_VIEW)
 
 
-def other_images(on: On, image: Shape, root: Path, notify: Notify) -> Dataset:
+def other_images(
+    on: On, image: Shape, root: Path, notify: Notify, background: Background = "black"
+) -> Dataset:
     """Return the images of another data set, in the shape (C, H, W) of a run's images.
 
     In a table, `size` sets another side, for any data set; channels are always those of the run.
+    Files are decoded over `background` unless the table sets another.
     """
     if not isinstance(on, str | Mapping | Dataset):
         raise ConfigError(
@@ -46,6 +50,8 @@ def other_images(on: On, image: Shape, root: Path, notify: Notify) -> Dataset:
         size = validate(Size, {"size": on.get("size")}, "data").size
         if size is not None:
             image = (image[0], size, size)
+        if on.get("name") == "folder":
+            on = {"background": background, **on}
         on = _source(on, image, root).load(root, notify)
     _report_conversion(on.train.image_shape, image, notify)
     if on.test is None:

@@ -149,6 +149,8 @@ def _data(folder: Path, summary: FolderSummary, choices: Choices) -> str:
     ]
     if summary.grey:
         lines.append("channels = 1  # the images are grey")
+    if 2 * summary.transparent > summary.sampled - summary.unreadable:
+        lines += _background_lines(summary)
     if summary.bad_share > Folder.model_fields["bad_share"].default:
         lines.append(f"# {summary.unreadable} of {summary.sampled} sampled files are no images.")
         lines.append(f"bad_share = {_allowed(summary.bad_share)}  # of a client's files")
@@ -167,6 +169,16 @@ def _layout_lines(summary: FolderSummary) -> list[str]:
     else:
         lines.append(f"# Write this file again with {OTHER_LAYOUTS[summary.layout]}.")
     return [*lines, f'layout = "{summary.layout}"']
+
+
+def _background_lines(summary: FolderSummary) -> list[str]:
+    """Return the colour under transparent pixels, and the reason for it."""
+    readable = summary.sampled - summary.unreadable
+    return [
+        f"# {summary.transparent} of {readable} sampled images can have transparent pixels. Dark",
+        '# drawings would vanish over "black", the default; light ones vanish over "white".',
+        'background = "white"',
+    ]
 
 
 def _allowed(bad_share: float) -> float:

@@ -159,7 +159,7 @@ class Experiment(Settings):
         It is that of the same experiment in earlier versions.
         """
         plain = self.to_dict()
-        for table in ("guard", "probe", "train"):
+        for table in plain.keys() & {"data", "public", "guard", "probe", "train"}:
             plain[table] = hashed_settings(table, getattr(self, table), plain[table])
         if self.guard.model_copy(update={"min_uploads": 2}) == GuardSettings():
             del plain["guard"]

@@ -12,7 +12,12 @@ from typing import Any
 from fedssl.core.settings import Settings
 
 # Left out at their default values, by table: earlier versions did not have them.
-ADDED_LATER = {"guard": ("statistics_bound", "max_share"), "probe": ("frozen",)}
+ADDED_LATER = {
+    "data": ("background",),
+    "public": ("background",),
+    "guard": ("statistics_bound", "max_share"),
+    "probe": ("frozen",),
+}
 # Always left out: a run can be resumed with another value.
 CHANGEABLE = {"guard": ("min_uploads",)}
 # Values of earlier versions for settings that now have none by default.
@@ -23,7 +28,8 @@ def hashed_settings(table: str, settings: Settings, plain: Mapping[str, Any]) ->
     """Return the plain values of a table as the hash has them."""
     hashed = {**EARLIER_DEFAULTS.get(table, {}), **plain}
     for key in ADDED_LATER.get(table, ()):
-        if getattr(settings, key) == type(settings).model_fields[key].default:
+        field = type(settings).model_fields.get(key)  # only some data sets have it
+        if field is not None and getattr(settings, key) == field.default:
             hashed.pop(key, None)
     for key in CHANGEABLE.get(table, ()):
         del hashed[key]

@@ -16,11 +16,14 @@ from fedssl.probes.features import as_input
 
 
 def load_as_input(
-    paths: Sequence[str | Path], image: tuple[int, int, int], normalisation: Normalisation | None
+    paths: Sequence[str | Path],
+    image: tuple[int, int, int],
+    normalisation: Normalisation | None,
+    background: int = 0,
 ) -> Tensor:
     """Return image files as float32 (n, channels, size, size), by the rules of `data.decode`.
 
-    `image` is the shape of the training images. Raises DataError if a file cannot be read; its
+    `image` is the shape of the training images, `background` the grey under transparent pixels. Raises DataError if a file cannot be read; its
     `detail` names the files.
     """
     channels, height, width = image
@@ -32,7 +35,9 @@ def load_as_input(
     if not paths:
         raise ConfigError("there is no file to load: pass at least one path")
     names = [str(path) for path in paths]
-    pixels, bad = decode_all(names, Path, height, channels=channels, notify=ignore_message)
+    pixels, bad = decode_all(
+        names, Path, height, channels=channels, notify=ignore_message, background=background
+    )
     if bad:
         reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(Counter(bad.values()).items()))
         detail = "\n".join(f"{reason}: {names[position]}" for position, reason in bad.items())

@@ -18,6 +18,7 @@ from fedssl.core.errors import ConfigError, RunError, explained_errors
 from fedssl.core.files import integrity
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, from_python
+from fedssl.data.folder import BACKGROUNDS, background_of
 from fedssl.evaluation.evaluate import Evaluation, backbone_of
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
@@ -144,7 +145,10 @@ class Run:
         """
         image = self._image()
         return load_as_input(
-            paths, image, federation_setup.normalisation(self.experiment, image[0])
+            paths,
+            image,
+            federation_setup.normalisation(self.experiment, image[0]),
+            BACKGROUNDS[background_of(self.experiment.data)],
         )
 
     def _channels(self, state: State) -> int:
@@ -187,7 +191,8 @@ class Run:
                 f'probe "{probe}" predicts only the classes that the run was trained on, so it '
                 'cannot measure on another data set: choose another probe, such as "linear"'
             )
-        data = other_images(on, self._image(), self._data_dir, print_to_stderr)
+        background = background_of(self.experiment.data)
+        data = other_images(on, self._image(), self._data_dir, print_to_stderr, background)
         # Images left out of pre-training are not among these.
         all_images = changed.with_changes({"data.leave_out": 0.0})
         evaluation = Evaluation(all_images, data, self.device, seen=False, notify=print_to_stderr)

@@ -29,6 +29,7 @@ SUMMARY = FolderSummary(
     side=70,
     smallest_side=50,
     grey=False,
+    transparent=0,
     sampled=200,
     unreadable=0,
     bad_share=0.0,
@@ -138,3 +139,14 @@ def test_views_may_be_given() -> None:
 def test_a_path_with_quotes_and_backslashes() -> None:
     for path in ('my "best"\\photos', "Zürich's\tphotos", "two\nlines"):
         assert _drafted(folder=path).data.path == path
+
+
+@pytest.mark.parametrize(("transparent", "background"), [(95, "black"), (96, "white")])
+def test_images_with_transparent_pixels_are_drawn_over_white(
+    transparent: int, background: str
+) -> None:
+    """More than half of the 190 images that could be read."""
+    summary = SUMMARY._replace(transparent=transparent, unreadable=10)
+    assert _drafted(summary).data.background == background
+    reason = f"# {transparent} of 190 sampled images can have transparent pixels."
+    assert (reason in draft(Path("photos"), summary, Choices())) == (background == "white")
