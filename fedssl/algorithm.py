@@ -27,8 +27,8 @@ class TensorSpec(NamedTuple):
 class Features(NamedTuple):
     """Schema of unit-length rows that clients share; invalid rows are dropped one by one.
 
-    The rest of the upload still counts. `columns` names other tensors of the upload with one row per
-    feature: rows dropped here are dropped there too.
+    The rest of the upload still counts. `columns` names other tensors of the upload with one row
+    per feature: rows dropped here are dropped there too.
     """
 
     width: int
@@ -69,9 +69,10 @@ class Algorithm(Settings, ABC):
     """Frozen hyper-parameters and pure functions on Trees: sites, messages, uploads, memories.
 
     A site is a place where uploads are merged: the server, or each peer of a graph. In a round, a
-    site sends `broadcast` to each of its clients, each returns the upload of `client_update`, and `merge`
-    makes the site's next state. Nothing else is stored: an algorithm never changes a Tree that it
-    receives, nor itself. Fields of a subclass are its hyper-parameters, keys under [algorithm].
+    site sends `broadcast` to each of its clients, each returns the upload of `client_update`, and
+    `merge` makes the site's next state. Nothing else is stored: an algorithm never changes a Tree
+    that it receives, nor itself. Fields of a subclass are its hyper-parameters, keys under
+    [algorithm].
     """
 
     # True: topologies without a server are refused.

@@ -67,9 +67,9 @@ class Method(ResidentModule, ABC):
     Parts are child modules, named by role: backbone, projector, and optionally predictor, target,
     queue and others. `settings` are the values under [method], an instance of the class attribute
     `Settings`, `size` is the side of the images in pixels, and `features` the width of the
-    backbone's output. Trainable parts come first and momentum copies after them, so that the parameters that an
-    optimizer moves are one slice of the flat row. `target` mirrors the parts named in `mirrored`,
-    in the same order.
+    backbone's output. Trainable parts come first and momentum copies after them, so that the
+    parameters that an optimizer moves are one slice of the flat row. `target` mirrors the parts
+    named in `mirrored`, in the same order.
     """
 
     Settings: ClassVar[type[MethodSettings]] = MethodSettings

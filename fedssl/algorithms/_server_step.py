@@ -21,7 +21,10 @@ def models_of(site: Tree) -> dict[str, State]:
 
 
 def parameters(state: State) -> Tensor:
-    """Return a model's parameters (n,): a view, not a copy; a layout stores parameters first, so they are contiguous."""
+    """Return a model's parameters (n,): a view, not a copy.
+
+    A layout stores parameters first, so they are contiguous.
+    """
     (row,) = state.float_slices(PARAMETERS)
     return row
 

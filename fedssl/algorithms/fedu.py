@@ -6,8 +6,8 @@ target stays local; the predictor ← global if the divergence of the client's l
 μ, otherwise it stays local.
 Departures: the paper's algorithm box uses the squared L2 norm ‖θ − φ‖² (`squared-norm`), over
 backbone and projector; the authors' code uses the mean of the layers' norms. Their μ = 0.4
-(CIFAR-100: 0.6) is meaningful only on that scale, so it is the default. In a client's first round its target and
-predictor start from the global model.
+(CIFAR-100: 0.6) is meaningful only on that scale, so it is the default. In a client's first round
+its target and predictor start from the global model.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ distribution of a pair over images is summarised by its quartiles, as in the pap
 its mean.
 
 The paper does not state whether a representation is the backbone's output or the projection
-(`what`, by default the backbone's output); which two of its five local models it shows (here all pairs); in
-which rounds within "the learning process" (here that of the checkpoint); and what the whiskers of
-its boxes are (here the 5th and 95th percentile). Its local models are those of one round before
-they are averaged: `local=true`. Without that, the final models of clients are compared: isolated
-ones, peers', or personalised.
+(`what`, by default the backbone's output); which two of its five local models it shows (here all
+pairs); in which rounds within "the learning process" (here that of the checkpoint); and what the
+whiskers of its boxes are (here the 5th and 95th percentile). Its local models are those of one
+round before they are averaged: `local=true`. Without that, the final models of clients are
+compared: isolated ones, peers', or personalised.
 
 Features behind a ReLU have no negative entries, so their angles are between 0 and 90 degrees. An
 angle does not show whether one space is a rotation of the other: two equally good models may be 90

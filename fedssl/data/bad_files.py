@@ -52,7 +52,8 @@ def check_bad_share(
         names_note = f"; all are listed in {path}"
     raise DataError(
         f"{', '.join(shortened(clauses, LISTED_OWNERS))} cannot be read as images ("
-        f"{_count_reasons(bad)}); data.bad_share = {limit:g} allows fewer: repair or remove these files, or set "
+        f"{_count_reasons(bad)}); data.bad_share = {limit:g} allows fewer: repair or remove these "
+        "files, or set "
         f"data.bad_share = {math.ceil(100 * needed - 1e-9) / 100:g} to skip them{names_note}",
         "\n".join(shortened(lines, LISTED_FILES)),
     )

@@ -43,7 +43,8 @@ def _check_alike(first: str, images: Images, second: str, others: Images) -> Non
     if images.image_shape != others.image_shape:
         raise DataError(
             "all clients must have images of one shape (channels, height, width), but those of "
-            f'"{first}" have {images.image_shape} and those of "{second}" {others.image_shape}: convert them '
+            f'"{first}" have {images.image_shape} and those of "{second}" {others.image_shape}: '
+            "convert them "
             "first"
         )
     if images.labelled and not others.labelled:

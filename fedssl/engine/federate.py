@@ -154,4 +154,7 @@ def _too_many_failures(guard: Guard) -> str:
     reason = "no client answered"
     if guard.reports:
         reason = str(guard.reports[0].dropped)
-    return f"{MAX_FAILED_ROUNDS} consecutive rounds failed. Reason of the first client in the last: {reason}"
+    return (
+        f"{MAX_FAILED_ROUNDS} consecutive rounds failed. "
+        f"Reason of the first client in the last: {reason}"
+    )

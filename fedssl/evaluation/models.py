@@ -103,8 +103,8 @@ def models_of(
 ) -> Models:
     """Return all models of a run; `memory` is the state of clients, `device` that of the sites.
 
-    With an algorithm that personalises: each client's own model, by client, and, excluded
-    from the mean, the models that sites export. With other algorithms, and while no client has its own: the
+    With an algorithm that personalises: each client's own model, by client, and, excluded from the
+    mean, the models that sites export. With other algorithms, and while no client has its own: the
     models that sites export, `global` with one server, else by site; with peers also their `mean`,
     which is excluded.
     """

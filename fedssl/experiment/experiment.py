@@ -197,7 +197,8 @@ class Experiment(Settings):
             raise ConfigError(
                 f'algorithm "{self._algorithm_name}" needs a method with a '
                 f"{' and a '.join(sorted(missing))}, but method "
-                f'"{METHODS.name_of(type(method))}" has none with these settings. Choose another method or algorithm: '
+                f'"{METHODS.name_of(type(method))}" has none with these settings. Choose another '
+                "method or algorithm: "
                 "`fedssl combinations` lists those that fit"
             )
         views = [group.count for group in method.views]

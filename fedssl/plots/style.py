@@ -56,8 +56,8 @@ def new_figure(
 ) -> tuple[Any, Any]:
     """Return a figure and its axes (rows, columns), each of the given size in inches.
 
-    Panels are narrower if the figure would be wider than `max_width`. pyplot does not register the figure, so it
-    need not be closed.
+    Panels are narrower if the figure would be wider than `max_width`. pyplot does not register the
+    figure, so it need not be closed.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

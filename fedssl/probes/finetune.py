@@ -8,8 +8,8 @@ features and has no normalisation.
 
 With `frozen` only the head is trained, on features computed once in evaluation mode. FedU and
 FedEMA describe another protocol: the whole model is fine-tuned. Their authors' code, EasyFL, has a
-third one, the protocol `easyfl`: its optimizer holds the head only, but the backbone runs in training
-mode.
+third one, the protocol `easyfl`: its optimizer holds the head only, but the backbone runs in
+training mode.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _head(features: int, classes: int, protocol: Protocol, seed: int) -> nn.Modu
 
 
 def _optimizer(model: nn.Sequential, protocol: Protocol) -> torch.optim.Optimizer:
-    """Return an optimizer of the head and, unless it is frozen, of the backbone, with their rates."""
+    """Return an optimizer of the head and, unless it is frozen, of the backbone."""
     backbone, head = model
     groups = [
         {"params": _trained(backbone), "lr": protocol.lr},

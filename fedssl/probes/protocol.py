@@ -17,8 +17,8 @@ the first epoch, and the test after every epoch selects evaluation mode; so only
 in training mode. `easyfl` is in training mode in all epochs.
 
 Departures of both: the scripts draw the first images of the data set as labelled, here they are
-balanced over classes; the scripts average the accuracies of test batches, whose last one is smaller,
-and print the best test epoch, here all test images count equally, after the last epoch.
+balanced over classes; the scripts average the accuracies of test batches, whose last one is
+smaller, and print the best test epoch, here all test images count equally, after the last epoch.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def load_as_input(
 ) -> Tensor:
     """Return image files as float32 (n, channels, size, size), by the rules of `data.decode`.
 
-    `image` is the shape of the training images, `background` the grey under transparent pixels. Raises DataError if a file cannot be read; its
-    `detail` names the files.
+    `image` is the shape of the training images, `background` the grey under transparent pixels.
+    Raises DataError if a file cannot be read; its `detail` names the files.
     """
     channels, height, width = image
     if height != width:

@@ -181,7 +181,8 @@ def check_same_images(
         if method.init is not None:
             problem += " or first weights,"
         raise ConfigError(
-            f"{folder} holds a run whose {problem} differ from this experiment's. Choose another --dir"
+            f"{folder} holds a run whose {problem} differ from this experiment's. "
+            "Choose another --dir"
         )
     return f"{inputs}\n{images}\n"
 

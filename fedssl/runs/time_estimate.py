@@ -144,7 +144,7 @@ def _method_loss(method: Method, batch: Batch, out: Output, constants: Constants
 
 
 def _try_steps(shard: Shard, stop: threading.Event, trainer: Trainer) -> float:
-    """Train a few steps, with a learning rate of 0, and return images per second; restore the model."""
+    """Train a few steps at learning rate 0, restore the model, and return images per second."""
     method = trainer.method
     before = method.state.clone()
     try:

@@ -95,8 +95,8 @@ class SGD(Optimizer):
 class FusedSGD(SGD):
     """SGD on CUDA in one pass over memory, with one decay for all parameters.
 
-    Large gradients are read in place. The EMA target is updated in the same pass, while the new values
-    are in registers.
+    Large gradients are read in place. The EMA target is updated in the same pass, while the new
+    values are in registers.
     """
 
     decay: float
