@@ -53,13 +53,11 @@ class Settings(BaseModel):
     def _accept_earlier_names(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        renamed = dict(values)
-        for name, earlier in cls.earlier_names.items():
-            if earlier not in renamed:
-                continue
-            if name in renamed:
-                raise ValueError(f"{earlier} is the earlier name of {name}: set only one of them")
-            renamed[name] = renamed.pop(earlier)
+        present = {earlier: name for name, earlier in cls.earlier_names.items()}
+        renamed = {}
+        # If both names are set, the later entry applies: it is a change to the other one.
+        for key, value in values.items():
+            renamed[present.get(key, key)] = value
         return renamed
 
     @field_validator("*")

@@ -223,6 +223,7 @@ def test_the_earlier_name_of_a_setting_is_accepted() -> None:
     assert validate(Renamed, {}).new_name == 1
 
 
-def test_a_setting_given_under_both_names_is_rejected() -> None:
-    with raises(ConfigError):
-        validate(Renamed, {"old_name": 5, "new_name": 5}, "table")
+def test_a_change_under_either_name_applies() -> None:
+    """A change comes after the values of a file or a recipe."""
+    assert validate(Renamed, {"old_name": 5, "new_name": 6}).new_name == 6
+    assert validate(Renamed, {"new_name": 5, "old_name": 6}).new_name == 6
