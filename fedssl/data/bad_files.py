@@ -53,10 +53,14 @@ def check_bad_share(
     raise DataError(
         f"{', '.join(shortened(clauses, LISTED_OWNERS))} cannot be read as images ("
         f"{_count_reasons(bad)}); data.bad_share = {limit:g} allows fewer: repair or remove these "
-        "files, or set "
-        f"data.bad_share = {math.ceil(100 * needed - 1e-9) / 100:g} to skip them{names_note}",
+        f"files, or set data.bad_share = {_rounded_up(needed):g} to skip them{names_note}",
         "\n".join(shortened(lines, LISTED_FILES)),
     )
+
+
+def _rounded_up(share: float) -> float:
+    """Return a share rounded up to hundredths; 0.29 stays 0.29 despite floating point."""
+    return math.ceil(100 * share - 1e-9) / 100
 
 
 def _count_reasons(bad: Mapping[int, str]) -> str:
