@@ -1,10 +1,13 @@
-"""The contract of a federated algorithm: client half and server half in one frozen value."""
+"""Base class of federated algorithms: the client part and the server part.
+
+An algorithm is an immutable record of settings, and its functions are pure.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +44,13 @@ class Features(NamedTuple):
         return TensorSpec((None, self.width), torch.float32)
 
 
+class SharedRows(NamedTuple):
+    """Features that a site received of one client, and the client's images they were made of."""
+
+    features: Tensor  # (n, k)
+    images: Tensor  # (n, m) numbers of the client's images; m > 1 for mixtures
+
+
 Sites = Mapping[str, Tree]  # the state of each site, by its name
 Spec = Layout | TensorSpec | Features | range | type[float] | type[int]
 """The required format of one value of an upload: a Layout for a model, TensorSpec or Features for a
@@ -62,7 +72,10 @@ class Averaging(Protocol):
         """Include a model with a weight."""
 
     def result(self) -> State:
-        """Return the mean of the models added so far."""
+        """Return the mean of the models added so far.
+
+        Raise TooFewUploadsError if they are too few for this kind of mean.
+        """
 
 
 class Algorithm(Settings, ABC):
@@ -86,6 +99,20 @@ class Algorithm(Settings, ABC):
 
     weights: Literal["size", "uniform"] = "size"  # how a server weighs its clients
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Reset `needs_only_means` if it was defined for a `merge` that the class overrides."""
+        super().__init_subclass__(**arguments)
+        order = cls.__mro__
+        merge_from = order.index(_defining_class(cls, "merge"))
+        means_from = order.index(_defining_class(cls, "needs_only_means"))
+        if means_from > merge_from:
+            cls.needs_only_means = Algorithm.needs_only_means  # type: ignore[method-assign]
+
+    @property
+    def measures_clients(self) -> bool:
+        """True if clients' personal models are measured and exported, not only those of sites."""
+        return self.personalises
+
     @property
     def requires(self) -> frozenset[str]:
         """Parts that the method must provide."""
@@ -94,6 +121,15 @@ class Algorithm(Settings, ABC):
     @property
     def needs_public(self) -> bool:
         """True if clients and `init` need public images."""
+        return False
+
+    @property
+    def needs_only_means(self) -> bool:
+        """True if `merge` reads uploads only through the means that it starts.
+
+        Noise and secure aggregation then can hide the upload of each client. False is always safe:
+        it is the value of a class that overrides `merge` without defining this property itself.
+        """
         return False
 
     @property
@@ -172,6 +208,14 @@ class Algorithm(Settings, ABC):
         """
         return None
 
+    def shared_rows(self, site: Tree, client: Client) -> SharedRows | None:
+        """Return the features of a client that a site holds, to measure what they reveal.
+
+        `client` has the client's name, its images, and the round in which the rows were made. None
+        if there are none, or if it is unknown which images they were made of.
+        """
+        return None
+
     def draw(self, n: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Return random numbers for the objective in one step of n images.
 
@@ -202,6 +246,11 @@ class Algorithm(Settings, ABC):
         if type(self).objective is not Algorithm.objective:
             return None
         return method.chance_loss(batch)
+
+
+def _defining_class(cls: type, name: str) -> type:
+    """Return the class in the method resolution order from which `cls` gets an attribute."""
+    return next(base for base in cls.__mro__ if name in vars(base))
 
 
 ALGORITHMS: Registry[Algorithm] = Registry(

@@ -151,7 +151,8 @@ def normalisation(experiment: Experiment, channels: int) -> Normalisation | None
 
 def build_backbone(experiment: Experiment, channels: int) -> nets.Backbone:
     """Return the backbone for images of this many channels, with random weights."""
-    return nets.build(experiment.method.backbone, channels, experiment.method.stem)
+    method = experiment.method
+    return nets.build(method.backbone, channels, method.stem, method.norm)
 
 
 def build_method(
@@ -214,9 +215,7 @@ def _check_host_memory(
     """
     channels, height, _ = image
     with nets.uninitialized():
-        method = experiment.method.method(
-            experiment.method, build_backbone(experiment, channels), height
-        )
+        method = experiment.method.make(build_backbone(experiment, channels), height)
     gradients = sum(parameter.numel() for parameter in method.parameters())
     weights = gradients + sum(buffer.numel() for buffer in method.buffers())
     views = sum(group.count * group.size**2 for group in method.views) * batch * channels

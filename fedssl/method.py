@@ -1,4 +1,4 @@
-"""The contract of a self-supervised method: its parts, forward pass, loss and after-step.
+"""The contract of a self-supervised method: its parts, forward pass, loss and hook after a step.
 
 A method is independent of federation. How it is stored and computed fast is in
 core/state/resident_module.py.
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedssl.core.batch import Batch, Constants, Encoded, Normalisation, Output
 from fedssl.core.settings import LARGEST_VIEW, Registry, Settings
 from fedssl.core.state.resident_module import ResidentModule
+from fedssl.nets.group_norm import Norm, use_norm
 from fedssl.views import Augment, ViewGroup
 
 __all__ = [
@@ -42,9 +43,17 @@ class MethodSettings(Settings):
 
     backbone: str = "resnet18"
     stem: str = "cifar"
+    # normalisation layers of backbone and heads; group: no running statistics
+    norm: Norm = "batch"
     augment: Augment = Augment()
     view_size: int | None = Field(None, gt=0, le=LARGEST_VIEW)  # None: the images' own size
     init: Path | None = None  # a safetensors file to start the backbone from
+
+    def make(self, backbone: nn.Module, size: int) -> Method:
+        """Return the method for images of `size` pixels a side, with the chosen kind of norm."""
+        method = self.method(self, backbone, size)
+        use_norm(method, self.norm)
+        return method
 
     def build(
         self,
@@ -54,7 +63,7 @@ class MethodSettings(Settings):
         normalisation: Normalisation | None = None,
     ) -> Method:
         """Return the method for images of `size` pixels a side, resident on a device."""
-        method = self.method(self, backbone, size)
+        method = self.make(backbone, size)
         if normalisation is not None:
             method.mean = torch.tensor(normalisation.mean, device=device)
             method.std = torch.tensor(normalisation.std, device=device)

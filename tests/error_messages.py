@@ -27,7 +27,11 @@ VOLATILE = [
     (re.compile(r"(?<=process )\d+"), "<pid>"),
     (re.compile(r"(?<=/\.)[0-9a-f]{8}(?=\.\S+\.tmp)"), "<random>"),
     (re.compile(r"\b[0-9a-f]{16}\b"), "<hash>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\dT[\d:]+\+00:00"), "<time>"),
     (re.compile(r"(?<=127\.0\.0\.1:)\d+"), "<port>"),
+    # Norms of updates: their last digits depend on the kind of CPU.
+    (re.compile(r"(?<=norm of its update is )[\d.e+]*\d"), "<norm>"),
+    (re.compile(r"(?<=above the limit of )[\d.e+]*\d(?=[ :])"), "<limit>"),
     (re.compile(r"(?<=torch )\d+\.\d+\.\d+\S*"), "<version>"),
 ]
 

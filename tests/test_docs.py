@@ -37,6 +37,7 @@ from fedssl.core.settings import validate
 from fedssl.core.user_modules import import_modules
 from fedssl.data import PARTITIONS, SOURCES
 from fedssl.engine.federate import Round
+from fedssl.engine.privacy.merge import Spent
 from fedssl.engine.uploads.records import Report
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.plain_values import parse_assignment
@@ -53,7 +54,8 @@ from fedssl.training.trainer import Metrics
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SECURITY = ROOT / "SECURITY.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", SECURITY, *sorted((ROOT / "docs").rglob("*.md"))]
 REGISTRIES = {
     "methods": METHODS,
     "algorithms": ALGORITHMS,
@@ -365,6 +367,18 @@ def test_reference_is_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) ->
         assert page == text, "run: python docs/make_reference.py"
 
 
+def test_security_lists_what_the_algorithms_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python docs/make_security.py` writes the table."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    make_security = import_module("make_security")
+    text = SECURITY.read_text("utf-8")
+    assert make_security.page(text) == text
+    table = text.partition(make_security.BEGIN)[2].partition(make_security.END)[0]
+    for name in ALGORITHMS.names():
+        assert f"| `{name}` with" in table
+    assert table.count("**unencrypted features") == 2  # FedCA and CCL
+
+
 def test_command_reference_has_every_option_of_run() -> None:
     """A closed form for one command, so that an empty table cannot pass."""
     page = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
@@ -405,7 +419,8 @@ def test_rounds_log_is_documented(demo: Path) -> None:
     )
     clipped = record(Round(0, {}, [trained]), 10, 0.1, 1.0, None)["clients"][0]
     optional = {"knn_settings": {"k": 5}, "warning": "features are shared"}
-    measured = record(Round(0, {}, []), 10, 0.1, 1.0, 50.0, **optional)
+    private = Round(0, {}, [], spent=Spent(1, 4.0, 1e-5, 1.0, 1.0))
+    measured = record(private, 10, 0.1, 1.0, 50.0, **optional)
     keys = {*line, *measured, *line["clients"][0], *dropped, *clipped}
     assert first_cells(section("rounds.jsonl")) == keys
 
@@ -416,8 +431,12 @@ def test_results_are_documented(demo: Path) -> None:
 
 
 def test_the_header_of_a_backbone_is_documented(demo: Path) -> None:
+    # tests/data/test_fit.py and tests/runs/test_private_run.py have runs with these keys
+    others = {"fit", "background", "norm", "privacy"}
     with safe_open(demo / "backbone.safetensors", "pt") as file:
-        assert first_cells(section("The header of backbone.safetensors")) == set(file.metadata())
+        keys = set(file.metadata())
+    assert not others & keys
+    assert first_cells(section("The header of backbone.safetensors")) == others | keys
 
 
 def _links(page: Path) -> set[str]:
@@ -427,11 +446,12 @@ def _links(page: Path) -> set[str]:
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    """The page on contributing is CONTRIBUTING.md; site_hooks.py adds it to the site."""
+    """site_hooks.py adds CONTRIBUTING.md and SECURITY.md to the site."""
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     navigation = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
-    assert sorted(navigation) == sorted(pages | {"maintainers/contributing.md"})
+    added = {"maintainers/contributing.md", "explanation/security.md"}
+    assert sorted(navigation) == sorted(pages | added)
 
 
 def test_every_decision_is_listed_with_the_others() -> None:
@@ -501,7 +521,9 @@ def test_exit_codes_are_documented() -> None:
     } == codes | {0}
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [README, ROOT / "CONTRIBUTING.md", SECURITY], ids=lambda page: page.name
+)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8"))
     assert links

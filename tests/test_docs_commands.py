@@ -164,7 +164,7 @@ def shrink_run(words: list[str]) -> list[str]:
 
 def shrink_evaluate(words: list[str]) -> list[str]:
     probe = (values_after(words, "--probe") or ["linear"])[0]
-    if "epochs" not in PROBES[probe].uses:
+    if "epochs" not in PROBES[probe].uses or "solver=lbfgs" in words:
         return words
     return [*words, "--set", "epochs=1"]
 

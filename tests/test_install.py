@@ -8,6 +8,8 @@ import base64
 import functools
 import hashlib
 import os
+import platform
+import re
 import socket
 import subprocess
 import sys
@@ -27,6 +29,14 @@ SCRIPT = ROOT / "scripts/install_torch.py"
 GPU = pytest.mark.skipif(
     Path("/proc/driver/nvidia").exists(), reason="this machine has an NVIDIA GPU"
 )
+
+
+def locked_platform() -> bool:
+    """True on the platform of the lock files."""
+    return sys.version_info[:2] == (3, 11) and (sys.platform, platform.machine()) == (
+        "linux",
+        "x86_64",
+    )
 
 
 def _wheel(
@@ -201,17 +211,46 @@ def test_a_second_call_leaves_the_cpu_build_alone(install: Install, indexes: Ind
     assert not any(path.startswith("/cpu") for path in indexes.asked)
 
 
+def _installs(locked: str) -> list[str]:
+    """Return the commands of `make setup` that install something."""
+    command = ["make", "--dry-run", "--always-make", "setup", "PYTHON=python3", f"LOCKED={locked}"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    joined = re.sub(r"\\\n\s*", "", lines).splitlines()
+    return [" ".join(line.split()) for line in joined if "install" in line]
+
+
+TORCH = ".venv/bin/python scripts/install_torch.py torch==2.13.0 --constraint constraints.txt"
+
+
 def test_make_setup_installs_torch_by_the_script_and_first() -> None:
-    command = ["make", "--dry-run", "--always-make", "setup", "PYTHON=python3"]
-    lines = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    installs = [line for line in lines if "install" in line]
-    assert (
-        installs[0]
-        == ".venv/bin/python scripts/install_torch.py torch==2.13.0 --constraint constraints.txt"
-    )
+    installs = _installs("")
+    assert installs[0] == TORCH
     assert all("torch==" not in line for line in installs[1:])
+
+
+def test_in_ci_make_setup_installs_the_locked_packages_first() -> None:
+    """They are installed without their dependencies, so none of them brings another torch."""
+    first, second, *others = _installs("true")
+    assert first == ".venv/bin/python scripts/install_locked.py"
+    assert second == f"{TORCH} --lock requirements-torch.txt"
+    assert all("torch==" not in line for line in others)
+
+
+@GPU
+def test_a_build_with_another_hash_is_refused(
+    install: Install, indexes: Indexes, tmp_path: Path
+) -> None:
+    """On other platforms than that of the file, hashes are not compared."""
+    wheel = indexes.root / "cpu/torch/torch-2.13.0+cpu-py3-none-any.whl"
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    lock = tmp_path / "lock.txt"
+    options = ("--cpu-index", f"{indexes.url}/cpu", "--lock", str(lock))
+    lock.write_text(f"torch==2.13.0 --hash=sha256:{64 * '0'}\n")
+    if locked_platform():
+        with pytest.raises(AssertionError, match="DO NOT MATCH"):
+            install(*options)
+    lock.write_text(f"torch==2.13.0 --hash=sha256:{digest}\n")
+    assert "torch 2.13.0+cpu, a CPU build" in install(*options)
 
 
 def test_the_readme_shows_how_to_install_either_build() -> None:

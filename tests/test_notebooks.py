@@ -79,5 +79,6 @@ def test_printed_lines_come_before_the_last_value() -> None:
 def test_script_runs(name: str, tmp_path: Path) -> None:
     """The scripts contain assertions, and raise if a command fails."""
     script = ROOT / "examples" / f"{name}.py"
-    settings = {**os.environ, "MPLBACKEND": "agg"}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # fedssl's
+    settings = {**os.environ, "MPLBACKEND": "agg", "PATH": programs}
     subprocess.run([sys.executable, script], cwd=tmp_path, env=settings, check=True)

@@ -71,8 +71,8 @@ class FalseNegatives(Analysis):
         data = run.data(notify)
         if not data.train.labelled:
             raise ConfigError(
-                f"the training images of {run.dir} have no labels, by which false negatives are "
-                "counted: name a run on labelled images"
+                f"the training images of {run.dir} have no labels, which are needed to count false "
+                "negatives: choose a run that was trained on labelled images"
             )
         _, owners = run.partition_data(data, notify)
         owners = {client: index for client, index in owners.items() if len(index)}

@@ -44,7 +44,7 @@ def local_models(
     that is near 0, their models hardly change, as in that round; `lr` sets another one. A client
     that cannot train, such as one with a single image, has no model. `read` returns the images.
     """
-    snapshot = _load_checkpoint(run, notify)
+    snapshot = load_checkpoint(run, notify)
     data = read(run)
     public = run.public(data, notify)
     seen, owners = run.partition_data(data, notify)
@@ -52,7 +52,7 @@ def local_models(
     federation = Federation.build(
         run.experiment, seen, owners, public=public, device=device, parallel=1
     )
-    position = _position(run.experiment, snapshot.rounds, lr)
+    position = round_position(run.experiment, snapshot.rounds, lr)
     context = replace(federation.context(threading.Event()), position=lambda round: position)
     plan = run.experiment.topology.plan(federation.clients, snapshot.rounds, run.experiment.seed)
     train = run.experiment.train
@@ -64,7 +64,7 @@ def local_models(
         threads(train.threads),
     ):
         for client, site in plan.site_of.items():
-            reply = _train(federation, context, snapshot, client=client, site=site)
+            reply = train_client(federation, context, snapshot, client=client, site=site)
             if reply.upload is None:
                 notify(f"client {client} has no local model: {reply.error}")
             else:
@@ -73,14 +73,15 @@ def local_models(
     return models
 
 
-def _load_checkpoint(run: Run, notify: Notify) -> Snapshot:
+def load_checkpoint(run: Run, notify: Notify) -> Snapshot:
+    """Return the newest checkpoint; raise ConfigError without one."""
     snapshot = Store(run.dir).load(notify, check_rows=False)
     if snapshot is None:
         raise ConfigError(f"{run.dir} has no checkpoint yet: wait for its first round")
     return snapshot
 
 
-def _position(experiment: Experiment, rounds: int, lr: float | None) -> RoundPosition:
+def round_position(experiment: Experiment, rounds: int, lr: float | None) -> RoundPosition:
     """Return the position of the round after `rounds`, or of the last round again."""
     last = min(rounds, experiment.rounds - 1)
     if lr is None:
@@ -88,7 +89,7 @@ def _position(experiment: Experiment, rounds: int, lr: float | None) -> RoundPos
     return RoundPosition(lr, last / experiment.rounds, experiment.rounds)
 
 
-def _train(
+def train_client(
     federation: Federation, context: RunContext, snapshot: Snapshot, *, client: str, site: str
 ) -> Reply:
     """Train one client from what its site in the checkpoint would send it."""
@@ -97,13 +98,14 @@ def _train(
         round=snapshot.rounds,
         shard=federation.shards[client],
         message=context.algorithm.broadcast(snapshot.sites[site], client),
-        load_memory=partial(_memory, snapshot, client),
+        load_memory=partial(client_memory, snapshot, client),
         store_memory=_discard,
     )
     return run_client(context, part, federation.trainer, federation.device)
 
 
-def _memory(snapshot: Snapshot, client: str) -> Tree:
+def client_memory(snapshot: Snapshot, client: str) -> Tree:
+    """Return a client's memory in a checkpoint; empty before its first round."""
     if client in snapshot.memory:
         return snapshot.memory[client].tree
     return {}

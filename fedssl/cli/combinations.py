@@ -135,6 +135,7 @@ def train(
             schema=built.schema,
             rounds=experiment.rounds,
             seed=experiment.seed,
+            mean=experiment.mean.start,
         ):
             _raise_if_dropped(round)
             sites = round.sites

@@ -27,12 +27,16 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fedssl recipes demo", "all settings of a recipe"),
     ),
     "run": (
-        ("fedssl run demo", "train it in runs/demo"),
-        ("fedssl run photos.toml --set rounds=10", "in runs/photos-rounds10"),
-        ("fedssl run photos.toml --set data.test=labelled", "measure it on labels"),
+        ("fedssl run demo", "write to runs/demo"),
+        ("fedssl run photos.toml --set rounds=10", "write to runs/photos-rounds10"),
+        ("fedssl run photos.toml --estimate", "print the time it takes"),
+        ("fedssl run photos.toml --set data.test=test", "with labelled test images"),
         ("fedssl run demo --seeds 3", "mean of three seeds"),
     ),
-    "doctor": (("fedssl doctor", "after installing, and before you report a problem"),),
+    "doctor": (
+        ("fedssl doctor", "after installing, and before you report a problem"),
+        ("fedssl doctor runs/demo", "can others on this machine read a run?"),
+    ),
     "partition": (
         ("fedssl partition photos.toml", "print the images of each client"),
         ("fedssl partition demo --picture parts.png", "draw them"),
@@ -55,6 +59,15 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "analyse": (
         ("fedssl analyse divergence runs/demo", "how far clients move apart"),
         ("fedssl analyse map runs/demo", "a map of the test images"),
+    ),
+    "audit": (
+        ("fedssl audit runs/demo", "all attacks, next to guessing"),
+        ("fedssl audit runs/demo --attacks membership", "one of them"),
+    ),
+    "purge": (
+        ("fedssl purge runs/demo --dry-run", "list what clients have left there"),
+        ("fedssl purge ~/.cache/fedssl", "decoded images"),
+        ("fedssl purge ~/.local/state/fedssl/nodes", "the memory of a Flower node"),
     ),
     "reproduce": (
         ("fedssl reproduce --list", "all published tables"),

@@ -11,13 +11,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from fedssl.cli.label_free import compare_without_labels, without_labels
 from fedssl.core.console import duration, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.rich_console import wide_console
+from fedssl.core.similar_paths import suggest_path
+from fedssl.evaluation.advice import PROBE_NAMES
 from fedssl.evaluation.intervals import Interval
 from fedssl.evaluation.score import rounded
-from fedssl.evaluation.verdict import PROBE_NAMES, signed
+from fedssl.evaluation.verdict import signed
 from fedssl.plots.comparison import Accuracy, Setting, draw_comparison
 from fedssl.plots.style import encode_png, need_matplotlib
 from fedssl.runs.comparable import check_comparable
@@ -49,6 +52,9 @@ def compare_runs(paths: Sequence[Path], out: Path, as_json: bool) -> None:
             f"a comparison needs at least two measured runs (got {len(runs)}): name another run "
             "directory, or a folder that contains several"
         )
+    if without_labels(runs):
+        compare_without_labels(runs, as_json)
+        return
     check_comparable(runs)
     groups = group_runs(runs)
     # All runs have the same probes: check_comparable has compared their settings.
@@ -60,7 +66,7 @@ def compare_runs(paths: Sequence[Path], out: Path, as_json: bool) -> None:
     wide_console().print(_table(groups, probes))
     print(_explanation(groups, probes[-1]))
     for group in groups[1:]:
-        print(conclusion(groups[0], group, probes[-1]))
+        print(conclusion(groups[0], group, probes))
     if picture is not None:
         print(f"picture  {picture}")
 
@@ -73,7 +79,8 @@ def _read_runs(paths: Sequence[Path]) -> list[RunSummary]:
     runs: dict[Path, RunSummary] = {}
     for path in paths:
         if not path.is_dir():
-            raise ConfigError(f"there is no folder {path}: name the directories of finished runs")
+            hint = suggest_path(path, Path.is_dir) or ": name the directories of finished runs"
+            raise ConfigError(f"there is no folder {path}{hint}")
         folders = find_runs(path)
         if not folders:
             raise ConfigError(
@@ -199,7 +206,7 @@ def _row_values(first: Group, group: Group, probes: Sequence[str]) -> dict[str, 
         "conclusion": None,
     }
     if group is not first:
-        row["conclusion"] = conclusion(first, group, probes[-1])
+        row["conclusion"] = conclusion(first, group, probes)
     for probe in probes:
         row[probe] = {
             "mean": group.mean(probe),

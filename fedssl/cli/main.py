@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
 import textwrap
-import time
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -23,6 +20,7 @@ from fedssl.cli.command_help import (
     as_epilog,
 )
 from fedssl.cli.commands.analyse import analyse
+from fedssl.cli.commands.audit import audit
 from fedssl.cli.commands.combinations import combinations
 from fedssl.cli.commands.compare import compare
 from fedssl.cli.commands.doctor import doctor
@@ -31,6 +29,7 @@ from fedssl.cli.commands.finetune import finetune
 from fedssl.cli.commands.flower import flower
 from fedssl.cli.commands.new import new
 from fedssl.cli.commands.partition import partition
+from fedssl.cli.commands.purge import purge
 from fedssl.cli.commands.recipes import recipes
 from fedssl.cli.commands.run import run
 from fedssl.cli.commands.runs import runs
@@ -39,6 +38,7 @@ from fedssl.cli.commands.views import views
 from fedssl.core.ascii_output import replace_unencodable_output
 from fedssl.core.console import names_are_shown
 from fedssl.core.errors import DataError, FedsslError, is_out_of_memory, out_of_memory
+from fedssl.core.signals import Interrupt, ignore_signal
 from fedssl.core.version import __version__
 
 app = typer.Typer(
@@ -49,10 +49,7 @@ app = typer.Typer(
 )
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-REPEAT_INTERVAL = 10.0  # seconds after a signal during which further signals are ignored
 INTERRUPTED = 130  # exit code after Ctrl-C
-
-_last_signal = -math.inf
 
 
 def _print_version(requested: bool) -> None:
@@ -76,7 +73,7 @@ def options(
 COMMANDS = {
     START: (new, recipes, run, doctor),
     CHECK: (partition, views, combinations),
-    RUNS: (runs, compare, evaluate, analyse),
+    RUNS: (runs, compare, evaluate, analyse, audit, purge),
     PAPERS: (reproduce, sweep),
 }
 for panel, functions in COMMANDS.items():
@@ -89,8 +86,9 @@ app.add_typer(flower, name="flower", rich_help_panel=EXTEND)
 
 def main() -> None:
     """Run the program: errors meant for a user are one line and an exit code, not a traceback."""
+    interrupt = Interrupt()
     for number in SIGNALS:
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     replace_unencodable_output()
     try:
         app()
@@ -112,19 +110,7 @@ def main() -> None:
     finally:
         # The work is done: a late signal must not change the exit code.
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, for Ctrl-C or a termination signal.
-
-    A second signal soon after must not interrupt the clean-up that the first has started; a much
-    later one is handled again, in case a library has swallowed the first.
-    """
-    global _last_signal
-    if time.monotonic() - _last_signal > REPEAT_INTERVAL:
-        _last_signal = time.monotonic()
-        raise KeyboardInterrupt
+            ignore_signal(number)
 
 
 def _fail(problem: FedsslError) -> NoReturn:

@@ -43,7 +43,10 @@ Device = Annotated[
 ]
 Views = Annotated[
     str | None,
-    typer.Option(metavar="PRESET", help="View preset: photo, grey, microscopy, xray or texture."),
+    typer.Option(
+        metavar="PRESET",
+        help="Augmentation preset, for the random views: photo, grey, microscopy, xray or texture.",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option(help="Print only the result, no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedssl.core.rich_console import Console
 from fedssl.evaluation.labelled_images import HALVED
-from fedssl.evaluation.verdict import Verdict, signed
+from fedssl.evaluation.verdict import Verdict, line, signed
 from fedssl.runs.run import Run
 from fedssl.runs.run_seeds import judge_runs
 from fedssl.topologies.topology import MEAN
@@ -57,6 +57,8 @@ def _print_notes(run: Run) -> None:
 def _print_measured_on(run: Run) -> None:
     if "measured_on" in run.results:  # earlier versions did not write it
         print(run.results["measured_on"])
+    if run.results.get("table") and "knn_settings" in run.results:
+        print(f"kNN: the {run.results['knn_settings']['k']} nearest labelled images vote")
 
 
 def print_seeds(runs: Sequence[Run]) -> None:
@@ -96,7 +98,7 @@ def _print_table(
     images = f"(95% interval, {verdict['test_images']:,} test images)"
     print(f"{_title(run)}: accuracy in %{_spread_text(rows, verdict)} {images}")
     Console().print(_table(run, rows, verdict))
-    print(f"verdict: {verdict['sentence']}")
+    print(line(verdict))
     for sentence in verdict.get("advice", ()):
         print(f"  {sentence}")
 

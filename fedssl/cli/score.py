@@ -29,10 +29,15 @@ def print_score(probe: str, data: Mapping[str, Any], score: Score) -> None:
 def heading(probe: str, data: Mapping[str, Any], score: Score) -> str:
     """Return the probe, the data and the numbers of images.
 
-    E.g. "linear on cifar10: accuracy on 10,000 test images, learned from 500 labelled images".
+    E.g. "knn (k = 20) on photos: accuracy on 200 test images, learned from 400 labelled images" or
+    "linear on cifar10: accuracy on 10,000 test images, learned from 500 labelled images".
     """
     kind = "held-out" if data.get("holdout") else "test"
     name = data.get("path") or data["name"]
+    if HALVED in (score.note or ""):  # all measured images are test images
+        name = data.get("test") or name
+    if score.neighbours is not None:
+        probe = f"{probe} (k = {score.neighbours})"
     text = f"{probe} on {name}: accuracy on {_count(score.tested, f'{kind} image')}"
     if score.labelled and HALVED in (score.note or ""):
         text += f", learned from {_count(score.labelled, 'other labelled test image')}"

@@ -8,6 +8,7 @@ import sys
 
 # What is printed in place of characters that a stream cannot encode.
 _ASCII = {"…": "...", "±": "+-", "×": "x", "·": ".", "→": "->", "≤": "<=", "≥": ">="}
+_ASCII |= {"α": "alpha", "β": "beta", "λ": "lambda", "μ": "mu", "ρ": "rho", "τ": "tau", "⁶": "^6"}
 _ASCII |= dict.fromkeys("–—−─━╌┄┈╴╶╸╺═", "-")
 _ASCII |= dict.fromkeys("│┃║╎┆┊╵╷╹╻", "|")
 _BOX_DRAWING = range(0x2500, 0x2580)

@@ -93,3 +93,7 @@ def explained_errors(folder: Path) -> Iterator[None]:
 
 class ClientError(FedsslError):
     """One client cannot take part in this round; the others continue."""
+
+
+class TooFewUploadsError(FedsslError):
+    """A mean cannot be computed from so few uploads; the site keeps its previous model."""

@@ -8,7 +8,7 @@ errors that name the nearest match.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Generic, TypeVar
@@ -47,6 +47,9 @@ class Settings(BaseModel):
 
     # Fields whose name was changed, with the name in earlier versions, which is still accepted.
     earlier_names: ClassVar[Mapping[str, str]] = {}
+    # Fields that earlier versions did not have; at its default, such a field is not part of the
+    # hash of an experiment.
+    added_later: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -214,7 +217,7 @@ class Registry(Generic[T]):
     """Classes by name: those of this package, of imported modules, and of entry points.
 
     `registry["name"]` returns a class. For an unknown name it raises UnknownNameError, a ConfigError
-    with the nearest known name.
+    with the nearest known name. Iteration yields the names, sorted, without loading plugins.
 
     The modules in `modules` register the package's own classes. They are imported on first lookup,
     so that a lookup works whatever was imported before.
@@ -262,6 +265,15 @@ class Registry(Generic[T]):
         if name not in self._classes:
             raise UnknownNameError(self.noun, self.group, name, self.names())
         return self._classes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
 
     def _import_modules(self) -> None:
         while self._modules:

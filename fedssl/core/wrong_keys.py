@@ -9,6 +9,16 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.suggestions import closest
 
 MAX_LISTED = 20  # unknown keys
+# Names of settings in other programs, which are not similar to the names here.
+SYNONYMS = {
+    "learning_rate": "lr",
+    "batch_size": "batch",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "image_size": "size",
+    "augmentation": "augment",
+    "augmentations": "augment",
+}
 
 
 class WrongKey(NamedTuple):
@@ -61,12 +71,15 @@ def _report(wrong: Sequence[WrongKey], elsewhere: Mapping[str, bool]) -> str:
 def _candidates(unknown: WrongKey, elsewhere: Mapping[str, bool]) -> list[str]:
     """Return known keys that may be meant: of the same name elsewhere, or else of a similar name.
 
-    Similar names in the same table come before those in other tables.
+    Or of the name that a setting of other programs has here. Similar names in the same table come before those in other tables.
     """
     name = _leaf(unknown.key)
     equal = _named(name, elsewhere)
     if equal:
         return equal
+    if name in SYNONYMS:
+        meant = SYNONYMS[name]
+        return _named(meant, unknown.siblings) or _named(meant, elsewhere)
     for known in (unknown.siblings, elsewhere):
         similar = closest(name, map(_leaf, known))
         if similar is not None:

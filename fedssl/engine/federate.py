@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from fedssl.algorithm import Algorithm, Averaging, Sites
-from fedssl.core.errors import RunError
+from fedssl.algorithm import Algorithm, Averaging, Sites, Upload
+from fedssl.core.errors import RunError, TooFewUploadsError
 from fedssl.core.state.mean import Mean
 from fedssl.core.state.tree import Tree
+from fedssl.engine.privacy.merge import PrivateMerge, Spent
 from fedssl.engine.round_rules import NO_RULES, RoundRules
 from fedssl.engine.uploads.guard import Guard
-from fedssl.engine.uploads.norm_bound import NormBound, TypicalUpdate
+from fedssl.engine.uploads.norm_bound import TypicalUpdate
 from fedssl.engine.uploads.records import Reply, Report
 from fedssl.engine.uploads.routing import Routing
-from fedssl.engine.uploads.upload_weights import UploadWeights
 from fedssl.engine.uploads.validate import Schema
 from fedssl.topologies.topology import Plan, Topology
 
@@ -42,6 +42,7 @@ class Round(NamedTuple):
     reports: Sequence[Report]
     # The median update that updates of the next round are compared with.
     typical_update: TypicalUpdate | None = None
+    spent: Spent | None = None  # the privacy that the run has cost so far, if it is limited
 
     @classmethod
     def of(
@@ -81,10 +82,9 @@ class Broadcast:
         self,
         schema: Schema,
         round: int,
-        *,
-        bound: NormBound,
-        bounded: Collection[str],
-        weights: UploadWeights,
+        runtime: Runtime,
+        rules: RoundRules,
+        typical_update: TypicalUpdate | None,
     ) -> Guard:
         """Return the guard that validates the replies to these messages."""
         return Guard(
@@ -94,13 +94,34 @@ class Broadcast:
             self.sent,
             received_keys=self._algorithm.received_keys,
             statistics_reference=self.statistics_reference,
-            bound=bound,
-            bounded=bounded,
-            weights=weights,
+            bound=rules.bound(round, typical_update),
+            bounded=bounded_clients(self._plan, runtime, rules),
+            weights=rules.weights(self._plan, self._algorithm),
         )
 
     def _site(self, client: str) -> Tree:
         return self._sites[self._plan.site_of[client]]
+
+
+class PlainMerge:
+    """Merges uploads as the algorithm does, for as many rounds as are planned."""
+
+    spent = None
+
+    def __init__(self, algorithm: Algorithm, mean: Callable[[], Averaging]) -> None:
+        self._algorithm = algorithm
+        self._mean = mean
+
+    def within_budget(self, round: int) -> bool:
+        """True: there is no budget."""
+        return True
+
+    def __call__(self, round: int, plan: Plan, site: Tree, uploads: Iterable[Upload]) -> Tree:
+        """Return the site's next state."""
+        return self._algorithm.merge(site, uploads, self._mean)
+
+    def withhold(self, reports: list[Report]) -> None:
+        """Leave the reports as they are."""
 
 
 def federate(
@@ -116,26 +137,27 @@ def federate(
     typical_update: TypicalUpdate | None = None,
     rules: RoundRules = NO_RULES,
     mean: Callable[[], Averaging] = Mean,
+    private: PrivateMerge | None = None,
 ) -> Iterator[Round]:
-    """Yield rounds `start` … `rounds` − 1, from `sites`. A failed round changes no site."""
+    """Yield rounds `start` … `rounds` − 1, from `sites`. A failed round changes no site.
+
+    `private` merges uploads, if it is given, and ends the run when its budget is spent.
+    """
+    merge = private or PlainMerge(algorithm, mean)
     failures = 0
     for number in range(start, rounds):
+        if not merge.within_budget(number):
+            return
         plan = topology.plan(runtime.clients, number, seed)
         broadcast = Broadcast(algorithm, plan, sites)
-        guard = broadcast.guard(
-            schema,
-            number,
-            bound=rules.bound(number, typical_update),
-            bounded=bounded_clients(plan, runtime),
-            weights=rules.weights(plan, algorithm),
-        )
+        guard = broadcast.guard(schema, number, runtime, rules, typical_update)
         # Lazy: clients train, and replies are checked, while a site's merge consumes its uploads.
         replies = runtime.exchange(number, list(plan.site_of), broadcast.message)
-        merged = dict(sites)
-        for site, uploads in Routing(plan, guard(replies), guard.weights):
-            merged[site] = algorithm.merge(sites[site], uploads, mean)
-        sites = rules.accept(sites, merged, guard, asked=len(plan.site_of))
-        finished = Round.of(number, sites, guard, typical_update)
+        routing = Routing(plan, guard(replies), guard.weights)
+        merged, unmerged = merge_sites(merge, number, plan, sites, routing)
+        merge.withhold(guard.reports)
+        sites = rules.accept(sites, merged, guard, asked=len(plan.site_of), unmerged=unmerged)
+        finished = Round.of(number, sites, guard, typical_update)._replace(spent=merge.spent)
         typical_update = finished.typical_update
         yield finished
         failures = failures + 1 if finished.failed else 0
@@ -143,9 +165,26 @@ def federate(
             raise RunError(_too_many_failures(guard))
 
 
-def bounded_clients(plan: Plan, runtime: Runtime) -> Collection[str]:
+def merge_sites(
+    merge: PlainMerge | PrivateMerge, number: int, plan: Plan, sites: Sites, routing: Routing
+) -> tuple[Sites, Mapping[str, str]]:
+    """Return the sites after their merges, and why some received too few uploads for their mean.
+
+    Those keep their previous state.
+    """
+    merged = dict(sites)
+    unmerged = {}
+    for site, uploads in routing:
+        try:
+            merged[site] = merge(number, plan, sites[site], uploads)
+        except TooFewUploadsError as problem:
+            unmerged[site] = str(problem)
+    return merged, unmerged
+
+
+def bounded_clients(plan: Plan, runtime: Runtime, rules: RoundRules) -> Collection[str]:
     """Return the clients whose updates are limited. A single client is compared with no other."""
-    if len(runtime.clients) == 1:
+    if len(runtime.clients) == 1 or not rules.compares_uploads:
         return ()
     return plan.senders
 
@@ -153,8 +192,8 @@ def bounded_clients(plan: Plan, runtime: Runtime) -> Collection[str]:
 def _too_many_failures(guard: Guard) -> str:
     reason = "no client answered"
     if guard.reports:
-        reason = str(guard.reports[0].dropped)
+        reason = f"the first client was dropped because: {guard.reports[0].dropped}"
     return (
-        f"{MAX_FAILED_ROUNDS} consecutive rounds failed. "
-        f"Reason of the first client in the last: {reason}"
+        f"{MAX_FAILED_ROUNDS} consecutive rounds failed. In the last round, {reason}. "
+        "rounds.jsonl gives the reason for every client (`dropped`)"
     )

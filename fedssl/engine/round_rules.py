@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fedssl.algorithm import Algorithm, Sites
 from fedssl.core.state.tree import Tree
@@ -12,6 +13,8 @@ from fedssl.engine.uploads.norm_bound import NormBound, TypicalUpdate
 from fedssl.engine.uploads.settings import NO_BOUNDS, GuardSettings
 from fedssl.engine.uploads.upload_weights import NO_COUNTS, ImageCounts, UploadWeights
 from fedssl.topologies.topology import SERVER, Plan
+
+ALL_MERGED: Mapping[str, str] = MappingProxyType({})
 
 
 def accept_every_model(site: Tree) -> None:
@@ -37,6 +40,8 @@ class RoundRules:
     min_uploads: int = 1  # that a merge needs
     quorum: Callable[[int], int] = no_quorum  # clients asked -> valid uploads required
     max_share: float = 1.0  # of a mean, for one client
+    # False: a client's upload is never judged by those of others.
+    compares_uploads: bool = True
     counts: ImageCounts = NO_COUNTS
     # Returns why a site's merged state must not be used; None if it may be.
     model_fault: Callable[[Tree], str | None] = accept_every_model
@@ -55,8 +60,15 @@ class RoundRules:
             averages_all=algorithm.averages_all,
         )
 
-    def accept(self, before: Sites, merged: Sites, guard: Guard, asked: int) -> Sites:
-        """Return the sites after a round.
+    def accept(
+        self,
+        before: Sites,
+        merged: Sites,
+        guard: Guard,
+        asked: int,
+        unmerged: Mapping[str, str] = ALL_MERGED,
+    ) -> Sites:
+        """Return the sites after a round; `unmerged` has the reasons why some could not merge.
 
         A site whose merge is rejected keeps its previous state; the uploads that were rejected with
         it are reported as dropped.
@@ -64,10 +76,12 @@ class RoundRules:
         accepted = sum(report.dropped is None for report in guard.reports)
         if accepted == 0:
             return before
-        too_few = self._too_few(accepted, asked)
+        too_few = self.too_few(accepted, asked)
         if too_few is not None:
             guard.reject(too_few)
             return before
+        for site, reason in unmerged.items():
+            guard.reject(reason, senders_of(site))
         admitted = dict(merged)
         for site, state in merged.items():
             if state is before[site]:
@@ -75,11 +89,10 @@ class RoundRules:
             fault = self.model_fault(state)
             if fault is not None:
                 admitted[site] = before[site]
-                clients = None if site == SERVER else [site]
-                guard.reject(f"the merged model is rejected: {fault}", clients)
+                guard.reject(f"the merged model is rejected: {fault}", senders_of(site))
         return admitted
 
-    def _too_few(self, accepted: int, asked: int) -> str | None:
+    def too_few(self, accepted: int, asked: int) -> str | None:
         """Return why a round has too few valid uploads; None if there are enough."""
         required = self.quorum(asked)
         if accepted < required:
@@ -93,6 +106,11 @@ class RoundRules:
                 "(guard.min_uploads)"
             )
         return None
+
+
+def senders_of(site: str) -> Collection[str] | None:
+    """Return the clients whose uploads are dropped with a site's merge; None: all, of a server."""
+    return None if site == SERVER else [site]
 
 
 NO_RULES = RoundRules()  # every round is accepted

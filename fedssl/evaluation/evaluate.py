@@ -16,8 +16,8 @@ from fedssl.core.devices.precision import float32
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.seeds import generator
 from fedssl.core.state.state import State
-from fedssl.data import Dataset
-from fedssl.data.image_pool import PixelRows
+from fedssl.data import Dataset, Images
+from fedssl.data.image_pool import PixelRows, place
 from fedssl.evaluation.labelled_images import LabelledImages
 from fedssl.evaluation.models import backbone_tensors
 from fedssl.evaluation.probe_settings import check_suits
@@ -28,6 +28,7 @@ from fedssl.probes import (
     LINEAR,
     PROBES,
     Labelled,
+    Protocol,
     balanced,
     default_neighbours,
     embed,
@@ -37,6 +38,7 @@ from fedssl.probes import (
     label_count,
     linear_predict,
 )
+from fedssl.views import ViewGroup
 
 
 class Evaluation:
@@ -61,10 +63,16 @@ class Evaluation:
         self.images = LabelledImages(experiment, data, seen)
         self._channels = data.train.image_shape[0]
         self._normalisation = normalisation(experiment, self._channels)
-        if data.test is not None and len(data.test) and data.test.image_shape[0] != self._channels:
+        if data.test is not None and len(data.test):
+            self._check_channels(data.test)
+
+    def _check_channels(self, test: Images) -> None:
+        """Raise DataError if test images have another number of channels than training images."""
+        channels = test.image_shape[0]
+        if channels != self._channels:
             raise DataError(
-                f"test images have {data.test.image_shape[0]} channels, but training images have "
-                f"{self._channels}: both must have the same number"
+                f"test images have {_count_channels(channels)} but training images have "
+                f"{self._channels}: convert the test images to {_count_channels(self._channels)}"
             )
 
     @property
@@ -105,6 +113,8 @@ class Evaluation:
             score.note = "; ".join(self.images.notes(probe)) or None
             score.excluded = excluded
             score.labelled = self.images.learned_from(probe)
+            if "k" in PROBES[probe].uses:
+                score.neighbours = self.knn_settings["k"]
         # Weak keys: a client's own model is freed when the next one is built, which may then get
         # the same address.
         evaluated: WeakKeyDictionary[State, dict[str, Tensor]] = WeakKeyDictionary()
@@ -145,27 +155,68 @@ class Evaluation:
     def _linear(self, model: ModelFeatures) -> Tensor:
         probe = self.experiment.probe
         seed = self.experiment.seed
+        protocol = LINEAR[probe.protocol].changed(probe.epochs, probe.lr, probe.batch)
+        if protocol.augmented and probe.solver == "protocol":
+            return self._linear_on_views(model, protocol)
         train = model.train
         if probe.labels:
-            count = label_count(probe.labels, len(train.labels))
-            index = balanced(train.labels, count, generator(seed, "labelled")).to(self.device)
+            index = self._labelled_index(train.labels).to(self.device)
             train = Labelled(train.features[index], train.labels[index])
-        protocol = LINEAR[probe.protocol].changed(probe.epochs, probe.lr, probe.batch)
         return linear_predict(
             train, model.test, protocol, seed=seed, penalty=probe.penalty, solver=probe.solver
         )
+
+    def _labelled_index(self, labels: Tensor) -> Tensor:
+        """Return the indices of the labelled images that `labels` of the settings selects."""
+        count = label_count(self.experiment.probe.labels, len(labels))
+        return balanced(labels, count, generator(self.experiment.seed, "labelled"))
+
+    def _linear_on_views(self, model: ModelFeatures, protocol: Protocol) -> Tensor:
+        """Return the predictions of a linear layer that learns from views, not from features."""
+        probe = self.experiment.probe
+        images = self.images.train
+        if probe.labels:
+            images = images.select(self._labelled_index(images.labels))
+        self._check_enough(images)
+        placed = place(images.pixel_rows, self.device)
+        trained = fine_tune(
+            self.backbone(model.state),
+            # If they do not fit on the device, they are copied batch by batch.
+            placed if isinstance(placed, PixelRows) else images.pixel_rows,
+            images.labels.to(self.device),
+            classes=self.images.classes,
+            normalisation=self._normalisation,
+            protocol=protocol,
+            seed=self.experiment.seed,
+            views=self._views,
+            penalty=probe.penalty,
+        )
+        logits = embed(trained, self.images.test.pixel_rows, self._normalisation, self.device)
+        return logits.argmax(1)
+
+    @property
+    def _views(self) -> ViewGroup | None:
+        """The method's first group of views; None if it trains on clean images."""
+        channels, height, _ = self.images.train.image_shape
+        settings = self.experiment.method
+        with nets.uninitialized():
+            method = settings.make(build_backbone(self.experiment, channels), height)
+        return next(iter(method.views), None)
+
+    def _check_enough(self, images: Images) -> None:
+        """Raise ConfigError if BatchNorm in training mode would have no statistics."""
+        if len(images) < 2:
+            raise ConfigError(
+                "fine-tuning needs at least 2 labelled images, but the settings select 1 of "
+                f"{len(self.images.train)}: raise labels"
+            )
 
     def _semi(self, model: ModelFeatures) -> Tensor:
         probe = self.experiment.probe
         subset = self.images.fine_tuning_subset
         protocol = fine_tuning(probe.protocol, subset.share)
-        # Batch normalisation in training mode needs the statistics of two images or more.
-        if len(subset.images) < 2 and (protocol.head_normalises or not probe.frozen):
-            labelled = len(self.images.train)
-            raise ConfigError(
-                "fine-tuning needs at least 2 labelled images, but the settings select 1 of "
-                f"{labelled}: raise labels"
-            )
+        if protocol.head_normalises or not probe.frozen:
+            self._check_enough(subset.images)
         tuned = fine_tune(
             self.backbone(model.state),
             subset.images.pixels.to(self.device),
@@ -227,6 +278,10 @@ def predict_labels(
         logits = method.encode(method.clean(chunk.to(device))).z
         predictions.append(logits.argmax(1))
     return torch.cat(predictions)
+
+
+def _count_channels(channels: int) -> str:
+    return "1 channel" if channels == 1 else f"{channels} channels"
 
 
 def backbone_of(state: State, backbone: nets.Backbone) -> nets.Backbone:

@@ -14,7 +14,7 @@ from fedssl.data import Dataset, Images
 from fedssl.evaluation.missing_labels import missing_labels
 from fedssl.experiment.client_data import left_out
 from fedssl.experiment.experiment import Experiment
-from fedssl.probes import PROBES, balanced, fine_tuning, label_count
+from fedssl.probes import LINEAR, PROBES, balanced, fine_tuning, label_count
 
 HALVED = (
     "the training images have no labels: probes learn from one half of the labelled test images "
@@ -29,6 +29,10 @@ FROZEN = (
 HEAD_ONLY = (
     "the head alone was trained, on a backbone whose BatchNorm statistics changed, as in the "
     "authors' code (EasyFL); the papers fine-tune the whole model"
+)
+AUGMENTED = (
+    "the classifier learned from augmented images, and its first epoch estimated the backbone's "
+    "BatchNorm statistics anew on the labelled images, as in the authors' code (Dec-SSL)"
 )
 FEW_LABELS = 0.01  # share of labelled images for `semi`, unless an experiment sets one
 
@@ -136,6 +140,8 @@ class LabelledImages:
             notes.append(FROZEN)
         elif PROBES[probe].learns == "few" and fine_tuning(settings.protocol, 1).head_only:
             notes.append(HEAD_ONLY)
+        if "solver" in uses and settings.solver == "protocol":
+            notes.append(AUGMENTED if LINEAR[settings.protocol].augmented else None)
         too_many = f"is more than the {labelled} labelled images: all of them"
         if "k" in uses and settings.k is not None and settings.k > labelled:
             notes.append(f"k = {settings.k} {too_many} vote")

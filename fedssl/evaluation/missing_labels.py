@@ -16,6 +16,10 @@ NEEDS_CLIENT_LABELS = {
     ),
 }
 _NEEDS_TEST = "accuracy is measured on labelled test images, but"
+_TEST_IMAGES = (
+    "labelled test images (a folder: `data.test=PATH`; an .npz file: `x_test` and `y_test`; "
+    "Python: `test=`)"
+)
 
 
 def missing_labels(data: Dataset, probe: str = "knn", trained_on: bool = True) -> str | None:
@@ -43,11 +47,16 @@ def missing_labels(data: Dataset, probe: str = "knn", trained_on: bool = True) -
 def _no_test_images(labelled: bool, count: int, trained_on: bool) -> str:
     """Return a sentence that test images are missing, and how to provide them."""
     problem = "this data set has neither test images nor labels"
-    source = "data.test=PATH to a folder of labelled test images"
+    holdout = ""
     if labelled:
         problem = "this data set has no test images"
-        holdout = f"data.holdout=N to measure on N of the {count:,} labelled training images"
-        source = f"{holdout}, or {source}"
+        holdout = f"`data.holdout=N` to measure on N of the {count:,} labelled training images"
     if trained_on:
-        return f"{problem}. Measure on another data set with --on, or start a new run with {source}"
-    return f"{problem}. Set {source}"
+        advice = f"measure on another data set with --on, or run again with {_TEST_IMAGES}"
+        if labelled:
+            advice += f", or start a new run with {holdout}"
+    else:
+        advice = f"add {_TEST_IMAGES}"
+        if labelled:
+            advice += f", or set {holdout}"
+    return f"{problem}: {advice}"

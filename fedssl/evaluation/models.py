@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +16,12 @@ from fedssl import nets
 from fedssl.algorithm import Sites
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, RunError
+from fedssl.core.files.purge_note import purged_at
 from fedssl.core.state.mean import Mean
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import to_device
 from fedssl.core.version import __version__
+from fedssl.data.folder import Folder
 from fedssl.engine.checkpoints.client_memory import StoredMemory
 from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.experiment import Experiment
@@ -103,10 +106,10 @@ def models_of(
 ) -> Models:
     """Return all models of a run; `memory` is the state of clients, `device` that of the sites.
 
-    With an algorithm that personalises: each client's own model, by client, and, excluded from the
-    mean, the models that sites export. With other algorithms, and while no client has its own: the
-    models that sites export, `global` with one server, else by site; with peers also their `mean`,
-    which is excluded.
+    With an algorithm that measures clients: each client's own model, by client, and, excluded from
+    the mean, the models that sites export. With other algorithms, and while no client has its own:
+    the models that sites export, `global` with one server, else by site; with peers also their
+    `mean`, which is excluded.
     """
     personal = _personal_models(experiment, sites, memory, device)
     exported = {site: experiment.algorithm.export(tree) for site, tree in sites.items()}
@@ -146,6 +149,12 @@ def saved_models(experiment: Experiment, folder: Path, notify: Notify) -> Models
     """Return the models in the newest checkpoint of a run directory."""
     snapshot = Store(folder).load(notify, check_rows=False)
     if snapshot is None:
+        at = purged_at(folder)
+        if at is not None:
+            raise ConfigError(
+                f"{folder} has no checkpoint any more: `fedssl purge` removed it ({at}). "
+                "Use its exported backbone"
+            )
         if (folder / "results.json").is_file():
             raise ConfigError(
                 f"{folder} has no checkpoint any more: restore its folder checkpoints from a backup"
@@ -160,9 +169,12 @@ def _personal_models(
     memory: Mapping[str, StoredMemory],
     device: torch.device | str,
 ) -> Mapping[str, State]:
-    """Return clients' own models; empty if the algorithm does not personalise."""
+    """Return clients' own models; empty if they are not to be measured.
+
+    With [privacy] they are not: noise hides a client's images in the models of sites only.
+    """
     algorithm = experiment.algorithm
-    if not algorithm.personalises:
+    if not algorithm.measures_clients or experiment.privacy.enabled:
         return {}
 
     def personal(client: str) -> State | None:
@@ -197,6 +209,8 @@ def export(
     image: tuple[int, int, int],
     rounds: int,
     notes: list[str],
+    *,
+    privacy: Mapping[str, Any] | None = None,
 ) -> None:
     """Write backbone.safetensors, or backbone-MODEL.safetensors for each of several models."""
     method = experiment.to_dict()["method"]
@@ -214,6 +228,12 @@ def export(
         "std": json.dumps(experiment.data.std),
         "input": "pixels / 255, then (x - mean) / std where mean is given; eval mode",
     }
+    if experiment.method.norm != "batch":  # without this key, files have BatchNorm
+        header["norm"] = experiment.method.norm
+    if privacy is not None:
+        header["privacy"] = json.dumps(privacy)
+    if isinstance(experiment.data, Folder):  # earlier versions wrote these only for "pad"
+        header |= {"fit": experiment.data.fit, "background": experiment.data.background}
     for name, state in models.items():
         file = "backbone.safetensors" if len(models) == 1 else nets.backbone_file(name)
         nets.save_backbone(backbone_tensors(state), folder / file, header | {"model": name})

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.suggestions import suggest
 from fedssl.experiment.experiment import Experiment
 from fedssl.probes import OF_TRAINING, PROBES, ProbeSettings
 
-# Settings that a probe of the whole model starts from: those of an experiment are for its linear
-# probe.
-RESET_SETTINGS = {"labels": 0, **dict.fromkeys(OF_TRAINING)}
+
+def reset_settings(probe: str) -> dict[str, Any]:
+    """Return settings that a probe does not take from an experiment, with their defaults.
+
+    The labels, epochs, lr and batch of an experiment are those of its linear probe; a probe that
+    fine-tunes the whole model does not inherit them. A probe with protocols of its own does not
+    inherit the protocol either.
+    """
+    settings: dict[str, Any] = {}
+    if PROBES[probe].whole:
+        settings = {"labels": 0, **dict.fromkeys(OF_TRAINING)}
+    if PROBES[probe].protocols:
+        settings["protocol"] = PROBES[probe].protocols[0]
+    return settings
 
 
 def check_probe(name: str) -> None:
@@ -37,22 +49,28 @@ def check_suits(probe: str, experiment: Experiment) -> None:
         )
 
 
+def check_protocol(probe: str, protocol: str) -> None:
+    """Raise ConfigError if a probe has protocols of its own, and this is none of them."""
+    known = PROBES[probe].protocols
+    if known and protocol not in known:
+        raise ConfigError(
+            f'probe "{probe}" has no protocol "{protocol}"; its protocols: {", ".join(known)}'
+        )
+
+
 def with_probe_settings(
     experiment: Experiment, probe: str, settings: Mapping[str, object]
 ) -> Experiment:
     """Return the experiment with settings for one probe; raise ConfigError for unused settings.
 
-    Only `settings` are checked: those in the experiment are meant for several probes. The labels,
-    epochs, lr and batch of an experiment are those of its linear probe; a probe that fine-tunes
-    the whole model does not inherit them.
+    Only `settings` are checked: those in the experiment are meant for several probes.
     """
     check_probe(probe)
     _check_used(experiment, probe, settings)
-    changes = dict(settings)
-    if PROBES[probe].whole:
-        changes = RESET_SETTINGS | changes
+    changes = reset_settings(probe) | dict(settings)
     changed = experiment.with_changes({f"probe.{key}": value for key, value in changes.items()})
     check_suits(probe, changed)
+    check_protocol(probe, changed.probe.protocol)
     return changed
 
 

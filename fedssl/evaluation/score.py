@@ -22,6 +22,7 @@ class Score(dict[str, float]):
 
     note: str | None = None  # what is unusual about the measurement
     labelled: int = 0  # labelled images that the probe learned from
+    neighbours: int | None = None  # k of kNN
     # Models that do not count in the mean: the mean of peers, or shared models if clients have
     # their own.
     excluded: frozenset[str] = frozenset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.settings import LARGEST_VIEW, Settings, validate
 from fedssl.data import SOURCES, Dataset, Images, Source
 from fedssl.data.download import find_path
-from fedssl.data.folder import Background
+from fedssl.data.folder import BACKGROUNDS, Background, Fit
 from fedssl.data.public import fitted
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import settings_class
@@ -32,12 +33,18 @@ class Size(Settings):
 
 
 def other_images(
-    on: On, image: Shape, root: Path, notify: Notify, background: Background = "black"
+    on: On,
+    image: Shape,
+    root: Path,
+    notify: Notify,
+    *,
+    background: Background = "black",
+    fit: Fit = "crop",
 ) -> Dataset:
     """Return the images of another data set, in the shape (C, H, W) of a run's images.
 
     In a table, `size` sets another side, for any data set; channels are always those of the run.
-    Files are decoded over `background` unless the table sets another.
+    Files are decoded with `background` and `fit` unless the table sets others.
     """
     if not isinstance(on, str | Mapping | Dataset):
         raise ConfigError(
@@ -51,12 +58,13 @@ def other_images(
         if size is not None:
             image = (image[0], size, size)
         if on.get("name") == "folder":
-            on = {"background": background, **on}
+            on = {"background": background, "fit": fit, **on}
         on = _source(on, image, root).load(root, notify)
     _report_conversion(on.train.image_shape, image, notify)
+    to_image = partial(_to_image, image=image, background=BACKGROUNDS[background], pad=fit == "pad")
     if on.test is None:
-        return Dataset(_fit(on.train, image), None)
-    return Dataset(_fit(on.train, image), _fit(on.test, image))
+        return Dataset(to_image(on.train), None)
+    return Dataset(to_image(on.train), to_image(on.test))
 
 
 def _source(table: Mapping[str, Any], image: Shape, root: Path) -> Source:
@@ -97,11 +105,12 @@ def _report_conversion(found: Shape, image: Shape, notify: Notify) -> None:
     )
 
 
-def _fit(images: Images, image: Shape) -> Images:
-    """Crop and scale images as decoded files are: the largest centred square, scaled."""
+def _to_image(images: Images, *, image: Shape, background: int, pad: bool) -> Images:
+    """Crop or pad, and scale, images as decoded files are."""
     if images.image_shape == image:
         return images
-    return Images(fitted(images.pixels, image), images.label_loader, images.classes)
+    pixels = fitted(images.pixels, image, background=background, pad=pad)
+    return Images(pixels, images.label_loader, images.classes)
 
 
 def trained_on(experiment: Experiment, on: On) -> bool:

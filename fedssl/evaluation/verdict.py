@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedssl.evaluation import advice
+from fedssl.evaluation.advice import PROBE_NAMES, UNKNOWN, Compared, LabelCounts
 from fedssl.evaluation.intervals import Interval, accuracy_interval, difference_interval
 from fedssl.evaluation.outcomes import Outcomes
 from fedssl.evaluation.score import rounded
@@ -21,8 +22,12 @@ AGAINST = {
     "random": "an untrained backbone",
     "centralized": "training on all images in one place",
 }
-NARROW = 2.0  # points on either side: an interval that shows gains of practical size
-PROBE_NAMES = {"knn": "kNN", "linear": "the linear probe"}
+# By the words that begin a verdict.
+CLAUSES = {
+    "better than": "it is better",
+    "worse than": "it is worse",
+    "no clear difference from": "there is no clear difference",
+}
 ONE_SEED = "over test images, one seed"
 
 
@@ -60,37 +65,49 @@ class Verdict(NamedTuple):
     test_images: int
     accuracies: Figures
     gains: Figures  # of this run over each baseline
+    labels: LabelCounts = UNKNOWN
 
     @property
     def advice(self) -> list[str]:
         """What to do about questions that a verdict leaves open, in a sentence each."""
-        sentences = []
+        sentences: list[str | None] = []
         if self.accuracies[THIS_RUN][self.probe].std is None:
             sentences.append("--seeds 3 shows the spread over seeds")
-        gains = {row: probes[self.probe].interval for row, probes in self.gains.items()}
-        if gains and not next(iter(gains.values())).excludes_zero:
-            sentences.append(self._more_images(next(iter(gains.values()))))
-        if "random" in gains and not gains["random"].low > 0:
-            sentences.append(
-                "the backbone is not clearly better than an untrained one: train more rounds, or look "
-                "at its views with `fedssl views`"
-            )
-        return sentences
+        baseline = next(iter(self.gains), "")
+        near_100 = [row for row in dict.fromkeys([baseline, "random"]) if self._saturated(row)]
+        if near_100:
+            names = list(map(AGAINST.__getitem__, near_100))
+            sentences.append(advice.saturated(names, self.probe, self.labels))
+        if baseline and baseline not in near_100:
+            sentences.append(self._more_images(baseline))
+        if "random" in self.gains and "random" not in near_100:
+            sentences.append(advice.untrained(self._compared("random"), self.probe, self.labels))
+        return list(filter(None, sentences))
 
-    def _more_images(self, gain: Interval) -> str:
-        """Return how many test images would narrow an interval to ±2 points.
+    def _more_images(self, baseline: str) -> str | None:
+        """Return what would show a difference from a baseline; None if the interval shows one."""
+        gain = self.gains[baseline][self.probe].interval
+        if gain.excludes_zero:
+            return None
+        return advice.more_images(gain, self.test_images, self.labels)
 
-        The width of an interval is proportional to 1/√n.
-        """
-        half_width = (gain.high - gain.low) / 2
-        if half_width <= NARROW:
-            return "more labelled test images narrow the interval"
-        needed = self.test_images * (half_width / NARROW) ** 2
-        digits = 1 - math.floor(math.log10(needed))  # two significant ones
-        return (
-            f"about {round(needed, digits):,.0f} labelled test images would narrow the interval to "
-            f"±{NARROW:g} points"
-        )
+    def _saturated(self, baseline: str) -> bool:
+        """True if this run and a baseline classify almost all images, and no difference is clear."""
+        if baseline not in self.gains or self.gains[baseline][self.probe].interval.excludes_zero:
+            return False
+        for row in (THIS_RUN, baseline):
+            accuracy = self.accuracies[row][self.probe].interval.estimate
+            if not advice.near_100(accuracy, self.test_images):
+                return False
+        return True
+
+    def _compared(self, baseline: str) -> dict[str, Compared]:
+        compared = {}
+        for probe, gain in self.gains[baseline].items():
+            own = self.accuracies[THIS_RUN][probe].interval.estimate
+            other = self.accuracies[baseline][probe].interval.estimate
+            compared[probe] = Compared(own, other, gain.interval)
+        return compared
 
     @property
     def sentence(self) -> str:
@@ -99,12 +116,12 @@ class Verdict(NamedTuple):
             return self._accuracy_sentence()
         baseline = next(iter(self.gains))
         gain = self.gains[baseline][self.probe]
-        ends = f"{signed(gain.interval.low)} … {signed(gain.interval.high)}"
+        others = {name: figure.interval for name, figure in self.gains[baseline].items()}
         return (
             f"{judgement(gain.interval)} {AGAINST[baseline]}: "
             f"{signed(gain.interval.estimate)} points by {PROBE_NAMES[self.probe]}"
-            f"{_seed_text(gain)}, {self.test_images:,} test images, 95% interval {ends} "
-            f"{_coverage(gain)}"
+            f"{_seed_text(gain)}, {self.test_images:,} test images, 95% interval "
+            f"{ends(gain.interval)} {_coverage(gain)}{disagreement(others, self.probe)}"
         )
 
     def _accuracy_sentence(self) -> str:
@@ -156,16 +173,41 @@ def judgement(gain: Interval) -> str:
     return "better than" if gain.estimate > 0 else "worse than"
 
 
+def disagreement(gains: Mapping[str, Interval], decides: str) -> str:
+    """Return the gains by other probes that lead to another conclusion, or ""."""
+    text = ""
+    for probe, gain in gains.items():
+        if judgement(gain) == judgement(gains[decides]):
+            continue
+        text += (
+            f"; by {PROBE_NAMES[probe]} {CLAUSES[judgement(gain)]}: {signed(gain.estimate)} points, 95% interval "
+            f"{ends(gain)}"
+        )
+    return text
+
+
+def ends(gain: Interval) -> str:
+    """Return the ends of the interval of a difference: "-0.5 … +4.0"."""
+    return f"{signed(gain.low)} … {signed(gain.high)}"
+
+
+def line(values: Mapping[str, Any]) -> str:
+    """Return the verdict of results.json as a line; without a baseline it is a mere result."""
+    if not values.get("gains"):
+        return f"result: {values['sentence']}"
+    return f"verdict: {values['sentence']}"
+
+
 def signed(points: float) -> str:
     """Return percentage points with their sign and one decimal: "+0.8", and "0.0" for about 0."""
     text = f"{points:+.1f}"
     return "0.0" if text in ("+0.0", "-0.0") else text
 
 
-def judge(seeds: Sequence[Outcomes]) -> Verdict:
+def judge(seeds: Sequence[Outcomes], labels: LabelCounts = UNKNOWN) -> Verdict:
     """Return the verdict on a run, by the outcomes of each of its seeds.
 
-    The linear probe decides if it was measured: it is what most users do with a backbone.
+    `labels` are the images that probes learned from; advice depends on them. The linear probe decides if it was measured: it is what most users do with a backbone.
     """
     probes = [probe for probe in PROBE_NAMES if (THIS_RUN, probe) in seeds[0]]
     baselines = [row for row in AGAINST if (row, probes[0]) in seeds[0]]
@@ -180,6 +222,7 @@ def judge(seeds: Sequence[Outcomes]) -> Verdict:
         test_images=len(seeds[0][THIS_RUN, probes[0]]),
         accuracies=accuracies,
         gains=gains,
+        labels=labels,
     )
 
 

@@ -13,9 +13,11 @@ from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.seeds import generator
 from fedssl.data import Dataset, HeldOut, from_python, is_by_client
-from fedssl.experiment.experiment import Experiment, check_uploads
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.merge_checks import check_neighbourhoods, check_uploads
 from fedssl.probes import balanced, label_count
 from fedssl.topologies.topology import MEAN, SERVER
+from fedssl.training.trainer import MIN_IMAGES
 
 INITIAL_CLIENT = "home"  # the client with which an algorithm makes its first state
 
@@ -82,6 +84,7 @@ def partition_data(
     if empty:
         notify(f"clients without images do not take part: {', '.join(empty)}")
     check_plan(experiment, present)
+    _check_image_counts(experiment, owners)
     return experiment.partition.shift(data, parts), owners
 
 
@@ -98,7 +101,39 @@ def _check_names(experiment: Experiment, owners: Mapping[str, Tensor]) -> None:
 def check_plan(experiment: Experiment, clients: list[str]) -> None:
     """Reject clients that the topology cannot connect, or too few of them for a server to merge."""
     plan = experiment.topology.plan(clients, 0, experiment.seed)
-    check_uploads(len(plan.site_of), len(clients), experiment.min_uploads)
+    if experiment.topology.has_server:
+        check_uploads(len(plan.site_of), len(clients), experiment.min_uploads, experiment.mean)
+    else:
+        check_neighbourhoods(
+            experiment.mean, experiment.topology, clients, experiment.rounds, experiment.seed
+        )
+
+
+def _check_image_counts(experiment: Experiment, owners: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if too few clients have the two images that training needs.
+
+    Smaller clients are dropped in every round, so that no round would succeed.
+    """
+    counts = [len(index) for index in owners.values()]
+    able = sum(count >= MIN_IMAGES for count in counts)
+    shortage = experiment.mean.shortage(able)
+    if able >= experiment.min_uploads and shortage is None:
+        return
+    problem = (
+        f"training needs {MIN_IMAGES} images per client, and {able} of {len(counts)} clients have "
+        "them"
+    )
+    if able and shortage is not None:
+        raise ConfigError(f"{problem}; {shortage}: choose another mean or partition")
+    if able:
+        problem += f", but a server needs {experiment.min_uploads} valid uploads to merge"
+    most = sum(counts) // MIN_IMAGES  # clients that could have enough images
+    advice = "add images"
+    if not experiment.partition.brings_clients and most >= experiment.min_uploads:
+        advice = f"set clients to {most} or fewer"
+    if able:
+        advice += f", or set guard.min_uploads = {able}"
+    raise ConfigError(f"{problem}: {advice}")
 
 
 def public_rows(experiment: Experiment, data: Dataset) -> Tensor:

@@ -16,12 +16,16 @@ from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError, is_out_of_memory
 from fedssl.core.settings import Settings, UnknownNameError, explain, known_keys, validate
+from fedssl.core.similar_paths import suggest_path
 from fedssl.core.suggestions import suggest
 from fedssl.core.user_modules import missing_options
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
+from fedssl.engine.means.mean_settings import MeanSettings, WeightedMean
+from fedssl.engine.privacy.settings import NO_PRIVACY, PrivacySettings
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.experiment.hashed_settings import hashed_settings
 from fedssl.experiment.lookup import load_values
+from fedssl.experiment.merge_checks import check_mean, check_uploads
 from fedssl.experiment.model_size import check_model_size
 from fedssl.experiment.overrides import (
     CHOICES,
@@ -32,6 +36,7 @@ from fedssl.experiment.overrides import (
     settings_class,
 )
 from fedssl.experiment.plain_values import parse_assignments, parse_toml, read_text
+from fedssl.experiment.privacy_check import check_privacy
 from fedssl.method import METHODS, Method, MethodSettings
 from fedssl.probes import ProbeSettings
 from fedssl.topologies.topology import TOPOLOGIES, Star, Topology
@@ -75,9 +80,11 @@ class Experiment(Settings):
     method: Annotated[MethodSettings, _chosen("method")]
     algorithm: Annotated[Algorithm, _chosen("algorithm")] = FedAvg()
     topology: Annotated[Topology, _chosen("topology")] = Star()
+    mean: Annotated[MeanSettings, _chosen("mean")] = WeightedMean()
     public: Annotated[Public, _chosen("public")] = HeldOut()
     train: TrainSettings = TrainSettings()
     guard: GuardSettings = GuardSettings()
+    privacy: PrivacySettings = NO_PRIVACY
     probe: ProbeSettings = ProbeSettings()
 
     @model_validator(mode="after")
@@ -123,8 +130,8 @@ class Experiment(Settings):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values with every default filled in.
 
-        Settings without a value are left out, and so is `public` at its default if the algorithm
-        needs no public images.
+        Settings without a value are left out, and so are `privacy` if it is off, and `public` at
+        its default if the algorithm needs no public images.
         """
         plain: dict[str, Any] = {
             "seed": self.seed,
@@ -139,6 +146,8 @@ class Experiment(Settings):
             del plain["public"]
         plain["train"] = dump(self.train)
         plain["guard"] = dump(self.guard)
+        if self.privacy.enabled:
+            plain["privacy"] = dump(self.privacy)
         plain["probe"] = dump(self.probe)
         return plain
 
@@ -159,10 +168,14 @@ class Experiment(Settings):
         It is that of the same experiment in earlier versions.
         """
         plain = self.to_dict()
-        for table in plain.keys() & {"data", "public", "guard", "probe", "train"}:
-            plain[table] = hashed_settings(table, getattr(self, table), plain[table])
+        for table in plain:
+            settings = getattr(self, table)
+            if isinstance(settings, Settings):
+                plain[table] = hashed_settings(table, settings, plain[table])
         if self.guard.model_copy(update={"min_uploads": 2}) == GuardSettings():
             del plain["guard"]
+        if self.mean == WeightedMean():
+            del plain["mean"]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def with_changes(self, changes: Mapping[str, Any]) -> Experiment:
@@ -180,15 +193,22 @@ class Experiment(Settings):
             method.views  # noqa: B018 - raises if a blur is wider than the views
         self._check_method(method)
         self._check_topology()
+        named = self.probe.baselines or ()
+        check_privacy(
+            self.privacy, self.topology, self.algorithm, method, clients=self.clients, named=named
+        )
         if self.algorithm.needs_public and self._is_public():
             raise ConfigError(
                 "[public] and [data] are the same images, but clients train on private images: "
                 "leave out [public] to set some images of [data] aside as public"
             )
+        check_mean(self.mean, self.algorithm, self.topology, self.privacy)
         if self.clients and self.topology.has_server:
-            check_uploads(self.topology.participants(self.clients), self.clients, self.min_uploads)
+            participants = self.topology.participants(self.clients)
+            check_uploads(participants, self.clients, self.min_uploads, self.mean)
         if self.method.init is not None and not self.method.init.is_file():
-            raise ConfigError(f"method.init: there is no file {self.method.init}")
+            suggestion = suggest_path(self.method.init, Path.is_file)
+            raise ConfigError(f"method.init: there is no file {self.method.init}{suggestion}")
 
     def _check_method(self, method: Method) -> None:
         """Raise ConfigError if the algorithm needs parts or views that the method does not have."""
@@ -234,8 +254,8 @@ class Experiment(Settings):
         """Return the method with the shapes of its tensors but without their memory."""
         try:
             with nets.uninitialized():
-                backbone = nets.build(self.method.backbone, 3, self.method.stem)
-                return self.method.method(self.method, backbone, 224)
+                backbone = nets.build(self.method.backbone, 3, self.method.stem, self.method.norm)
+                return self.method.make(backbone, 224)
         except RuntimeError as problem:
             if not is_out_of_memory(problem):
                 raise
@@ -263,16 +283,6 @@ def _where_defined(problem: UnknownNameError, folder: Path) -> str:
         f"{problem} (if it is your own: add --import FILE with the module that registers it, or in "
         "Python import that module before you open the run)"
     )
-
-
-def check_uploads(participants: int, clients: int, needed: int) -> None:
-    """Raise ConfigError if fewer clients train in a round than a server needs uploads from."""
-    if participants < needed:
-        raise ConfigError(
-            f"in each round {participants} of {clients} clients train, but a server needs {needed} "
-            "valid uploads to merge: raise clients or topology.participation, or set "
-            f"guard.min_uploads = {participants}"
-        )
 
 
 def load(name_or_file: str | Path, changes: Iterable[str] | Mapping[str, Any] = ()) -> Experiment:

@@ -11,11 +11,13 @@ from typing import Any
 
 from fedssl.core.settings import Settings
 
-# Left out at their default values, by table: earlier versions did not have them.
+# Left out at their default values, by table: earlier versions did not have them. Likewise the keys
+# in `added_later` of a class.
 ADDED_LATER = {
-    "data": ("background",),
-    "public": ("background",),
-    "guard": ("statistics_bound", "max_share"),
+    "data": ("background", "fit"),
+    "public": ("background", "fit"),
+    "method": ("norm",),
+    "guard": ("statistics_bound", "statistics_floor", "max_share"),
     "probe": ("frozen",),
 }
 # Always left out: a run can be resumed with another value.
@@ -27,7 +29,7 @@ EARLIER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"probe": {"k": 200, "baseli
 def hashed_settings(table: str, settings: Settings, plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain values of a table as the hash has them."""
     hashed = {**EARLIER_DEFAULTS.get(table, {}), **plain}
-    for key in ADDED_LATER.get(table, ()):
+    for key in (*ADDED_LATER.get(table, ()), *settings.added_later):
         field = type(settings).model_fields.get(key)  # only some data sets have it
         if field is not None and getattr(settings, key) == field.default:
             hashed.pop(key, None)

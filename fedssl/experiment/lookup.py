@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.core.errors import ConfigError
+from fedssl.core.similar_paths import suggest_path
 from fedssl.core.suggestions import suggest
 from fedssl.experiment.plain_values import parse_toml, read_text
 from fedssl.experiment.recipes import VARIANTS, recipes
@@ -40,8 +41,12 @@ def load_values(name_or_file: str | Path) -> dict[str, Any]:
 def read_values(path: Path) -> dict[str, Any]:
     """Return the plain values of a TOML file."""
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
+        raise ConfigError(f"there is no file {path}{suggest_path(path, _is_experiment)}")
     return parse_toml(read_text(path), str(path))
+
+
+def _is_experiment(path: Path) -> bool:
+    return path.suffix == ".toml" and path.is_file()
 
 
 def find_recipe(name: str) -> dict[str, Any]:
@@ -63,7 +68,9 @@ def split_name(name: str) -> tuple[str, str | None]:
         return name, None
     if variant in VARIANTS and recipe in known:
         return recipe, variant
-    hint = suggest(name, all_names()) or "; fedssl recipes --all lists the recipes"
+    hint = suggest(name, all_names()) or suggest_path(name, _is_experiment)
+    if not hint:
+        hint = "; fedssl recipes --all lists the recipes"
     raise ConfigError(f'there is no recipe or file "{name}"{hint}')
 
 

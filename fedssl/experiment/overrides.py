@@ -11,9 +11,12 @@ from fedssl.algorithm import ALGORITHMS
 from fedssl.core.errors import ConfigError
 from fedssl.core.settings import Settings, known_keys
 from fedssl.data import PARTITIONS, PUBLIC, SOURCES
+from fedssl.engine.means.mean_settings import MEANS
 from fedssl.experiment.plain_values import MAX_LEVELS, check_depth, flatten
 from fedssl.method import METHODS, Method
+from fedssl.probes.settings import ProbeSettings
 from fedssl.topologies.topology import TOPOLOGIES
+from fedssl.training.trainer import TrainSettings
 
 CHOICES: dict[str, Any] = {
     "data": SOURCES,
@@ -21,17 +24,21 @@ CHOICES: dict[str, Any] = {
     "method": METHODS,
     "algorithm": ALGORITHMS,
     "topology": TOPOLOGIES,
+    "mean": MEANS,
     "public": PUBLIC,
 }
+OTHER_TABLES: dict[str, type[Settings]] = {"probe": ProbeSettings, "train": TrainSettings}
+NO_VALUE = "none"
 # For tables without a name.
 DEFAULT_NAMES = {
     "partition": "iid",
     "algorithm": "fedavg",
     "topology": "star",
+    "mean": "weighted",
     "public": "held-out",
 }
 # Tables for which the name of a preset may stand.
-PRESET_TABLES = ("method.augment",)
+PRESET_TABLES = ("method.augment", "guard")
 # Settings that may change when a run is resumed. They do not change how a round is computed, except
 # that more rounds stretch the learning rate's schedule, which the log and the results then state;
 # `guard.min_uploads` changes which rounds count.
@@ -83,8 +90,7 @@ def dump(settings: Settings) -> dict[str, Any]:
 def full_key(key: str, value: Any) -> str:
     """Return the key that is set.
 
-    `method=byol` is short for `method.name=byol`, `method.augment=xray` for
-    `method.augment.preset=xray`.
+    `method=byol` is short for `method.name=byol`, `guard=strict` for `guard.preset=strict`.
     """
     if key in CHOICES and isinstance(value, str):
         return f"{key}.name"
@@ -97,7 +103,7 @@ def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     """Return nested tables with dotted keys set.
 
     A table as a value is merged key by key, at every level. Choosing another `name` keeps the keys
-    that the new choice has too.
+    that the new choice has too. An assignment without a value removes a key, see `_removes`.
     """
     check_depth(changes, "a change")
     merged: dict[str, Any] = _with_preset_tables(copy.deepcopy(dict(values)))
@@ -105,17 +111,55 @@ def merge_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     for key, value in flatten(changes).items():
         assignments[full_key(key, value)] = value
     for key in sorted(assignments, key=_order):
-        _assign(merged, key, assignments[key])
+        if _removes(merged, key, assignments[key]):
+            _remove(merged, key)
+        else:
+            _assign(merged, key, assignments[key])
     return merged
+
+
+def _removes(values: Mapping[str, Any], key: str, value: Any) -> bool:
+    """Return whether an assignment removes a setting, so that its default applies.
+
+    It does without a value, and with `none`, as the reference writes it, if that is the default.
+    """
+    if value != NO_VALUE:
+        return value is None
+    table, _, leaf = key.partition(".")
+    cls = OTHER_TABLES.get(table)
+    if table in CHOICES:
+        settings = values.get(table)
+        name = settings.get("name") if isinstance(settings, Mapping) else settings
+        try:
+            cls = settings_class(table, name or DEFAULT_NAMES.get(table))
+        except ConfigError:  # reported with the other errors of the experiment
+            return False
+    if cls is None:
+        return False
+    field = cls.model_fields.get(leaf)
+    return field is not None and not field.is_required() and field.default is None
+
+
+def _remove(values: dict[str, Any], key: str) -> None:
+    """Remove one dotted key from nested tables, if it is there."""
+    *path, leaf = key.split(".")
+    table: Any = values
+    for name in path:
+        table = table.get(name)
+        if not isinstance(table, dict):
+            return
+    table.pop(leaf, None)
 
 
 def _with_preset_tables(values: dict[str, Any]) -> dict[str, Any]:
     """Write the name of a preset as a table, so that further keys can be set in it."""
     for key in PRESET_TABLES:
-        table, leaf = key.split(".")
-        settings = values.get(table)
-        if isinstance(settings, dict) and isinstance(settings.get(leaf), str):
-            settings[leaf] = {"preset": settings[leaf]}
+        *path, leaf = key.split(".")
+        table: Any = values
+        for name in path:
+            table = table.get(name) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(table.get(leaf), str):
+            table[leaf] = {"preset": table[leaf]}
     return values
 
 

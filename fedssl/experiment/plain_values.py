@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.core.errors import ConfigError
+from fedssl.experiment.toml_errors import explain_toml_error
 
 MAX_LEVELS = 20  # of nested tables and lists
 MAX_TOML_BYTES = 1_000_000
@@ -26,7 +27,7 @@ def read_text(path: Path) -> str:
             raise ConfigError(
                 f"{path} is larger than {MAX_TOML_BYTES:,} bytes: it is not an experiment"
             )
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path} cannot be read: {problem}") from None
 
@@ -47,7 +48,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{where} is nested too deeply") from None
     except ValueError as problem:  # also an integer of more than 4,300 digits
-        raise ConfigError(f"{where} is not valid TOML: {problem}") from None
+        raise ConfigError(explain_toml_error(text, where, problem)) from None
     check_depth(values, where)
     return values
 
@@ -72,11 +73,16 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Return the key and the value of `key=value`, with the value in TOML or a bare word."""
+    """Return the key and the value of `key=value`, with the value in TOML or a bare word.
+
+    None for an empty value, which removes the setting.
+    """
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
         raise ConfigError(f'"{text}" is not of the form key=value, such as rounds=10')
+    if not value.strip():
+        return key, None
     try:
         parsed = tomllib.loads(f"v = {value}")["v"]
     except RecursionError:

@@ -66,6 +66,7 @@ def _mini_partition(partition: Values, clients: int) -> Values:
     small = copy.deepcopy(partition)
     if "balanced" in partition_class.model_fields:
         small["balanced"] = True  # otherwise some client may get too few of so few images
+        small.pop("capped", None)
     if "share" in small:
         small["share"] = max(small["share"], 0.1)
     if "per_client" in small:

@@ -76,6 +76,10 @@ def read_backbone(file: Path) -> ExportedBackbone:
             f"{file} is a {backbone}: a feature pyramid needs a backbone of four stages, "
             f"{', '.join(RESNETS)}"
         )
+    if header.get("norm", "batch") != "batch":
+        raise ConfigError(
+            f"{file} normalises by groups (method.norm): Mask R-CNN here needs BatchNorm"
+        )
     channels = int(json.loads(header["image"])[0])
     if channels not in (1, 3):
         raise ConfigError(

@@ -24,7 +24,8 @@ from torch.utils.data import BatchSampler
 
 from fedssl.core.errors import DataError
 from fedssl.core.seeds import generator
-from fedssl.data.decode import Unreadable, decode_whole
+from fedssl.data.decode import Unreadable
+from fedssl.data.decode_whole import decode_whole
 from fedssl.object_detection.coco import AnnotatedImage
 from fedssl.object_detection.masks import rasterise
 

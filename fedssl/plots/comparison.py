@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedssl.plots.no_baseline import note_no_baseline
 from fedssl.plots.style import (
     COLOURS,
     GREY,
@@ -21,6 +22,7 @@ from fedssl.plots.style import (
 )
 
 LABEL_CHARACTERS = 26  # of a line of a label
+MIN_LINE = 3  # values of a sweep: a line between two points would suggest a trend
 MAX_VALUE_TICKS = 8  # values of a sweep that are written on its axis
 WIDTH = 5.0  # inches of a panel
 ZERO_STYLE: dict[str, Any] = {"color": "black", "linewidth": 1.0, "linestyle": ":"}
@@ -88,6 +90,7 @@ def _draw_gains(axes: Any, settings: Sequence[Setting], swept: str | None) -> No
     for row, setting in enumerate(settings):
         gain = setting.gain
         if gain is None:
+            note_no_baseline(axes, row if swept is None else None, setting.value)
             continue
         style = line_style(row)
         mark = {"color": style["color"], "marker": style["marker"], "markersize": 6}
@@ -129,7 +132,7 @@ def draw_sweep_alone(settings: Sequence[Setting], swept: str, bars: str) -> Any:
 
 
 def draw_sweep(axes: Any, settings: Sequence[Setting], swept: str, bars: str) -> None:
-    """Draw a line for each probe: accuracy against the value of the setting named `swept`."""
+    """Draw a line, or two points, for each probe: accuracy against the value of the setting named `swept`."""
     ordered = sorted(settings, key=lambda setting: setting.value or 0.0)
     values: list[float] = []
     for setting in ordered:
@@ -142,6 +145,8 @@ def draw_sweep(axes: Any, settings: Sequence[Setting], swept: str, bars: str) ->
             final = setting.finals[probe]
             means.append(final.mean)
             _draw_seeds_and_bar(axes, value, final, style["color"])
+        if len(values) < MIN_LINE:
+            style["linestyle"] = ""
         axes.plot(values, means, label=probe, **style)
     _set_value_axis(axes, values, swept)
     set_accuracy_axis(axes, _extent(settings), "accuracy (%)")

@@ -59,6 +59,7 @@ def draw_run(
     *,
     intervals: Intervals,
     gains: Gains | None = None,
+    labels_learned: Mapping[str, int] | None = None,
     verdict: str = "",
     before: NDArray[np.float32],
     after: NDArray[np.float32],
@@ -68,7 +69,7 @@ def draw_run(
     """Return the picture of a run as a figure, with the verdict as its title.
 
     `gains` are those over the baseline that the verdict is about, the second row of the table.
-    `before` and `after` are features (n, d) of the same n test images with `labels` (n,).
+    `labels_learned` are the labelled images that each probe learned from. `before` and `after` are features (n, d) of the same n test images with `labels` (n,).
     """
     from matplotlib.figure import Figure
 
@@ -79,7 +80,7 @@ def draw_run(
     curve, bars, *gain_panel = _top_panels(top, bool(gains))
     if THIS_RUN in table:
         _draw_curve(curve, rounds, table)
-        _draw_bars(bars, table, intervals)
+        _draw_bars(bars, table, intervals, labels_learned or {})
         for panel in gain_panel:
             _draw_gains(panel, gains or {}, list(_row_styles(table))[1])
         legend_below(top, [curve, bars])
@@ -115,7 +116,7 @@ def _draw_gains(axes: Any, gains: Gains, baseline: str) -> None:
     axes.set_xticks(range(len(names)), names)
     margin = 0.05 * (max(shown) - min(shown))
     axes.set(xlim=(-0.5, len(names) - 0.3), ylim=(min(shown) - margin, max(shown) + margin))
-    axes.set(ylabel="points", title=f"gain over\n{NAMES.get(baseline, baseline)}")
+    axes.set(ylabel="points (paired)", title=f"gain over\n{NAMES.get(baseline, baseline)}")
     axes.grid(alpha=0.3, axis="y")
     axes.set_axisbelow(True)
 
@@ -175,7 +176,9 @@ def _counted_models(score: Mapping[str, Any]) -> list[float]:
     return list(counted.values())
 
 
-def _draw_bars(axes: Any, table: Table, intervals: Intervals) -> None:
+def _draw_bars(
+    axes: Any, table: Table, intervals: Intervals, labels_learned: Mapping[str, int]
+) -> None:
     """Draw the final accuracy of each row and probe, with its interval and the single models."""
     styles = _row_styles(table)
     probes = list(table[THIS_RUN])
@@ -194,7 +197,7 @@ def _draw_bars(axes: Any, table: Table, intervals: Intervals) -> None:
     axes.set_yticks(range(0, 101, 20))
     axes.grid(alpha=0.3, axis="y")
     axes.set_axisbelow(True)
-    _add_marks(axes, table, probes, bool(intervals))
+    _add_marks(axes, table, _probe_labels(probes, labels_learned), bool(intervals))
 
 
 def _draw_bar(
@@ -224,10 +227,24 @@ def _probe_style(number: int, probes: Sequence[str]) -> dict[str, Any]:
     return {"alpha": 0.35, "hatch": HATCHES[1 + number], "edgecolor": "white"}
 
 
-def _add_marks(axes: Any, table: Table, probes: Sequence[str], intervals: bool) -> None:
-    """Add the meaning of bars, dots and error bars to the legend, as far as they are drawn."""
-    for number, probe in enumerate(probes):
-        label = PROBES.get(probe, probe)
+def _probe_labels(probes: Sequence[str], labels_learned: Mapping[str, int]) -> dict[str, str]:
+    """Return names of probes, with the labelled images they learned from if these numbers differ."""
+    differ = len(set(labels_learned.values())) > 1
+    names = {}
+    for probe in probes:
+        names[probe] = PROBES.get(probe, probe)
+        if differ and probe in labels_learned:
+            names[probe] += f" ({labels_learned[probe]:,} labels)"
+    return names
+
+
+def _add_marks(axes: Any, table: Table, labels: Mapping[str, str], intervals: bool) -> None:
+    """Add the meaning of bars, dots and error bars to the legend, as far as they are drawn.
+
+    `labels` are the names of the probes in the legend.
+    """
+    probes = list(labels)
+    for number, label in enumerate(labels.values()):
         axes.bar([0], [0], color=GREY, label=label, **_probe_style(number, probes))
     models = 0
     for row in table.values():

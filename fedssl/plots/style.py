@@ -109,7 +109,8 @@ def line_style(number: int) -> dict[str, Any]:
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
-        "marker": MARKERS[number % len(MARKERS)],
+        # Another marker in each repetition of the colours.
+        "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
         "markersize": 4,
     }
 

@@ -17,6 +17,7 @@ from fedssl.core.state.state import State
 from fedssl.data import Dataset
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, saved_models
+from fedssl.evaluation.verdict import THIS_RUN
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import undamaged
@@ -77,6 +78,8 @@ def baseline_names(experiment: Experiment, relative: float) -> list[str]:
 
 def _can_train_alone(experiment: Experiment) -> bool:
     """True if clients without a server are another training than the run."""
+    if experiment.privacy.enabled:  # they train without noise
+        return False
     return experiment.topology.merges and not experiment.algorithm.needs_server
 
 
@@ -124,6 +127,12 @@ class Baselines:
         """True if the run that is compared has this topology itself: both give the same bits."""
         return self._experiment(name).topology == self.experiment.topology
 
+    def folder_of(self, row: str) -> Path:
+        """Return the run directory of the models in a row of the results, the run's own included."""
+        if row == THIS_RUN or self.is_same_training(row):
+            return self.folder
+        return self.folder / row
+
     def trained_models(self, name: str) -> Models:
         """Train one of the runs, or resume it, and return its models."""
         self._train(name)
@@ -146,7 +155,8 @@ class Baselines:
 
     def _experiment(self, name: str) -> Experiment:
         changes = {"probe.every": 0, "probe.baselines": [], "probe.picture": False}
-        return self.experiment.with_changes({"topology.name": name, **changes})
+        alone = {"topology.name": name, "mean": {"name": "weighted"}}  # no models are merged
+        return self.experiment.with_changes({**alone, **changes})
 
     def _train(self, name: str) -> None:
         train_locally(

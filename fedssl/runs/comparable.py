@@ -63,6 +63,43 @@ def _check_same_probes(first: RunSummary, other: RunSummary) -> None:
     )
 
 
+def unusual_probes(runs: Sequence[RunSummary]) -> list[str]:
+    """Return for each run how its probe settings differ from the most common ones, or "".
+
+    The most common are those of the runs that were measured on the same test images and labels;
+    runs measured on others cannot be compared anyway. Of equally common ones, the first are used.
+    """
+    texts = []
+    for run in runs:
+        text = ""
+        if run.results.get("table"):
+            alike = [other for other in runs if _measured_on(other) == _measured_on(run)]
+            text = _probe_difference(_most_common_probes(alike), _probe_settings(run))
+        texts.append(text)
+    return texts
+
+
+def _measured_on(run: RunSummary) -> tuple[bool, Any, Any]:
+    """Return whether a run has accuracies, and the hashes of its test images and labels."""
+    measured = bool(run.results.get("table"))
+    return measured, run.results.get("test_images"), run.results.get("labels")
+
+
+def _most_common_probes(runs: Sequence[RunSummary]) -> dict[str, Any]:
+    """Return the settings with which most runs were measured; the first of equally common ones."""
+    settings = [_probe_settings(run) for run in runs]
+    return max(settings, key=settings.count)
+
+
+def _probe_difference(common: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Return the settings of a run that are not the common ones: "probe.k = 5 (others: 20)"."""
+    words = []
+    for key, (usual, value) in sorted(differences(common, own).items()):
+        setting = f"{key} not set" if value is None else f"{key} = {_text(value)}"
+        words.append(f"{setting} (others: {_text(usual)})")
+    return ", ".join(words)
+
+
 def _probe_settings(run: RunSummary) -> dict[str, Any]:
     """Return the settings that decide the accuracy of a run, by dotted key."""
     flat = flatten({"probe": run.experiment.to_dict()["probe"]})

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
+from fedssl.evaluation.advice import PROBE_NAMES
 from fedssl.evaluation.intervals import Interval, accuracy_interval, difference_interval
 from fedssl.evaluation.outcomes import read_outcomes
-from fedssl.evaluation.verdict import ONE_SEED, PROBE_NAMES, judgement, signed
+from fedssl.evaluation.verdict import ONE_SEED, disagreement, ends, judgement, signed
 from fedssl.runs.directories import training_values
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.run_labels import label, labelled_keys, varying_keys
@@ -193,12 +194,15 @@ def seed_differences(first: Group, other: Group, probe: str) -> list[float]:
     return [after - before for before, after in pairs]
 
 
-def conclusion(first: Group, other: Group, probe: str) -> str:
+def conclusion(first: Group, other: Group, probes: Sequence[str]) -> str:
     """Return one sentence about how the other group differs from the first.
 
-    A difference is claimed only if its interval excludes 0, as in the verdict on a run.
+    The last probe decides. A difference is claimed only if its interval excludes 0, as in the
+    verdict on a run.
     """
-    gain = paired_difference(first, other, probe)
+    probe = probes[-1]
+    gains = {name: paired_difference(first, other, name) for name in probes}
+    gain = gains[probe]
     if gain is None:
         before, after = with_shared_seeds(first, other)
         points = signed(after.mean(probe) - before.mean(probe))
@@ -206,10 +210,11 @@ def conclusion(first: Group, other: Group, probe: str) -> str:
             f"{other.label}: {points} points from {first.label} by {PROBE_NAMES[probe]}, without an "
             "interval: an earlier version did not save which test images are classified correctly"
         )
+    known = {name: each for name, each in gains.items() if each is not None}
     return (
         f"{other.label}: {judgement(gain)} {first.label}: {signed(gain.estimate)} points by "
         f"{PROBE_NAMES[probe]}, {count_test_images(first, probe):,} test images, 95% interval "
-        f"{signed(gain.low)} … {signed(gain.high)} {_coverage(first, other, probe)}"
+        f"{ends(gain)} {_coverage(first, other, probe)}{disagreement(known, probe)}"
     )
 
 

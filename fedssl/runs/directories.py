@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fedssl.core.console import shortened
 from fedssl.core.errors import ConfigError
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.overrides import CHANGEABLE
@@ -24,6 +25,7 @@ from fedssl.training.trainer import resolve_precision
 
 RUNS = Path("runs")
 MAX_NAMED = 3  # differences in the name of a directory
+MAX_LISTED = 5  # differences that are printed
 MAX_VALUE = 20  # characters of a value in the name
 MAX_NAME = 100  # characters
 # These may change when a run is resumed, but another number of rounds is another training.
@@ -73,7 +75,8 @@ def default_dir(
 def run_directory(title: str, wanted: Experiment, original: Experiment | None = None) -> Path:
     """Return the directory for an experiment: the one of the same training if there is one.
 
-    `original` is the experiment before it was changed on the command line.
+    `original` is the experiment before it was changed on the command line. A new directory is named
+    after the differences from the run of the plain name or, without such a run, from `original`.
     """
     values = training_values(wanted)
     for folder in _candidates(title):
@@ -81,9 +84,29 @@ def run_directory(title: str, wanted: Experiment, original: Experiment | None = 
         if recorded is not None and training_values(recorded) == values:
             return folder
     name = title
-    if original is not None:
-        name += suffix(training_values(original), values)
+    base = _recorded(RUNS / title) or original
+    if base is not None:
+        name += suffix(training_values(base), values)
     return _free(name, values)
+
+
+def directory_line(title: str, wanted: Experiment, folder: Path) -> str:
+    """Return the line that names a run directory and, if it is new, from which run it differs."""
+    first = RUNS / title
+    recorded = None
+    if folder != first and not started(folder):
+        recorded = _recorded(first)
+    if recorded is None:
+        return f"run directory: {folder}"
+    values = training_values(wanted)
+    changed = {
+        key: value for key, (_, value) in differences(training_values(recorded), values).items()
+    }
+    keys = [key.removesuffix(".name") for key in _name_views(changed, values)]
+    return (
+        f"new run directory: {folder}, which differs from {first} in "
+        f"{', '.join(shortened(keys, MAX_LISTED))}; training starts from round 0"
+    )
 
 
 def training_values(experiment: Experiment) -> dict[str, Any]:

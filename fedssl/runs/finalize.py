@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,29 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, export, models_of
 from fedssl.evaluation.outcomes import OUTCOMES, outcomes_of, write_outcomes
 from fedssl.evaluation.score import Score
-from fedssl.evaluation.verdict import THIS_RUN, judge
+from fedssl.evaluation.verdict import THIS_RUN, judge, line
 from fedssl.experiment.experiment import Experiment
+from fedssl.runs import private_run
 from fedssl.runs.baselines import Baselines, announce, baselines_of, untrained_models
-from fedssl.runs.earlier_results import set_aside
+from fedssl.runs.earlier_results import restore, set_aside
 from fedssl.runs.feature_check import check_features
+from fedssl.runs.label_counts import label_counts
 from fedssl.runs.picture import draw_if_wanted
-from fedssl.runs.resume_checks import read_experiment
+from fedssl.runs.predictions_by_class import by_class
+from fedssl.runs.resume_checks import read_experiment, runtime_facts
 from fedssl.runs.round_history import read_history
-from fedssl.runs.up_to_date import hash_images, hash_labels, is_up_to_date
+from fedssl.runs.up_to_date import (
+    CHECKPOINTS,
+    LEARNED_IMAGES,
+    Wanted,
+    can_be_restored,
+    checkpoint_digests,
+    hash_images,
+    hash_labels,
+    hash_learned_images,
+    is_up_to_date,
+)
 
-MAX_LISTED_MODELS = 100  # of a score in classes.json
 MEASUREMENTS = {"results.json", "classes.json", OUTCOMES}
 
 
@@ -71,15 +84,22 @@ def _finish(
     baselines = Baselines(
         experiment, folder, data, public=public, device=device, names=choice.names, quiet=quiet
     )
-    hashes = {"test_images": hash_images(data.test), "labels": hash_labels(data)}
+    private = experiment.privacy.enabled
+    hashes = {
+        "test_images": hash_images(data.test),
+        "labels": hash_labels(data, training=not private),
+    }
+    privacy = private_run.summarise(experiment, folder, snapshot)
+    wanted = Wanted(evaluation, snapshot.rounds, hashes, choice.names, privacy)
     damaged = integrity.damaged(folder)
-    measured = MEASUREMENTS.isdisjoint(damaged) and is_up_to_date(
-        folder, evaluation, snapshot.rounds, hashes=hashes, baselines=choice.names, notify=notify
-    )
+    measured = MEASUREMENTS.isdisjoint(damaged) and is_up_to_date(folder, wanted, notify)
     _remove_damaged(folder, damaged, notify)
     if measured and not damaged:
         baselines.repair()
         return False
+    if not measured:
+        can_be_used = partial(can_be_restored, wanted=wanted, baselines=baselines)
+        measured = restore(folder, can_be_used, notify)
     if not measured:
         announce(folder, choice, notify)
     _write_outputs(
@@ -101,20 +121,29 @@ def _write_outputs(
     experiment = evaluation.experiment
     folder = baselines.folder
     image = evaluation.data.train.image_shape
-    rounds = snapshot.rounds
     models = models_of(experiment, snapshot.sites, snapshot.memory)
-    results = _describe(folder, evaluation, models, rounds=rounds, hashes=hashes)
+    results = _describe(folder, evaluation, models, last=snapshot, hashes=hashes)
     check_features(experiment, snapshot.sites, image, evaluation.device)
+    if not measured:
+        set_aside(folder, results, evaluation.notify)
     _forget_hashes(folder, damaged, measured)
-    export(experiment, folder, models, image=image, rounds=rounds, notes=results["notes"])
-    if measured:  # only exported models or the picture were damaged
+    export(
+        experiment,
+        folder,
+        models,
+        image=image,
+        rounds=snapshot.rounds,
+        notes=results["notes"],
+        privacy=results.get("privacy"),
+    )
+    if measured:  # exported models or the picture were damaged, or results were restored
         results = integrity.read_json(folder, "results.json") or results
     else:
-        set_aside(folder, results, evaluation.notify)
         _measure(evaluation, baselines, models, results)
         if "verdict" in results:  # now: the picture may take a minute
-            evaluation.notify(f"verdict: {results['verdict']['sentence']}")
-    draw_if_wanted(folder, evaluation, models, results["table"])
+            evaluation.notify(line(results["verdict"]))
+    if not (folder / "picture.png").is_file():
+        draw_if_wanted(folder, evaluation, models, results["table"])
     integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
 
 
@@ -141,25 +170,29 @@ def _describe(
     evaluation: Evaluation,
     models: Models,
     *,
-    rounds: int,
+    last: Snapshot,
     hashes: Mapping[str, str | None],
 ) -> dict[str, Any]:
     """Return the contents of results.json, with an empty table."""
     history = read_history(folder)
+    privacy = private_run.summarise(evaluation.experiment, folder, last)
     results = {
         "experiment": evaluation.experiment.hash(),
-        "rounds": rounds,
+        "rounds": last.rounds,
         **hashes,
         "models": len(models),
         "probe": evaluation.experiment.to_dict()["probe"],
         "environment": environment(evaluation.device) | {"code": ", ".join(history.codes)},
+        **runtime_facts(folder),
         "notes": _notes(evaluation, models, history.notes),
         "table": {},
     }
+    if privacy is not None:
+        results["privacy"] = privacy
+        results["notes"].insert(0, private_run.note(privacy))
     if _measurable(evaluation, models):
         results["knn_settings"] = evaluation.knn_settings
-    imports = imported_hashes()
-    if imports:
+    if imports := imported_hashes():
         results["imports"] = imports
     return results
 
@@ -204,12 +237,16 @@ def _measure(
     if _measurable(evaluation, models):
         chosen = probes(evaluation.experiment)
         results["measured_on"] = evaluation.images.description(chosen)
-        results["labelled"] = {}
-        for probe in chosen:
-            results["labelled"][probe] = evaluation.images.learned_from(probe)
+        results["labelled"] = {probe: evaluation.images.learned_from(probe) for probe in chosen}
+        # A hash of the clients' images would confirm a guess of them.
+        private = evaluation.experiment.privacy.enabled
+        if not private:
+            results[LEARNED_IMAGES] = hash_learned_images(evaluation.data)
         scores: dict[str, dict[str, Score]] = {}
         for name, row in _rows(evaluation, baselines, models):
             scores[name] = row
+            if not private:
+                results[CHECKPOINTS] = checkpoint_digests(scores, baselines)
             # After each row: training the next baseline may take long, or be interrupted.
             _write_scores(folder, scores, evaluation.data.test, results)
     else:
@@ -229,7 +266,7 @@ def _write_scores(
     write_atomic(folder / "classes.json", f"{classes}\n".encode())
     outcomes = outcomes_of(scores)
     write_outcomes(folder, outcomes)
-    results["verdict"] = judge([outcomes]).values()
+    results["verdict"] = judge([outcomes], label_counts(results)).values()
     _write_results(folder, results)
 
 
@@ -256,15 +293,3 @@ def _rows(
         else:
             trained = baselines.trained_models(name)
             yield name, evaluation.measure(trained, chosen, trained.excluded)
-
-
-def by_class(scores: Mapping[str, Mapping[str, Score]], test: Images | None) -> dict[str, Any]:
-    """Return the predictions of each probe by class, as plain values; not of very many models."""
-    rows: dict[str, dict[str, Any]] = {}
-    for name, row in scores.items():
-        rows[name] = {}
-        for probe, score in row.items():
-            if len(score) <= MAX_LISTED_MODELS:
-                rows[name][probe] = {"per_class": score.per_class, "confusion": score.confusion}
-    classes = [] if test is None else list(test.classes)
-    return {"classes": classes, "table": rows}

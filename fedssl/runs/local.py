@@ -18,7 +18,6 @@ from fedssl.core.devices.precision import numerics
 from fedssl.core.errors import ConfigError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked_directory
-from fedssl.core.state.layout import PARAMETERS
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.checkpoints.store import Snapshot, Store
@@ -33,6 +32,7 @@ from fedssl.runs.resume_checks import (
     IMAGES,
     check_resumable,
     check_same_images,
+    raise_if_baseline_purged,
     record_experiment,
     started,
 )
@@ -40,6 +40,7 @@ from fedssl.runs.session import STOPPING as STOPPING
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.runs.session import Interrupted as Interrupted
 from fedssl.runs.time_left import TRAINING_ONLY, Estimate, Later
+from fedssl.runs.workload import shorter, workload
 from fedssl.training.trainer import resolve_mode, resolve_precision
 
 # (federation, evaluation, run directory, finished rounds) -> estimate
@@ -103,6 +104,7 @@ def _train_in_folder(run: LocalRun) -> None:
     if snapshot is not None and snapshot.rounds >= experiment.rounds:
         record()
     else:
+        raise_if_baseline_purged(experiment, folder)
         evaluation = Evaluation(experiment, run.data, run.device)
         federation = Federation.build(
             experiment, seen, owners, public=run.public, device=run.device
@@ -185,26 +187,14 @@ class LocalSession:
         rounds = self._federation.experiment.rounds
         all_rounds = training * rounds / (rounds - done)
         run.notify(f"{run.title}: estimated time: {later.text(training, all_rounds)}")
+        advice = shorter(self._federation, training, all_rounds, later)
+        if advice is not None:
+            run.notify(advice)
         return later._replace(announced=later.total(training, all_rounds))
 
     def _print_workload(self, done: int) -> None:
-        """Print what is trained, on which device and for how many rounds; `done` are finished."""
-        federation = self._federation
-        experiment = federation.experiment
-        layout = federation.trainer.method.state.layout
-        weights = layout.pick(("backbone",), PARAMETERS).floats
-        clients = f"{len(federation.clients):,} clients"
-        per_round = self._session.clients_per_round
-        if per_round < len(federation.clients):
-            clients += f" ({per_round:,} in each round)"
-        images = sum(federation.image_counts().values())
-        rounds = f"{experiment.rounds:,} rounds"
-        if done:
-            rounds = f"{experiment.rounds - done:,} of {rounds}"
-        self._run.notify(
-            f"{self._run.title}: training {experiment.method.backbone} ({weights:,} weights) on "
-            f"{self._run.device}, {clients}, {images:,} images, {rounds}"
-        )
+        """Print what is trained; `done` rounds are finished."""
+        self._run.notify(workload(self._run.title, self._federation, done))
 
     def _print_client_warning(self) -> None:
         """Print the method's advice for a client with the median number of images."""

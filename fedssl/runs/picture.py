@@ -19,7 +19,7 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.intervals import accuracy_interval
 from fedssl.evaluation.models import Models
 from fedssl.evaluation.outcomes import read_outcomes
-from fedssl.evaluation.verdict import Verdict, judge
+from fedssl.evaluation.verdict import THIS_RUN, Verdict, judge
 from fedssl.plots.feature_map import MAPPED
 from fedssl.plots.run_picture import draw_run
 from fedssl.plots.style import encode_png, need_matplotlib
@@ -51,6 +51,9 @@ def draw(
     image = evaluation.data.train.image_shape
     untrained = untrained_models(evaluation.experiment, image, evaluation.device)
     verdict = _verdict(folder)
+    learned = {}
+    for probe in table.get(THIS_RUN, {}):
+        learned[probe] = evaluation.images.learned_from(probe)
     rounds = [
         {"round": line["round"], "knn": line["knn"]}
         for line in read_rounds(folder / "rounds.jsonl")
@@ -65,6 +68,7 @@ def draw(
             table,
             intervals=_intervals(folder),
             gains=_gains(verdict),
+            labels_learned=learned,
             verdict=verdict.sentence if verdict is not None else "",
             before=before,
             after=after,

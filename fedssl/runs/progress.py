@@ -46,6 +46,7 @@ def summary(line: dict[str, Any], rounds: int, times: str = "") -> str:
         parts.append(f"{line['images_per_s']:,.0f} images/s")
     if line["knn"] is not None:
         parts.append(f"kNN {line['knn']:.1f}%")
+    parts += _epsilon(line)
     if times:
         parts.append(times)
     for client in dropped:
@@ -54,6 +55,16 @@ def summary(line: dict[str, Any], rounds: int, times: str = "") -> str:
         if "rows_left_out" in client:
             parts.append(f"client {client['client']}: {client['rows_left_out']}")
     return "  ".join(parts)
+
+
+def _epsilon(line: dict[str, Any]) -> list[str]:
+    """Return the privacy spent so far, if a round has some."""
+    if "privacy" not in line:
+        return []
+    epsilon = line["privacy"]["epsilon"]
+    if epsilon is None:
+        return ["no ε"]
+    return [f"ε {epsilon:.3g}"]
 
 
 def _any_dropped(line: dict[str, Any]) -> bool:
@@ -122,13 +133,15 @@ class Bars:
         if _any_dropped(line):
             self._print(summary(line, rounds))
         loss = ""
+        speed = ""
         if line["loss"] is not None:
             loss = f"loss {line['loss']:.4f}  "
+            speed = f"{line['images_per_s']:,.0f} images/s"
         self._bar.update(
             self._task,
             completed=line["round"] * self._pace.per_round,
             description=f"{self._title}  round {line['round']}/{rounds}",
-            note=f"{loss}{self._knn}{line['images_per_s']:,.0f} images/s",
+            note="  ".join([*_epsilon(line), f"{loss}{self._knn}{speed}"]),
             left=self._pace.left_text(),
         )
         self._print(estimate)

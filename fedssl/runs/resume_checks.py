@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl.core.console import Notify, shortened
-from fedssl.core.errors import ConfigError, FedsslError
-from fedssl.core.files import integrity
+from fedssl.core.console import Notify, ignore_message, shortened
+from fedssl.core.errors import ConfigError, FedsslError, RunError
+from fedssl.core.files import integrity, purge_note
+from fedssl.core.similar_paths import suggest_path
 from fedssl.core.user_modules import changed_modules, write_record
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.store import Store
+from fedssl.engine.privacy.ledger import check_complete, read_charges
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import may_change
 from fedssl.experiment.plain_values import differences
@@ -37,6 +39,17 @@ def started(folder: Path) -> bool:
             return True
     checkpoints = folder / "checkpoints"
     return any(any(checkpoints.glob(pattern)) for pattern in ("*.json", "*.damaged"))
+
+
+def check_run_directory(folder: Path) -> None:
+    """Raise ConfigError if a folder is not a run directory."""
+    if not _has_experiment(folder):
+        suggestion = suggest_path(folder, _has_experiment)
+        raise ConfigError(f"{folder} is not a run directory: it has no {EXPERIMENT}{suggestion}")
+
+
+def _has_experiment(folder: Path) -> bool:
+    return (folder / EXPERIMENT).is_file()
 
 
 def read_experiment(folder: Path, notify: Notify) -> Experiment:
@@ -99,6 +112,9 @@ def undamaged(folder: Path) -> bool:
             store.damaged_spares(newest, problems.append)
         for _ in read_rounds(folder / "rounds.jsonl", problems.append):
             pass  # reading a line verifies it
+        charges = list(read_charges(folder, problems.append))
+        if newest is not None:
+            check_complete(folder, len(charges), newest.releases)
     except FedsslError as problem:
         problems.append(str(problem))
     return not problems
@@ -121,6 +137,20 @@ def check_resumable(
         for module in changed_modules(folder):
             notify(f"{module} has changed since the run was started; training uses it as it is now")
     return wanted
+
+
+def raise_if_baseline_purged(experiment: Experiment, folder: Path) -> None:
+    """Raise RunError if a run has a baseline that cannot be trained further, before training it."""
+    names = experiment.probe.baselines
+    for name in ["isolated"] if names is None else names:
+        baseline = folder / name
+        at = purge_note.purged_at(baseline)
+        if at is not None:
+            raise RunError(
+                f"the run in {folder} cannot be extended with its baseline {name}: `fedssl purge` "
+                f"removed the checkpoints in {baseline} ({at}); nothing was changed. Add "
+                "--no-baselines to extend the run alone"
+            )
 
 
 def _check_resumable(folder: Path, begun: Experiment, wanted: Experiment, notify: Notify) -> None:
@@ -204,3 +234,11 @@ def _hash_client_images(data: Dataset, owners: Mapping[str, Tensor], *others: An
             for hasher in (digest, *others):
                 hasher.update(block)
     return digest.hexdigest()
+
+
+def runtime_facts(folder: Path) -> dict[str, bool]:
+    """Return entries of results.json for a run on Flower whose server received sums only."""
+    record = integrity.read_text(folder, FLOWER, ignore_message)
+    if record is not None and json.loads(record).get("secure_aggregation", False) is True:
+        return {"secure_aggregation": True}
+    return {}

@@ -48,6 +48,8 @@ def record(
         line["knn_settings"] = dict(knn_settings)
     if warning is not None:
         line["warning"] = warning
+    if round.spent is not None:
+        line["privacy"] = round.spent._asdict()
     line["seconds"] = seconds
     line["images_per_s"] = images / seconds
     line["code"] = code()

@@ -18,7 +18,7 @@ from fedssl.core.errors import ConfigError, RunError, explained_errors
 from fedssl.core.files import integrity
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, from_python
-from fedssl.data.folder import BACKGROUNDS, background_of
+from fedssl.data.folder import BACKGROUNDS, background_of, fit_of
 from fedssl.evaluation.evaluate import Evaluation, backbone_of
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
@@ -30,12 +30,18 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import flatten
 from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
-from fedssl.runs.directories import default_dir, titled_experiment
+from fedssl.runs.directories import default_dir, directory_line, titled_experiment
 from fedssl.runs.finalize import finish
 from fedssl.runs.input_images import load_as_input
 from fedssl.runs.local import LocalRun, train_locally
-from fedssl.runs.resume_checks import check_resumable, read_experiment, same_images
+from fedssl.runs.resume_checks import (
+    check_resumable,
+    check_run_directory,
+    read_experiment,
+    same_images,
+)
 from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.summary import already_finished, covers_all_rounds
 from fedssl.runs.time_estimate import estimate_run
 
 MAY_BE_SEEN = (
@@ -66,8 +72,7 @@ class Run:
         dataset: Any = None,
     ) -> None:
         self.dir = Path(folder)
-        if not (self.dir / "experiment.toml").is_file():
-            raise ConfigError(f"{self.dir} is not a run directory: it has no experiment.toml")
+        check_run_directory(self.dir)
         self.experiment = read_experiment(self.dir, print_to_stderr)
         self.device = resolve_device(device)
         self._data_dir = Path(data_dir or "data")
@@ -86,9 +91,9 @@ class Run:
         except ValueError:
             path = self.dir / "results.json"
             raise RunError(
-                f"{path} is damaged; `fedssl run` with this directory measures the run again"
+                f"{path} is damaged; `fedssl run NAME_OR_FILE --dir {self.dir}` measures the run again"
             ) from None
-        if results.get("rounds") != self.experiment.rounds:  # the run was prolonged since
+        if not covers_all_rounds(results, self.experiment):  # the run was prolonged since
             return {}
         return results
 
@@ -140,8 +145,9 @@ class Run:
     def load_images(self, paths: Sequence[str | Path]) -> Tensor:
         """Return image files as the input of `backbone()`, prepared as in training.
 
-        The result is float32 (n, channels, size, size): decoded, cropped, scaled and normalised
-        like training images, without augmentation. Raises DataError if a file cannot be read.
+        The result is float32 (n, channels, size, size): decoded, cropped or padded, scaled and
+        normalised like training images, without augmentation. Raises DataError if a file cannot be
+        read.
         """
         image = self._image()
         return load_as_input(
@@ -149,6 +155,7 @@ class Run:
             image,
             federation_setup.normalisation(self.experiment, image[0]),
             BACKGROUNDS[background_of(self.experiment.data)],
+            pad=fit_of(self.experiment.data) == "pad",
         )
 
     def _channels(self, state: State) -> int:
@@ -191,8 +198,15 @@ class Run:
                 f'probe "{probe}" predicts only the classes that the run was trained on, so it '
                 'cannot measure on another data set: choose another probe, such as "linear"'
             )
-        background = background_of(self.experiment.data)
-        data = other_images(on, self._image(), self._data_dir, print_to_stderr, background)
+        trained = self.experiment.data
+        data = other_images(
+            on,
+            self._image(),
+            self._data_dir,
+            print_to_stderr,
+            background=background_of(trained),
+            fit=fit_of(trained),
+        )
         # Images left out of pre-training are not among these.
         all_images = changed.with_changes({"data.leave_out": 0.0})
         evaluation = Evaluation(all_images, data, self.device, seen=False, notify=print_to_stderr)
@@ -259,11 +273,11 @@ def run(
     notify = ignore_message if quiet else print_to_stderr
     data = read_data(chosen, root, dataset, notify)
     public = read_public(chosen, data, root, notify)
-    notify(f"run directory: {folder}")
+    notify(directory_line(title, chosen, folder))
     with explained_errors(folder):
         train_locally(LocalRun(chosen, folder, data, public, on, title, quiet, estimate_run))
         if not finish(folder, data, public, device=on, quiet=quiet):
-            notify(_already_finished(folder, chosen.rounds))
+            notify(already_finished(folder, chosen))
     return Run(folder, root, device, dataset)
 
 
@@ -277,11 +291,3 @@ def _from_python(dataset: Any, test: Any) -> Dataset | None:
             "contains its test images already"
         )
     return dataset
-
-
-def _already_finished(folder: Path, rounds: int) -> str:
-    return (
-        f"{folder} was finished already, after {rounds} rounds, so nothing was trained or "
-        f"measured. To train more rounds, add --set rounds={2 * rounds} --dir {folder}; "
-        "to start again, choose another --dir"
-    )

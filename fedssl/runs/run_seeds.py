@@ -11,6 +11,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.evaluation.outcomes import read_outcomes
 from fedssl.evaluation.verdict import Verdict, judge
 from fedssl.experiment.experiment import load
+from fedssl.runs.label_counts import label_counts
 from fedssl.runs.run import Run, run
 
 
@@ -56,4 +57,4 @@ def judge_runs(runs: Sequence[Run]) -> Verdict | None:
                 "it: delete its results.json and run it again, which trains nothing"
             )
         seeds.append(outcomes)
-    return judge(seeds)
+    return judge(seeds, label_counts(runs[0].results))

@@ -12,15 +12,16 @@ import torch
 
 from fedssl.algorithm import Sites
 from fedssl.core.console import Notify, print_to_stderr
-from fedssl.core.errors import FedsslError, RunError
-from fedssl.core.files.checked_lines import repair as repair_log
+from fedssl.core.errors import FedsslError
 from fedssl.core.provenance import code
-from fedssl.core.signals import signals_ignored
+from fedssl.core.signals import repeats_ignored, signals_ignored
 from fedssl.core.state.tree import Tree, to_device
 from fedssl.engine.checkpoints.client_memory import StoredMemory
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.federate import Round, Runtime, federate
+from fedssl.engine.privacy.ledger import Ledger
 from fedssl.engine.round_rules import RoundRules, accept_every_model, no_quorum
+from fedssl.engine.uploads.settings import NO_BOUNDS
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.engine.uploads.validate import Schema
 from fedssl.evaluation.evaluate import Evaluation
@@ -29,9 +30,13 @@ from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method
 from fedssl.runs.feature_check import FeatureCheck
+from fedssl.runs.private_run import check_budget, open_ledger, private_merge
 from fedssl.runs.progress import Progress, round_progress
 from fedssl.runs.round_warnings import RoundWarnings
-from fedssl.runs.rounds_log import RoundsLog, read_rounds, record
+from fedssl.runs.rounds_log import RoundsLog, record
+from fedssl.runs.start_warnings import warn
+from fedssl.runs.stored_rounds import load_newest as load_newest
+from fedssl.runs.stored_rounds import raise_if_no_round_succeeded as raise_if_no_round_succeeded
 from fedssl.runs.time_left import TRAINING_ONLY, Later, Pace
 
 STOPPING = "stopping after the current step; finished rounds are saved"
@@ -59,54 +64,6 @@ class ActiveRuntime(NamedTuple):
     on_round: Callable[[Round], None] = ignore_round  # called after each round
 
 
-def load_newest(folder: Path, store: Store, notify: Notify) -> Snapshot | None:
-    """Return the newest intact checkpoint of a run directory; None if no run has started there.
-
-    Raises RunError if the files of the directory do not fit together.
-    """
-    snapshot = store.resume(notify)
-    rounds = repair_log(folder / "rounds.jsonl", notify)
-    if snapshot is None:
-        if rounds:
-            raise RunError(
-                f"{folder} has finished rounds but no checkpoint to resume from; nothing was "
-                "changed. Restore its checkpoints from a backup, or choose another --dir"
-            )
-        return None
-    if not (folder / "experiment.toml").is_file():
-        raise RunError(
-            f"{folder} has checkpoints but no experiment.toml that describes them; nothing was "
-            "changed. Restore that file from a backup, or choose another --dir"
-        )
-    if rounds < snapshot.rounds:
-        log = folder / "rounds.jsonl"
-        notify(
-            f"{log} has lost lines: it has {rounds} of the {snapshot.rounds} finished rounds. "
-            "Training is resumed; the metrics of the other rounds are missing"
-        )
-    return snapshot
-
-
-def raise_if_no_round_succeeded(folder: Path) -> None:
-    """Raise RunError for a run in which no round had a valid upload: it has no model to show."""
-    failed = [line["failed"] for line in read_rounds(folder / "rounds.jsonl")]
-    if failed and all(failed):
-        raise RunError(
-            f"{folder}: no round had a valid upload, so nothing was learned. "
-            "rounds.jsonl lists the reason for each client"
-        )
-
-
-def warn(experiment: Experiment, notify: Notify) -> None:
-    """Print the algorithm's warning. `--quiet` does not silence it: it is about private data.
-
-    Clients that train alone share nothing.
-    """
-    warning = experiment.algorithm.warning
-    if warning is not None and experiment.topology.merges:
-        notify(f"warning: {warning}")
-
-
 @dataclass(frozen=True)
 class Session:
     """One process's part of a run."""
@@ -124,6 +81,7 @@ class Session:
 
     def begin(self, sites: Sites) -> Snapshot:
         """Save the state before the first round: it marks the run as started."""
+        check_budget(self.experiment, self.clients)
         snapshot = Snapshot(0, sites, {})
         self.store.save(snapshot)
         self.store.wait()
@@ -143,14 +101,16 @@ class Session:
         """Run the rounds after `last`. Finished rounds are saved also if this is interrupted."""
         code()  # computed now: source files may be edited during the run
         self._announce(last, resumed, quiet)
+        ledger = open_ledger(self.experiment, self.folder, last, self.notify)
         rounds = self.experiment.rounds
         pace = Pace(rounds, last.rounds, self.clients_per_round, self.workers, later=later)
-        with round_progress(title, pace, quiet) as progress:
+        with repeats_ignored(), round_progress(title, pace, quiet) as progress:
             recorder = Recorder(self, progress, last)
             active = open_runtime(progress)
             try:
-                for round in self._rounds(active, schema, last):
+                for round in self._rounds(active, schema, last, ledger):
                     recorder.record(round, active)
+                self._announce_end(recorder.last)
             except KeyboardInterrupt:
                 self.notify(STOPPING)  # at once: what follows may take as long as a step
                 stopped = f"stopped after round {recorder.last.rounds} of {rounds}"
@@ -172,8 +132,20 @@ class Session:
         if resumed:
             self.notify(f"resuming after round {last.rounds} of {self.experiment.rounds}")
 
-    def _rounds(self, active: ActiveRuntime, schema: Schema, last: Snapshot) -> Iterator[Round]:
+    def _announce_end(self, last: Snapshot) -> None:
+        """Print why training ends, if it is before the last round."""
+        rounds = self.experiment.rounds
+        if last.rounds < rounds:
+            self.notify(
+                f"training ends after round {last.rounds} of {rounds}: another one would exceed "
+                f"the budget of ε = {self.experiment.privacy.epsilon:g} (privacy.epsilon)"
+            )
+
+    def _rounds(
+        self, active: ActiveRuntime, schema: Schema, last: Snapshot, ledger: Ledger | None
+    ) -> Iterator[Round]:
         experiment = self.experiment
+        rules = self._rules(active)
         sites = {site: to_device(tree, self.device) for site, tree in last.sites.items()}
         return federate(
             experiment.algorithm,
@@ -185,7 +157,9 @@ class Session:
             start=last.rounds,
             seed=experiment.seed,
             typical_update=last.typical_update,
-            rules=self._rules(active),
+            rules=rules,
+            mean=experiment.mean.start,
+            private=private_merge(experiment, self.clients, ledger, schema, rules),
         )
 
     def _rules(self, active: ActiveRuntime) -> RoundRules:
@@ -195,14 +169,18 @@ class Session:
         if experiment.topology.merges:
             image = self.evaluation.data.train.image_shape
             model_fault = FeatureCheck(experiment, image, self.device)
+        guard = experiment.guard
+        if experiment.privacy.enabled:  # clipping replaces bounds that other uploads determine
+            guard = NO_BOUNDS
         return RoundRules(
-            guard=experiment.guard,
+            guard=guard,
             lr_at=lambda round: experiment.train.lr_at(round, experiment.rounds),
             min_uploads=experiment.min_uploads,
             quorum=active.quorum,
             max_share=experiment.guard.max_share or active.counts.max_share,
             counts=active.counts,
             model_fault=model_fault,
+            compares_uploads=not experiment.privacy.enabled,
         )
 
     def knn(self, snapshot: Snapshot) -> Score | None:
@@ -267,6 +245,8 @@ class Recorder:
         session = self._session
         memory = active.client_memory()
         snapshot = Snapshot(round.number + 1, round.sites, memory, round.typical_update)
+        if round.spent is not None:
+            snapshot = snapshot._replace(releases=round.spent.releases)
         seconds = time.perf_counter() - self._round_start
         try:
             knn = session.knn(snapshot)

@@ -38,7 +38,7 @@ class RunSummary(NamedTuple):
         progress = f"{self.rounds} of {self.experiment.rounds}"
         if self.running:
             return f"running, {progress}"
-        if self.rounds < self.experiment.rounds:
+        if self.rounds < self.experiment.rounds and not self.results:
             return f"stopped, {progress}"
         return "finished" if self.results else "not measured"
 
@@ -82,20 +82,51 @@ def _results(folder: Path, experiment: Experiment) -> Mapping[str, Any]:
         results = integrity.read_json(folder, "results.json") or {}
     except (ValueError, FedsslError):
         return {}
-    return results if results.get("rounds") == experiment.rounds else {}
+    return results if covers_all_rounds(results, experiment) else {}
 
 
-def nearest_differences(runs: Sequence[RunSummary]) -> list[str]:
+def covers_all_rounds(results: Mapping[str, Any], experiment: Experiment) -> bool:
+    """True if the results are of all rounds, or of all that the privacy budget allowed."""
+    ended_early = results.get("privacy", {}).get("budget_spent", False)
+    return ended_early or results.get("rounds") == experiment.rounds
+
+
+def already_finished(folder: Path, experiment: Experiment) -> str:
+    """Return the line for a run that has nothing left to train or measure."""
+    rounds = summarise(folder).rounds
+    text = (
+        f"{folder} was finished already, after {rounds} rounds, so nothing was trained or "
+        "measured. "
+    )
+    if rounds < experiment.rounds:
+        return f"{text}Its privacy budget is spent; to start again, choose another --dir"
+    return (
+        f"{text}To train more rounds, add --set rounds={2 * rounds} --dir {folder}; "
+        "to start again, choose another --dir"
+    )
+
+
+class Difference(NamedTuple):
+    """How a run differs from the most similar run before it; both are "" for a first run."""
+
+    text: str  # "train.lr=0.01"
+    other: str  # the name of that run
+
+
+def nearest_differences(runs: Sequence[RunSummary]) -> list[Difference]:
     """Return for each run how it differs from the most similar run before it.
 
-    The first run of its kind has no difference.
+    The first run of its kind has no difference. Of equally similar ones, the first is taken.
     """
-    texts = []
+    found = []
     for position, run in enumerate(runs):
-        options = [_difference(other, run) for other in runs[:position]]
-        fewest: Mapping[str, Any] = min(options, key=len, default={})
-        texts.append(_listed(fewest))
-    return texts
+        options = [(_difference(other, run), other.folder.name) for other in runs[:position]]
+        fewest, other = min(options, key=lambda option: len(option[0]), default=({}, ""))
+        text = _listed(fewest)
+        if not text:
+            other = ""
+        found.append(Difference(text, other))
+    return found
 
 
 def _difference(old: RunSummary, new: RunSummary) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,19 +23,17 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.federation_setup import Federation
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.plots.feature_map import MAPPED
-from fedssl.probes import LINEAR, Labelled, knn_predict, linear_predict
 from fedssl.runs.baselines import baseline_names
+from fedssl.runs.probe_time import probe_seconds
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.time_left import Estimate, Later
 from fedssl.training.trainer import Trainer, TrainingTask, resolve_mode
 
 TRIAL_STEPS = 4
-TRIAL_EPOCHS = 10  # of the linear probe
 MAX_WARM_UP = 2.0  # seconds; a longer first trial is not repeated
-SAMPLE = 256  # images of which features are computed
-MAX_ROWS = 2000  # labelled features that a probe learns from in a trial
-# Two maps of MAPPED images, at 3 s each on a core of 2020, and imports. See feature_map.py.
-PICTURE_SECONDS = 8.0
+# Two maps of MAPPED images, at 3 s each on a core of 2020, the drawing and imports. See
+# feature_map.py.
+PICTURE_SECONDS = 9.0
 
 
 def estimate_run(
@@ -50,9 +48,13 @@ def estimate_run(
     baselines = 0.0
     for name in names:
         baselines += _share_left(experiment, folder, name) * workload.of_baseline(name)
-    probes = _probe_seconds(federation, evaluation)
+    probes = probe_seconds(evaluation, federation.trainer.method.state)
     picture = _picture_seconds(evaluation)
-    measuring = _model_count(federation, names) * probes.model + picture
+    own_models = model_count(experiment, federation.clients)
+    models = own_models
+    for name in names:
+        models += baseline_model_count(experiment, federation.clients, name)
+    measuring = models * probes.model + picture
     later = Later(baselines / workload.busiest, measuring, picture=picture > 0)
     speed = training_speed(federation)
     if speed is None:
@@ -60,7 +62,7 @@ def estimate_run(
     rounds = experiment.rounds - done
     seconds = rounds * experiment.train.epochs * workload.busiest / speed
     if experiment.probe.every:
-        seconds += rounds // experiment.probe.every * probes.knn
+        seconds += math.ceil(rounds / experiment.probe.every) * own_models * probes.knn
     return Estimate(seconds, later)
 
 
@@ -177,60 +179,27 @@ def _images_per_second(
     return metrics.images / metrics.seconds
 
 
-class _ProbeSeconds(NamedTuple):
-    """The time of measuring one model."""
+def model_count(experiment: Experiment, clients: Sequence[str]) -> int:
+    """Return the number of models of a run that are measured.
 
-    model: float  # with every probe
-    knn: float  # with kNN alone, as after some rounds
-
-
-def _probe_seconds(federation: Federation, evaluation: Evaluation) -> _ProbeSeconds:
-    """Return the time of measuring one model, from samples; 0 without labelled images."""
-    images = evaluation.images
-    if not images.possible:
-        return _ProbeSeconds(0.0, 0.0)
-    sample = images.test.select(torch.arange(min(SAMPLE, len(images.test)))).pixel_rows
-    state = federation.trainer.method.state
-    features = evaluation.features(state, sample)
-    embedding = _seconds(lambda: evaluation.features(state, sample)) / len(features)
-    embedding *= len(images.train) + len(images.test)
-    rows = min(MAX_ROWS, len(images.train))
-    labels = torch.arange(rows, device=features.device) % images.classes
-    train = Labelled(features[torch.arange(rows) % len(features)], labels)
-    settings = evaluation.knn_settings
-    knn = _seconds(lambda: knn_predict(train, features, **settings))
-    knn *= len(images.train) / rows * len(images.test) / len(features)
-    model = embedding + knn
-    probe = evaluation.experiment.probe
-    if probe.linear and probe.solver == "protocol":
-        protocol = LINEAR[probe.protocol].changed(probe.epochs, probe.lr, probe.batch)
-        short = protocol._replace(epochs=min(TRIAL_EPOCHS, protocol.epochs))
-        seconds = _seconds(lambda: linear_predict(train, features, short))
-        share = images.learned_from("linear") / rows
-        model += seconds * protocol.epochs / short.epochs * share
-    return _ProbeSeconds(model, embedding + knn)
+    Each client has one if the algorithm measures clients, else each site; peers are also measured
+    as their mean. See `models_of`.
+    """
+    if experiment.algorithm.measures_clients:
+        return len(clients)
+    sites = len(experiment.topology.sites(clients))
+    peers = experiment.topology.consensus and sites > 1
+    return sites + 1 if peers else sites
 
 
-def _seconds(work: Callable[[], Tensor]) -> float:
-    """Return the median time of computing a tensor; the first time may take longer."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        work().cpu()  # waits until it is computed
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def _model_count(federation: Federation, names: Sequence[str]) -> int:
-    """Return the number of models that are measured, with those of the baselines."""
-    experiment = federation.experiment
-    clients = federation.clients
-    count = len(experiment.topology.sites(clients))
-    if experiment.algorithm.personalises:
-        count = len(clients)
-    for name in names:
-        count += len(clients) if name == "isolated" else 1
-    return count
+def baseline_model_count(experiment: Experiment, clients: Sequence[str], name: str) -> int:
+    """Return the number of models of a baseline that are measured in addition to the run's own."""
+    if name == "random":
+        return 1
+    baseline = experiment.with_changes({"topology.name": name})
+    if baseline.topology == experiment.topology:
+        return 0  # the run itself
+    return model_count(baseline, clients)
 
 
 def _picture_seconds(evaluation: Evaluation) -> float:

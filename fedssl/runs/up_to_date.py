@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from fedssl.core.console import Notify
 from fedssl.core.files import integrity
 from fedssl.data import Dataset, Images
+from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.runs.baselines import Baselines
+
+# Keys of results.json that tell results of the same models and images from others.
+CHECKPOINTS = "checkpoints"
+LEARNED_IMAGES = "training_images"
 
 
 def hash_images(images: Images | None) -> str | None:
@@ -24,34 +31,49 @@ def hash_images(images: Images | None) -> str | None:
     return digest.hexdigest()
 
 
-def hash_labels(data: Dataset) -> str | None:
+def hash_labels(data: Dataset, training: bool = True) -> str | None:
     """Return a hash of the labels that probes use; None if the test images have no labels.
 
-    In that case no labels are loaded.
+    In that case no labels are loaded. Without `training`, those of the test images only.
     """
     if data.test is None or not data.test.labelled:
         return None
     digest = hashlib.sha256()
-    for images in (data.train, data.test):
+    for images in (data.train if training else None, data.test):
         if images is not None and images.labelled:
             digest.update(images.labels.to(torch.int64).numpy().data)
         digest.update(b"|")
     return digest.hexdigest()
 
 
-def is_up_to_date(
-    folder: Path,
-    evaluation: Evaluation,
-    rounds: int,
-    hashes: Mapping[str, str | None],
-    baselines: list[str],
-    notify: Notify,
-) -> bool:
-    """True if the results there are those of this experiment, probes, test images and labels.
+class Wanted(NamedTuple):
+    """The measurement of a run that is wanted now."""
 
-    `hashes` are those of test images and labels.
-    """
-    experiment = evaluation.experiment
+    evaluation: Evaluation
+    rounds: int
+    hashes: Mapping[str, str | None]  # of test images and labels
+    baselines: list[str]
+    privacy: Mapping[str, Any] | None = None  # with [privacy]: what the releases have cost
+
+    def is_answered_by(self, results: Mapping[str, Any]) -> bool:
+        """True if results are those of this experiment, probes, test images and labels."""
+        experiment = self.evaluation.experiment
+        if results.get("table"):
+            if not set(self.baselines) <= results["table"].keys():
+                return False
+            # Earlier versions recorded no settings of kNN; their default was 200 neighbours.
+            current = self.evaluation.knn_settings
+            earlier = current | {"k": experiment.probe.k or 200}
+            if results.get("knn_settings", earlier) != current:
+                return False
+        if results.get("privacy") != self.privacy:
+            return False
+        expected = {"experiment": experiment.hash(), "rounds": self.rounds, **self.hashes}
+        return all(results.get(key) == value for key, value in expected.items())
+
+
+def is_up_to_date(folder: Path, wanted: Wanted, notify: Notify) -> bool:
+    """True if the results in a run directory are those that are wanted."""
     try:
         results = integrity.read_json(folder, "results.json")
     except ValueError:  # a directory of an earlier version, without hashes
@@ -62,14 +84,45 @@ def is_up_to_date(
         return False
     if len(list(folder.glob("backbone*.safetensors"))) < results.get("models", 1):
         return False
-    if experiment.probe.picture and not (folder / "picture.png").is_file():
+    picture = wanted.evaluation.experiment.probe.picture
+    if picture and not (folder / "picture.png").is_file():
         return False
-    if results.get("table"):
-        if not set(baselines) <= results["table"].keys():
-            return False
-        # Earlier versions recorded no settings of kNN; their default was 200 neighbours.
-        earlier = evaluation.knn_settings | {"k": experiment.probe.k or 200}
-        if results.get("knn_settings", earlier) != evaluation.knn_settings:
-            return False
-    expected = {"experiment": experiment.hash(), "rounds": rounds, **hashes}
-    return all(results.get(key) == value for key, value in expected.items())
+    return wanted.is_answered_by(results)
+
+
+def can_be_restored(results: Mapping[str, Any], wanted: Wanted, baselines: Baselines) -> bool:
+    """True if kept results are what measuring the run now would give.
+
+    Everything that decides them must be equal: the settings under [probe], the checkpoints of the
+    run and of its baselines, images and labels. As for results that are up to date, the code and
+    the device that measured do not matter.
+    """
+    if not results.get("table") or not wanted.is_answered_by(results):
+        return False
+    experiment = wanted.evaluation.experiment
+    if results.get("probe") != experiment.to_dict()["probe"]:
+        return False
+    digests = checkpoint_digests(results["table"], baselines)
+    if None in digests.values() or results.get(CHECKPOINTS) != digests:
+        return False
+    # Last: it reads all images.
+    return LEARNED_IMAGES in results and (
+        results[LEARNED_IMAGES] == hash_learned_images(wanted.evaluation.data)
+    )
+
+
+def checkpoint_digests(rows: Iterable[str], baselines: Baselines) -> dict[str, str | None]:
+    """Return what identifies the trained models of each row; None if they are not here.
+
+    The untrained models of the row "random" follow from the experiment.
+    """
+    digests = {}
+    for row in rows:
+        if row != "random":
+            digests[row] = Store(baselines.folder_of(row)).digest()
+    return digests
+
+
+def hash_learned_images(data: Dataset) -> str | None:
+    """Return a hash of the labelled training images; None if probes learn from test images."""
+    return hash_images(data.train) if data.train.labelled else None

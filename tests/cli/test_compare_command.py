@@ -14,6 +14,7 @@ from fake_runs import fake_run
 
 from fedssl.cli.comparison import compare_runs
 from fedssl.core.errors import ConfigError
+from fedssl.core.files.checked_lines import append
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -116,6 +117,35 @@ def test_unfinished_runs_in_a_folder_are_left_out(folder: Path, cli: Cli) -> Non
     assert code == 0
     assert "temperature 2" not in out
     assert err == "runs/d is left out: it has no accuracy (stopped, 2 of 3)\n"
+
+
+def _unlabelled(folder: Path, ranks: list[float], *changes: str) -> None:
+    """Write a run without accuracies, whose last round has these effective ranks."""
+    fake_run(folder, *changes, knn=(None, None), table={})
+    clients = [{"client": str(n), "effective_rank": rank} for n, rank in enumerate(ranks)]
+    clients.append({"client": "dropped", "effective_rank": 99.0, "dropped": "NaN"})
+    line = {"round": 3, "seconds": 2.0, "knn": None, "clients": clients}
+    append(folder / "rounds.jsonl", 2, json.dumps(line).encode() + b"\n")
+
+
+def test_runs_without_labels_are_compared_by_their_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """Medians over clients that were not dropped: of 10, 11 and 14, and of 5 and 6."""
+    monkeypatch.chdir(tmp_path)
+    _unlabelled(Path("runs/a"), [10.0, 14.0, 11.0])
+    _unlabelled(Path("runs/b"), [5.0, 6.0], "train.lr=0.1")
+    _, out, _ = cli("compare", "runs/a", "runs/b", "--json")
+    rows = json.loads(out)["label_free"]
+    assert [(row["run"], row["effective_rank"]) for row in rows] == [
+        ("runs/a", 11.0),
+        ("runs/b", 5.5),
+    ]
+    code, out, _ = cli("compare", "runs/a", "runs/b")
+    assert code == 0
+    assert "effective rank" in out
+    assert "no accuracy is compared" in out
+    assert not Path("compare.png").exists()
 
 
 def test_what_cannot_be_compared(folder: Path) -> None:

@@ -33,7 +33,9 @@ def test_notes_of_a_run_are_printed_and_exported(finished: str) -> None:
 def test_evaluate(finished: str, cli: Cli) -> None:
     code, out, _ = cli("evaluate", "runs/mine", "--probe", "knn", "--set", "k=3")
     assert code == 0
-    heading = "knn on mine.npz: accuracy on 12 test images, learned from 36 labelled images\n"
+    heading = (
+        "knn (k = 3) on mine.npz: accuracy on 12 test images, learned from 36 labelled images\n"
+    )
     assert re.fullmatch(re.escape(heading) + r"global: [\d.]+%\n", out)
     code, out, _ = cli(
         "evaluate", "runs/mine", "--set", "labels=6", "--set", "probe.epochs=2", "--json"

@@ -19,7 +19,8 @@ from fedssl.core.rich_console import Console
         ("╭─┬─╮", "+-+-+"),
         ("│━╸│", "|--|"),
         ("−0.1 – 2", "-0.1 - 2"),
-        ("λ", "\\u03bb"),
+        ("λ = 10⁶", "lambda = 10^6"),
+        ("日", "\\u65e5"),
     ],
 )
 def test_text_in_ascii(text, expected):
@@ -29,7 +30,7 @@ def test_text_in_ascii(text, expected):
 
 
 def test_an_encoding_keeps_the_characters_that_it_has():
-    assert ascii_output.encodable("± … λ", "latin-1") == "± ... \\u03bb"
+    assert ascii_output.encodable("± … λ 日", "latin-1") == "± ... lambda \\u65e5"
 
 
 def test_messages_in_ascii(monkeypatch):
@@ -44,8 +45,8 @@ def test_streams_replace_characters_that_they_cannot_encode(monkeypatch):
         stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors)
         monkeypatch.setattr(sys, "stdout", stream)
         ascii_output.replace_unencodable_output()
-        print("3 × 4 ┃ λ", flush=True)
-        assert stream.buffer.getvalue() == b"3 x 4 | \\u03bb\n"
+        print("3 × 4 ┃ λ 日", flush=True)
+        assert stream.buffer.getvalue() == b"3 x 4 | lambda \\u65e5\n"
 
 
 def test_a_table_in_ascii_keeps_its_columns():

@@ -124,6 +124,20 @@ def test_a_registry_by_name_and_back() -> None:
     assert registry.names() == ["apple"]
 
 
+def test_a_registry_lists_its_names_without_loading_plugins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plugin's module does not exist, so that loading it would raise."""
+    plugin = EntryPoint("pear", "no_such_module:Pear", "fedssl.fruits")
+    monkeypatch.setattr(settings, "entry_points", lambda group: EntryPoints([plugin]))
+    registry = _registry()
+    assert list(registry) == ["apple", "pear"]
+    assert len(registry) == 2
+    assert "pear" in registry
+    assert "plum" not in registry
+    assert 1 not in registry
+
+
 @pytest.mark.parametrize(
     "lookup",
     [

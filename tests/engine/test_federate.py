@@ -24,6 +24,7 @@ from fedssl.core.errors import RunError
 from fedssl.core.state import buffers
 from fedssl.core.state.tree import Tree, Value, model
 from fedssl.engine.federate import MAX_FAILED_ROUNDS, Round, federate
+from fedssl.engine.means.median import Median
 from fedssl.engine.round_rules import RoundRules
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.settings import GuardSettings
@@ -174,6 +175,7 @@ def test_one_dropped_client_is_left_out_of_the_mean_with_a_reason() -> None:
     assert not done.failed
 
 
+@pytest.mark.rows("U13")
 def test_a_round_with_fewer_valid_uploads_than_required_discards_its_merge() -> None:
     """Two thirds of three are two. In round 2 only a sends one, so its 1 is not added; the bound
     forgets its norm.
@@ -205,6 +207,7 @@ def test_a_round_with_fewer_valid_uploads_than_required_discards_its_merge() -> 
     assert done[1].typical_update == done[0].typical_update
 
 
+@pytest.mark.rows("U4")
 def test_a_failed_round_keeps_the_model() -> None:
     def answer(round: int, client: str, x: float) -> float | str:
         return "ill" if round in (1, 2) else x + 1
@@ -214,6 +217,7 @@ def test_a_failed_round_keeps_the_model() -> None:
     assert [r.failed for r in done] == [False, True, True, False, False]
 
 
+@pytest.mark.rows("U4")
 def test_three_failed_rounds_in_a_row_end_the_run() -> None:
     going, done = (
         rounds(
@@ -227,6 +231,7 @@ def test_three_failed_rounds_in_a_row_end_the_run() -> None:
     assert value(done[-1].sites[SERVER]) == 2
 
 
+@pytest.mark.rows("U13")
 def test_a_single_valid_upload_is_not_merged() -> None:
     """Round 2 has only a's upload: the server keeps its model, and the log has the reason. Without
     the rule, a's model would be everyone's.
@@ -258,6 +263,7 @@ def test_a_single_valid_upload_is_not_merged() -> None:
     assert value(last(RoundRules()).sites[SERVER]) == 2
 
 
+@pytest.mark.rows("U10")
 def test_a_merged_model_with_a_fault_is_not_used() -> None:
     def above_one(site: Tree) -> str | None:
         return f"{value(site):g} is above 1" if value(site) > 1 else None
@@ -313,6 +319,7 @@ def test_a_failed_round_changes_no_reference() -> None:
     assert second.typical_update == first.typical_update
 
 
+@pytest.mark.rows("U11")
 def test_a_client_that_claims_more_than_it_declared_is_dropped() -> None:
     counts = ImageCounts(lambda: {"a": 1, "b": 2, "c": 4})  # c has 5 and reports 5
     sites = {SERVER: {"model": one_weight(0)}}
@@ -473,3 +480,40 @@ def test_unexpected_replies_change_nothing() -> None:
         ["a", "b", "x"],
     ]
     assert not any(r.failed for r in done)
+
+
+def test_a_mean_with_too_few_uploads_fails_the_round() -> None:
+    """Of a, b and c, only two answer in round 2, but a median needs three: the server keeps its
+    model, the log has the reason, and the next round counts. The medians are 2 and 2 + 2.
+    """
+
+    def answer(round: int, client: str, x: float) -> float | str:
+        return "ill" if round == 1 and client == "a" else x + IMAGES[client]
+
+    sites = {SERVER: {"model": one_weight(0)}}
+    done = list(
+        federate(
+            Averaged(),
+            Star(),
+            Fake(answers=answer),
+            sites,
+            schema=SCHEMA,
+            rounds=3,
+            mean=Median().start,
+        )
+    )
+    assert [value(round.sites[SERVER]) for round in done] == [2, 2, 4]
+    assert [round.failed for round in done] == [False, True, False]
+    why = "the median needs at least 3 uploads, but there are 2"
+    assert [report.dropped for report in done[1].reports] == ["ill", why, why]
+
+
+def test_of_peers_only_those_with_too_few_uploads_keep_their_model() -> None:
+    """In a path a – b – c, only b merges three uploads: the median of 1, 2 and 5."""
+    topology = TOPOLOGIES["edges"](edges=[("a", "b"), ("b", "c")])
+    sites = {site: {"model": one_weight(0)} for site in "abc"}
+    (done,) = federate(
+        Averaged(), topology, Fake(), sites, schema=SCHEMA, rounds=1, mean=Median().start
+    )
+    assert {site: value(tree) for site, tree in done.sites.items()} == {"a": 0, "b": 2, "c": 0}
+    assert [report.dropped is None for report in done.reports] == [False, True, False]

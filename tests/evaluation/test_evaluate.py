@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedssl import federation_setup
+from fedssl import federation_setup, nets
 from fedssl.core.console import Notify, ShowStep
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import Entry, Layout
@@ -24,12 +24,12 @@ from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
 from fedssl.evaluation import evaluate
 from fedssl.evaluation.evaluate import Evaluation, backbone_of
-from fedssl.evaluation.labelled_images import FROZEN, HEAD_ONLY
+from fedssl.evaluation.labelled_images import AUGMENTED, FROZEN, HEAD_ONLY
 from fedssl.evaluation.missing_labels import missing_labels
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score, percent
 from fedssl.experiment.experiment import Experiment
-from fedssl.probes import Protocol
+from fedssl.probes import LINEAR, Protocol
 
 CPU = torch.device("cpu")
 
@@ -114,7 +114,7 @@ def test_fewer_labels_give_a_worse_linear_probe() -> None:
     [
         (
             Dataset(images(6, 0)),
-            r"no test images\. .* data\.holdout=N to measure on N of the 6 labelled training images",
+            r"no test images: .* `data\.holdout=N` to measure on N of the 6 labelled training images",
         ),
         (Dataset(images(6, 0, False)), "neither test images nor labels"),
         (
@@ -139,8 +139,8 @@ def test_without_labels_there_is_nothing_to_measure(data: Dataset, sentence: str
 def test_the_advice_on_missing_test_images_depends_on_the_data_set() -> None:
     """The images of a run cannot be set aside any more; those of other data sets can, by --set."""
     data = Dataset(images(6, 0))
-    assert "--on, or start a new run with data.holdout=N" in (missing_labels(data) or "")
-    assert "no test images. Set data.holdout=N" in (missing_labels(data, trained_on=False) or "")
+    assert "or start a new run with `data.holdout=N`" in (missing_labels(data) or "")
+    assert "or set `data.holdout=N`" in (missing_labels(data, trained_on=False) or "")
 
 
 def test_probes_of_clients_need_their_labels() -> None:
@@ -159,7 +159,7 @@ def test_probes_of_clients_need_their_labels() -> None:
         ("knn", "labels", "its settings: k, temperature"),
         ("linear", "k", "its settings: labels, protocol, epochs, lr, batch, penalty, solver"),
         ("semi", "penalty", "its settings: labels, protocol, epochs, lr, batch, frozen"),
-        ("collaborative", "protocol", "its settings: labels, epochs, lr, batch"),
+        ("collaborative", "frozen", "its settings: labels, protocol, epochs, lr, batch, head"),
         ("classifier", "labels", "its settings: none"),
         (
             "per-client",
@@ -551,6 +551,77 @@ def test_a_protocol_of_code_measures_every_probe() -> None:
     chosen = with_probe_settings(experiment(), "semi", {"protocol": "easyfl", "labels": 0.5})
     scores = Evaluation(chosen, DATA, CPU).measure({"x": state()}, ("semi", "linear"))
     assert all(score["x"] > 90 for score in scores.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "size"), [("simclr", 8), ("byol", 8), ("supervised", 8), ("mae", None)]
+)
+def test_dec_ssl_passes_the_views_of_pre_training_on(
+    method: str, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One method in four makes no views: its classifier learns from clean images."""
+    asked: list[dict[str, Any]] = []
+
+    def trained(backbone: nets.Backbone, images: Any, *_: Any, **settings: Any) -> nn.Module:
+        asked.append({"images": len(images), **settings})
+        return nn.Sequential(backbone, nn.Linear(backbone.dim, 3)).eval()
+
+    monkeypatch.setattr(evaluate, "fine_tune", trained)
+    changes: dict[str, Any] = {"probe.epochs": None, "method.name": method}
+    if method == "mae":
+        changes["method.backbone"] = "vit_mini"
+    else:
+        changes["method.augment.crop"] = [0.37, 0.9]
+    if method == "supervised":
+        changes["method.classes"] = 3
+    settings = {"protocol": "dec-ssl", "labels": 0.5, "penalty": 0.25}
+    chosen = with_probe_settings(experiment().with_changes(changes), "linear", settings)
+    weights = federation_setup.build_method(chosen, (3, 8, 8), CPU).state
+    scores = Evaluation(chosen, DATA, CPU).measure({"x": weights}, ("linear", "knn"))
+    (call,) = asked
+    assert (call["images"], call["penalty"], call["protocol"]) == (30, 0.25, LINEAR["dec-ssl"])
+    group = call["views"]
+    assert (group and group.size, group and group.augment.crop) == (
+        size,
+        (0.37, 0.9) if size else None,
+    )
+    assert scores["linear"].note == AUGMENTED
+    assert AUGMENTED not in str(scores["knn"].note)
+
+
+def test_dec_ssl_does_not_use_the_statistics_of_pre_training() -> None:
+    """200 batches of the first epoch leave 0.9²⁰⁰ of them, which is nothing: 7e-10.
+
+    With features of clean images, wrong statistics make the classes hard to separate.
+    """
+    data = Dataset(images(400, 0), images(30, 1))
+    ruined = state()
+    for entry in ruined.layout.entries:
+        if entry.name.endswith("running_var"):
+            ruined.view(entry).fill_(1e6)
+    models = {"trained": state(), "ruined": ruined}
+    scores = {}
+    for protocol in ("dec-ssl", "fedema"):
+        chosen = experiment(protocol=protocol, batch=2, epochs=2, lr=0.001)
+        chosen = chosen.with_changes({"method.augment": {"jitter": [0, 0, 0, 0], "gray": 0.0}})
+        scores[protocol] = Evaluation(chosen, data, CPU).measure(models, ("linear",))["linear"]
+    assert scores["dec-ssl"]["trained"] > 90
+    assert scores["dec-ssl"]["ruined"] == scores["dec-ssl"]["trained"]
+    assert scores["fedema"]["trained"] > 90
+    assert scores["fedema"]["ruined"] < 70
+
+
+def test_dec_ssl_needs_two_images_and_lbfgs_ignores_it() -> None:
+    chosen = with_probe_settings(experiment(), "linear", {"protocol": "dec-ssl", "labels": 1})
+    assert Evaluation(chosen, DATA, CPU).images.learned_from("linear") == 60
+    few = with_probe_settings(experiment(), "linear", {"protocol": "dec-ssl", "labels": 0.01})
+    with raises(ConfigError):
+        Evaluation(few, DATA, CPU).measure({"x": state()}, ("linear",))
+    exact = experiment(protocol="dec-ssl", solver="lbfgs")
+    score = Evaluation(exact, DATA, CPU).measure({"x": state()}, ("linear",))["linear"]
+    plain = Evaluation(experiment(solver="lbfgs"), DATA, CPU).measure({"x": state()}, ("linear",))
+    assert score == plain["linear"]
+    assert score.note is None
 
 
 def test_the_steps_of_a_measurement_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,11 +193,12 @@ def test_before_any_client_has_trained(
 
 
 def test_rounds_in_which_no_client_can_train(labelled: Dataset, tmp_path: Path) -> None:
-    """Clients of one image each: there is no model and no measurement, and the run ends."""
-    few = Dataset(labelled.train.select(torch.arange(3)), labelled.test)
-    experiment = make_experiment(algorithm__name="fedbn", method__name="simclr", probe__every=1)
+    """All losses become infinite: there is no model and no measurement, and the run ends."""
+    experiment = make_experiment(
+        algorithm__name="fedbn", method__name="simclr", probe__every=1, train__lr=1e9
+    )
     with raises(RunError):
-        fedssl.run(experiment, tmp_path / "run", dataset=few, quiet=True)
+        fedssl.run(experiment, tmp_path / "run", dataset=labelled, quiet=True)
     assert [line["knn"] for line in fedssl.Run(tmp_path / "run").rounds] == [None, None]
 
 
@@ -246,3 +247,16 @@ def test_norm_layers_that_are_sent_for_evaluation(go: Go) -> None:
     assert [c["notes"] for c in travelling.rounds[0]["clients"]] == [{"norms_sent": 1.0}] * 3
     assert "notes" not in plain.rounds[0]["clients"][0]
     json.loads((travelling.dir / "results.json").read_text())
+
+
+def test_the_mean_of_norm_layers_is_measured_alone(go: Go) -> None:
+    """The one model is the global one of `mean`, bit for bit, and clients' models are not made."""
+    both = go("fedbn", "both", **{"algorithm.eval_norm": "mean"})
+    alone = go("fedbn", "alone", **{"algorithm.eval_norm": "mean-only"})
+    assert list(alone.models()) == ["global"]
+    assert [file.name for file in alone.dir.glob("backbone*")] == ["backbone.safetensors"]
+    ours = load_file(alone.dir / "backbone.safetensors")
+    theirs = load_file(both.dir / "backbone-global.safetensors")
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    measured = alone.results["table"]["this run"]["knn"]
+    assert measured == {"mean": both.results["table"]["this run"]["knn"]["models"]["global"]}

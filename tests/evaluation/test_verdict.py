@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedssl.evaluation.advice import LabelCounts
 from fedssl.evaluation.outcomes import OUTCOMES, outcomes_of, read_outcomes, write_outcomes
 from fedssl.evaluation.score import Score
-from fedssl.evaluation.verdict import judge, signed
+from fedssl.evaluation.verdict import judge, line, signed
 
 SEEDS = "--seeds 3 shows the spread over seeds"
 
@@ -74,8 +75,100 @@ def test_a_small_gain_is_not_claimed() -> None:
     needed = 10 * ((high - low) / 2 / 2.0) ** 2  # the width is proportional to 1/√n
     assert advice == (
         f"about {float(f'{needed:.2g}'):,.0f} labelled test images would narrow the interval to "
-        "±2 points"
+        "±2 points (there are 10)"
     )
+
+
+def test_if_half_of_the_images_train_the_probes_twice_as_many_are_needed() -> None:
+    """One of 100 more: Bonett and Price's variance is ((1 + 2) / 102 - (1 / 102)²) / 102.
+
+    The half-width is 3.323 points: 100 · (3.323 / 2)² = 276 images are to be tested on, so that 552
+    must be labelled. The probes learned from 99 images and were tested on 100.
+    """
+    outcomes = {("this run", "knn"): _right(51), ("isolated", "knn"): _right(50)}
+    assert judge([outcomes], LabelCounts({"knn": 99})).advice == [
+        SEEDS,
+        "about 280 labelled test images would narrow the interval to ±2 points (there are 100)",
+    ]
+    assert judge([outcomes], LabelCounts({"knn": 99}, halved=True)).advice == [
+        SEEDS,
+        "about 550 labelled test images would narrow the interval to ±2 points (there are 199; "
+        "half of them train the probes)",
+    ]
+
+
+def test_a_probe_with_another_conclusion_is_named() -> None:
+    outcomes = {
+        ("this run", "linear"): _right(51),
+        ("isolated", "linear"): _right(50),
+        ("this run", "knn"): _right(80),
+        ("isolated", "knn"): _right(70),
+    }
+    assert judge([outcomes]).sentence.endswith(
+        "95% interval -2.3 … +4.3 over test images, one seed; by kNN it is better: +10.0 points, "
+        "95% interval +3.4 … +16.2"
+    )
+    outcomes["this run", "knn"] = _right(71)
+    assert judge([outcomes]).sentence.endswith("one seed")
+
+
+def test_two_accuracies_near_100_are_not_told_apart() -> None:
+    outcomes = {("this run", "linear"): _right(100), ("isolated", "linear"): _right(99)}
+    problem = (
+        "this run and clients that train alone are near 100% by the linear probe: this test cannot "
+        "tell them apart; try "
+    )
+    assert judge([outcomes], LabelCounts({"linear": 1500})).advice == [
+        SEEDS,
+        f"{problem}fewer labels, --set probe.labels=150",
+    ]
+    assert judge([outcomes], LabelCounts({"linear": 12})).advice == [
+        SEEDS,
+        f"{problem}images or classes that are harder to tell apart",
+    ]
+    outcomes["isolated", "linear"] = _right(97)  # three errors
+    assert "would narrow" in judge([outcomes]).advice[1]
+
+
+def test_three_accuracies_near_100_have_one_sentence() -> None:
+    outcomes = dict.fromkeys([(row, "knn") for row in ("this run", "isolated", "random")])
+    _, advice = judge([dict.fromkeys(outcomes, _right(100))]).advice
+    assert advice.startswith(
+        "this run and clients that train alone and an untrained backbone are near 100% by kNN"
+    )
+
+
+def test_one_probe_without_a_gain_over_random_weights_is_reported() -> None:
+    def advice(linear: int, knn: int, labels: int = 90) -> list[str]:
+        outcomes = {
+            ("this run", "linear"): _right(60),
+            ("isolated", "linear"): _right(40),
+            ("random", "linear"): _right(linear),
+            ("this run", "knn"): _right(60),
+            ("isolated", "knn"): _right(40),
+            ("random", "knn"): _right(knn),
+        }
+        return judge([outcomes], LabelCounts({"linear": labels})).advice[1:]
+
+    assert advice(40, 40) == []
+    assert advice(40, 60) == [
+        "by kNN the backbone is not clearly better than an untrained one (60.0%, untrained 60.0%)"
+    ]
+    disagree = (
+        "by the linear probe the backbone is not clearly better than an untrained one (60.0%, "
+        "untrained 59.0%), but by kNN it is: the probes disagree"
+    )
+    assert advice(59, 40) == [f"{disagree}, and 90 labels may be too few for the linear probe"]
+    assert advice(59, 40, labels=5000) == [disagree]
+    (both,) = advice(59, 59)
+    assert both.endswith("train more rounds, or look at its views with `fedssl views`")
+
+
+def test_without_a_baseline_the_line_is_no_verdict() -> None:
+    outcomes = {("this run", "knn"): _right(8, 10)}
+    assert line(judge([outcomes]).values()).startswith("result: 80.0% by kNN")
+    outcomes["random", "knn"] = _right(7, 10)
+    assert line(judge([outcomes]).values()).startswith("verdict: no clear difference")
 
 
 def test_an_interval_that_is_narrow_already_is_not_given_a_number_of_images() -> None:

@@ -18,6 +18,7 @@ from fedssl.algorithm import ALGORITHMS
 from fedssl.core.errors import ConfigError
 from fedssl.data import SOURCES
 from fedssl.experiment.experiment import Experiment, load
+from fedssl.experiment.hashed_settings import hashed_settings
 from fedssl.experiment.plain_values import differences
 from fedssl.method import METHODS
 from fedssl.topologies.topology import Isolated
@@ -132,6 +133,37 @@ def test_the_hash_is_of_the_meaning() -> None:
     assert default_experiment(train__batch=64).hash() != default_experiment().hash()
 
 
+@pytest.mark.parametrize(
+    ("key", "default", "other"),
+    [
+        ("partition.capped", False, True),
+        ("partition.share", 1.0, 0.8),
+        ("method.batch_norm", "shared", "per-view"),
+        ("train.schedule_rounds", 0, 500),
+        ("train.step_factor", 0.3, 0.09),
+    ],
+)
+def test_a_setting_that_was_added_later_is_hashed_if_it_is_not_the_default(
+    key: str, default: Any, other: Any
+) -> None:
+    """The hash is that of an experiment of the version before, which did not have the key."""
+    base = default_experiment(
+        partition={"name": "dirichlet", "alpha": 1.0}, method={"name": "simclr"}
+    )
+    table, name = key.split(".")
+    assert getattr(getattr(base, table), name) == default
+    assert base.with_changes({key: other}).hash() != base.hash()
+    hashed = hashed_settings(table, getattr(base, table), base.to_dict()[table])
+    assert name not in hashed
+
+
+def test_the_share_of_an_iid_partition_was_never_left_out_of_the_hash() -> None:
+    """The first version had it: only classes that got a share later leave it out."""
+    iid = default_experiment(partition={"name": "iid"})
+    hashed = hashed_settings("partition", iid.partition, iid.to_dict()["partition"])
+    assert hashed == {"name": "iid", "share": 1.0}
+
+
 def test_a_file_is_loaded_as_a_recipe_is(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(default_experiment(rounds=7).to_toml())
@@ -173,7 +205,7 @@ def test_variants_are_loaded_by_name_and_changed_as_recipes_are(tmp_path: Path) 
     ("key", "nearest"),
     [
         ("rouns", "rounds"),
-        ("train.learning_rate", ""),
+        ("train.learning_rate", "train.lr"),
         ("train.bach", "train.batch"),
         ("probe.lables", "probe.labels"),
         ("data.hold_out", "data.holdout"),

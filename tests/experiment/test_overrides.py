@@ -27,7 +27,7 @@ from fedssl.method import METHODS
         ("probe.linear=false", ("probe.linear", False)),
         ("method.augment.crop=[0.5, 1.0]", ("method.augment.crop", [0.5, 1.0])),
         ("data.path=/some/where=else", ("data.path", "/some/where=else")),
-        ("data.path=", ("data.path", "")),
+        ("data.path=", ("data.path", None)),
     ],
 )
 def test_assignments(text: str, expected: tuple[str, Any]) -> None:
@@ -38,6 +38,24 @@ def test_assignments(text: str, expected: tuple[str, Any]) -> None:
 def test_invalid_assignments_are_refused(text: str) -> None:
     with raises(ConfigError):
         parse_assignment(text)
+
+
+@pytest.mark.parametrize("change", ["data.test=", "data.test=none"])
+def test_an_empty_value_or_none_removes_an_optional_setting(change: str) -> None:
+    key, value = parse_assignment(change)
+    for table in ({"name": "folder", "test": "labelled"}, {"name": "folder"}):
+        assert merge_changes({"data": table}, {key: value}) == {"data": {"name": "folder"}}
+
+
+def test_none_is_a_value_of_settings_that_are_not_optional() -> None:
+    key, value = parse_assignment("data.path=none")
+    assert merge_changes({"data": {"name": "folder"}}, {key: value})["data"]["path"] == "none"
+
+
+def test_none_removes_a_setting_of_a_table_without_a_name() -> None:
+    assert load("demo", ["probe.k=5"]).probe.k == 5
+    assert load("demo", ["probe.k=none"]).probe.k is None
+    assert load("demo", ["rounds="]).rounds == 100  # not the recipe's 40
 
 
 def test_another_name_keeps_the_keys_of_both_choices() -> None:

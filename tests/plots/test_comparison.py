@@ -35,11 +35,12 @@ def test_a_comparison_has_a_line_and_a_row_for_each_setting() -> None:
 
 @pytest.mark.parametrize("swept", [None, "train.lr"])
 def test_gains_over_clients_alone_have_a_panel_with_a_line_at_0(swept: str | None) -> None:
-    """The second setting has no gain, and so no point."""
+    """The second setting has no gain, and so a note instead of a point."""
     gain = Accuracy(3.0, [], (1.0, 6.0))
     settings = [_setting("a", 70.0, 0.1)._replace(gain=gain), _setting("b", 80.0, 1.0)]
     panel = draw_comparison(settings, swept, "95% interval").axes[2]
     assert panel.get_title() == "gain over clients that train alone"
+    assert [text.get_text() for text in panel.texts] == ["clients did not train alone"]
     (interval,) = [c for c in panel.collections if len(c.get_segments()) == 1]
     along = 0 if swept is None else 1
     assert interval.get_segments()[0][:, along].tolist() == [1.0, 6.0]
@@ -58,6 +59,7 @@ def test_a_sweep_is_drawn_in_the_order_of_its_values() -> None:
     draw_sweep(axes[0, 0], settings, "train.lr", "± std")
     line = next(line for line in axes[0, 0].lines if line.get_label() == "linear")
     assert list(line.get_xdata()) == [0.1, 1.0]
+    assert line.get_linestyle() == "None"  # a line between two points would suggest a trend
     assert list(line.get_ydata()) == [80.0, 70.0]
     assert axes[0, 0].get_xscale() == "log"
     assert [tick.get_text() for tick in axes[0, 0].get_xticklabels()] == ["0.1", "1"]

@@ -55,12 +55,24 @@ def test_gains_over_clients_alone_have_a_panel_around_0() -> None:
     """It shows at least 5 points on either side, so that a small gain looks small."""
     _, _, panel, *_ = _figure(gains={"knn": (1.7, -0.5, 4.0), "linear": (-0.04, -2.2, 7.0)}).axes
     assert panel.get_title() == "gain over\neach client alone"
+    assert panel.get_ylabel() == "points (paired)"
     intervals = [lines.get_segments()[0][:, 1].tolist() for lines in panel.collections]
     np.testing.assert_allclose(intervals, [[-0.5, 4.0], [-2.2, 7.0]])
     assert [text.get_text() for text in panel.texts] == ["+1.7", "+0.0"]
     low, high = panel.get_ylim()
     assert low < -5
     assert high > 7
+
+
+def test_different_numbers_of_labels_are_in_the_legend() -> None:
+    table = {"this run": {"knn": {"mean": 81.0}, "linear": {"mean": 84.0}}}
+
+    def names(**learned: int) -> list[str]:
+        _, bars, *_ = _figure(table=table, labels_learned=learned).axes
+        return [name for name in bars.get_legend_handles_labels()[1] if name[:3] in ("kNN", "lin")]
+
+    assert names(knn=5000, linear=100) == ["kNN (5,000 labels)", "linear probe (100 labels)"]
+    assert names(knn=100, linear=100) == ["kNN", "linear probe"]
 
 
 def test_few_images_have_no_map() -> None:

@@ -34,6 +34,7 @@ def warned(*rounds: tuple[float, float], alignment: float | None = 0.3) -> list[
     return [each["round"] for each in lines if collapse.update(each) is not None]
 
 
+@pytest.mark.rows("C2")
 @pytest.mark.parametrize("bad", [(0.09, 80.0), (0.9, 19.9), (0.05, 3.0)])
 def test_two_bad_rounds_in_a_row_make_one_warning(bad: tuple[float, float]) -> None:
     """A quarter of 80 is 20."""
@@ -116,16 +117,18 @@ def run(
         "probe": {"every": 0, "linear": False, "baselines": [], "picture": False},
     }
     done = fedssl.run("demo", folder, set=changes)
-    return "more alike" in capfd.readouterr().err, done.results["notes"]
+    return "become alike" in capfd.readouterr().err, done.results["notes"]
 
 
+@pytest.mark.rows("C2")
 @pytest.mark.slow
 def test_simsiam_without_stop_gradient(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     warning, notes = run(tmp_path / "run", capfd, 0, stop_gradient=False)
     assert warning
-    assert any("more alike" in note for note in notes)
+    assert any("become alike" in note for note in notes)
 
 
+@pytest.mark.rows("C2")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_healthy_simsiam(tmp_path: Path, capfd: pytest.CaptureFixture[str], seed: int) -> None:

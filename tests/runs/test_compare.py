@@ -186,7 +186,7 @@ def test_a_difference_is_claimed_only_if_the_interval_excludes_zero(
     gain = paired_difference(first, second, "linear")
     assert gain is not None
     assert gain.excludes_zero == (words != "no clear difference from")
-    assert conclusion(first, second, "linear") == (
+    assert conclusion(first, second, ["linear"]) == (
         f"lr 0.01: {words} lr 0.004: {2.5 * (after - before):+.1f} points by the linear probe, "
         f"40 test images, 95% interval {gain.low:+.1f} … {gain.high:+.1f} over test images, one seed"
     )
@@ -200,10 +200,10 @@ def test_a_conclusion_has_the_difference_of_each_seed(tmp_path: Path) -> None:
         fake_run(tmp_path / "d", "train.lr=0.01", "seed=1", correct=(1, 0, 0, 0)),
         fake_run(tmp_path / "e", "train.lr=0.02", "seed=2"),
     )
-    sentence = conclusion(first, second, "linear")
+    sentence = conclusion(first, second, ["linear"])
     assert "+12.5 points" in sentence
     assert sentence.endswith("over test images; by seed +25.0, 0.0")
-    assert conclusion(first, third, "knn").endswith("over test images; the rows share no seed")
+    assert conclusion(first, third, ["knn"]).endswith("over test images; the rows share no seed")
 
 
 def test_runs_of_earlier_versions_have_no_intervals(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_runs_of_earlier_versions_have_no_intervals(tmp_path: Path) -> None:
     assert paired_difference(group, group, "linear") is None
     assert group_interval(group, "linear") is None
     assert count_test_images(group, "linear") is None
-    sentence = conclusion(group, group._replace(label="other"), "linear")
+    sentence = conclusion(group, group._replace(label="other"), ["linear"])
     assert sentence.startswith("other: 0.0 points from simclr × fedavg × star by the linear probe")
     assert "without an interval" in sentence
 

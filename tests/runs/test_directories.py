@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedssl.experiment.experiment import Experiment, load
-from fedssl.runs.directories import run_directory, suffix, training_values
+from fedssl.runs.directories import directory_line, run_directory, suffix, training_values
 
 DEMO = load("demo")
 
@@ -72,6 +72,30 @@ def test_an_edited_file_gets_another_directory() -> None:
     assert run_directory("mine", DEMO).name == "mine"
     edited_again = load("demo", ["rounds=16", "train.lr=0.01"])
     assert run_directory("mine", edited_again).name == "mine-rounds16-lr0.01"
+
+
+def test_changes_of_an_edited_file_are_named_relative_to_the_first_run() -> None:
+    """Both the edit and --set are in the name, as if both were edits."""
+    _start("runs/mine", DEMO)
+    edited = load("demo", ["rounds=16"])
+    changed = load("demo", ["rounds=16", "train.lr=0.01"])
+    assert run_directory("mine", changed, edited).name == "mine-rounds16-lr0.01"
+
+
+def test_a_new_directory_is_compared_with_the_first_run() -> None:
+    first = Path("runs/demo")
+    assert directory_line("demo", DEMO, first) == "run directory: runs/demo"
+    _start(first, DEMO)
+    changed = load("demo", ["rounds=16", "method=byol"])
+    new = Path("runs/demo-byol-rounds16")
+    line = directory_line("demo", changed, new)
+    assert line.startswith(
+        "new run directory: runs/demo-byol-rounds16, which differs from runs/demo"
+    )
+    assert " in rounds, method, " in line
+    assert line.endswith("; training starts from round 0")
+    _start(new, changed)
+    assert directory_line("demo", changed, new) == "run directory: runs/demo-byol-rounds16"
 
 
 def test_directories_with_a_hash_in_their_name_are_found() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fedssl
+from fedssl.core.files import integrity
 from fedssl.runs.summary import find_runs, summarise
 from tests.factories import bright_dataset, make_experiment
 
@@ -16,6 +17,11 @@ from tests.factories import bright_dataset, make_experiment
 def _run(folder: Path, quiet: bool = True, **probe: Any) -> fedssl.Run:
     experiment = make_experiment(probe=probe)
     return fedssl.run(experiment, folder, "cpu", dataset=bright_dataset(), quiet=quiet)
+
+
+def _add_picture(folder: Path) -> None:
+    (folder / "picture.png").write_bytes(b"of the first measurement")
+    integrity.record_hashes(folder, ["picture.png"])
 
 
 def _files(folder: Path) -> list[str]:
@@ -27,14 +33,14 @@ def test_results_with_other_settings_are_kept(
 ) -> None:
     """The earlier files have the same bytes, and results.json the settings that it was made with."""
     run = _run(tmp_path, k=5)
-    (tmp_path / "picture.png").write_bytes(b"of the first measurement")
+    _add_picture(tmp_path)
     first = (tmp_path / "results.json").read_bytes()
     capsys.readouterr()
     again = _run(tmp_path, quiet=False, k=3)
     kept = tmp_path / "earlier" / "1"
     expected = f"measuring the run again, without training; earlier results: {kept}\n"
     assert expected in capsys.readouterr().err
-    assert _files(kept) == ["classes.json", "outcomes.safetensors", "picture.png", "results.json"]
+    assert _files(kept) == sorted([integrity.NAME, *integrity.OUTPUTS])
     assert (kept / "results.json").read_bytes() == first
     assert json.loads(first)["probe"]["k"] == 5
     assert again.results["probe"]["k"] == 3
@@ -45,7 +51,7 @@ def test_results_with_other_settings_are_kept(
 def test_settings_that_change_back_and_forth_keep_each_result_once(tmp_path: Path) -> None:
     for k in (5, 3, 5, 3, 5):
         _run(tmp_path, k=k)
-    assert _files(tmp_path / "earlier") == ["1", "2"]
+    assert _files(tmp_path / "earlier") == ["1"]
 
 
 def test_results_of_an_interrupted_measurement_are_replaced(tmp_path: Path) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,9 @@ from torch import Tensor
 
 import fedssl
 from fedssl.core.errors import ConfigError
+from fedssl.core.state.tree import Tree
+from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.engine.uploads.records import Reply
 from fedssl.method import METHODS
 from fedssl.methods import SimCLR
 from fedssl.runs.local import STOPPING, Interrupted
@@ -47,34 +49,84 @@ def go(images: Tensor, tmp_path: Path) -> Callable[..., fedssl.Run]:
 Go = Callable[..., fedssl.Run]
 
 
+class Screen(io.StringIO):
+    """Standard error that calls a function when a run reports that it stops."""
+
+    def __init__(self, on_stop: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_stop = on_stop
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if STOPPING in text:
+            self._on_stop()
+        return written
+
+
+def _interrupt_during_step(monkeypatch: pytest.MonkeyPatch, training: threading.Event) -> None:
+    """Let the main thread raise SIGINT during the step of the first client.
+
+    It does so when it makes the message of the second client: a signal of another thread may hit
+    any line of the main thread, also a finalizer, in which Python ignores exceptions, and the
+    locks of a thread pool, which then raise another error.
+    """
+    exchange = LocalRuntime.exchange
+
+    def interrupted(
+        self: LocalRuntime, round: int, clients: Sequence[str], message: Callable[[str], Tree]
+    ) -> Iterator[Reply]:
+        asked: list[str] = []
+
+        def message_or_signal(client: str) -> Tree:
+            asked.append(client)
+            if len(asked) == 2:
+                assert training.wait(60)
+                signal.raise_signal(signal.SIGINT)
+            return message(client)
+
+        return exchange(self, round, clients, message_or_signal)
+
+    monkeypatch.setattr(LocalRuntime, "exchange", interrupted)
+
+
 def test_a_stop_is_reported_at_once(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message comes during the step under way: here a step that waits for it."""
+    training = threading.Event()
     notified = threading.Event()
+    in_time = []
     fit = Trainer.fit
 
-    class Screen(io.StringIO):
-        def write(self, text: str) -> int:
-            if STOPPING in text:
-                notified.set()
-            return super().write(text)
-
     def slow(self: Trainer, *args: Any) -> Metrics:
-        if threading.current_thread().name.startswith("trial"):  # before the first round
-            return fit(self, *args)
-        # A signal during a finalizer is lost: Python ignores exceptions there.
-        for _ in range(10):
-            os.kill(os.getpid(), signal.SIGINT)
-            if notified.wait(2):
-                break
-        assert notified.is_set()
+        if not threading.current_thread().name.startswith("trial"):  # before the first round
+            training.set()
+            in_time.append(notified.wait(60))
         return fit(self, *args)
 
-    screen = Screen()
+    screen = Screen(notified.set)
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(Trainer, "fit", slow)
+    _interrupt_during_step(monkeypatch, training)
     with raises(Interrupted):
         go({"train.workers": 1})
+    assert in_time == [True]
     assert screen.getvalue().count(STOPPING) == 1
+
+
+def test_a_second_ctrl_c_does_not_disturb_the_stop(
+    go: Go, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a script or notebook, with Python's own handler, which is restored afterwards."""
+    training = threading.Event()
+    training.set()
+    screen = Screen(lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(sys, "stderr", screen)
+    _interrupt_during_step(monkeypatch, training)
+    with raises(Interrupted):
+        go({"train.workers": 1})
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.undo()
+    go(quiet=True)
+    assert (tmp_path / "run" / "results.json").is_file()
 
 
 def test_a_message_if_a_run_was_finished_already(

@@ -690,7 +690,7 @@ def test_predictions_by_class_are_stored(
     assert labelled.test is not None
     assert found["classes"] == list(labelled.test.classes)
     assert len(found["table"]["isolated"]["knn"]["confusion"]) == small.clients
-    monkeypatch.setattr("fedssl.runs.finalize.MAX_LISTED_MODELS", 1)
+    monkeypatch.setattr("fedssl.runs.predictions_by_class.MAX_LISTED_MODELS", 1)
     few = fedssl.run(small, tmp_path / "few", dataset=labelled, quiet=True, set=alone)
     table = json.loads((few.dir / "classes.json").read_text())["table"]
     assert (table["isolated"], table["this run"]) == ({}, found["table"]["this run"])

@@ -14,7 +14,14 @@ import fedssl
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.federation_setup import Federation
-from fedssl.runs.time_estimate import busiest_worker, estimate_run, training_speed
+from fedssl.runs.probe_time import ProbeSeconds
+from fedssl.runs.time_estimate import (
+    baseline_model_count,
+    busiest_worker,
+    estimate_run,
+    model_count,
+    training_speed,
+)
 from tests.factories import bright_dataset, make_experiment
 
 CPU = torch.device("cpu")
@@ -61,6 +68,46 @@ def test_twice_the_rounds_take_twice_the_time(
     federation, evaluation = _estimate_inputs(clients=2, train__workers=2, probe__every=0, rounds=6)
     assert estimate_run(federation, evaluation, tmp_path, 0).training == 36.0
     assert estimate_run(federation, evaluation, tmp_path, 3).training == 18.0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "topology", "models"),
+    [
+        ("fedavg", "star", 1),
+        ("fedavg", "isolated", 3),
+        ("fedavg", "cycle", 4),  # three peers and their mean
+        ("fedbn", "star", 3),
+    ],
+)
+def test_as_many_models_are_counted_as_a_run_measures(
+    tmp_path: Path, algorithm: str, topology: str, models: int
+) -> None:
+    changes = {"algorithm.name": algorithm, "topology.name": topology}
+    experiment = make_experiment(changes, rounds=1)
+    run = fedssl.run(experiment, tmp_path / "run", "cpu", dataset=bright_dataset(), quiet=True)
+    assert run.results["models"] == models
+    assert model_count(experiment, ["0", "1", "2"]) == models
+
+
+def test_a_baseline_that_is_the_run_itself_is_not_measured_again() -> None:
+    clients = ["0", "1", "2"]
+    star = make_experiment()
+    alone = make_experiment({"topology.name": "isolated"})
+    assert baseline_model_count(star, clients, "isolated") == 3
+    assert baseline_model_count(alone, clients, "isolated") == 0
+    assert baseline_model_count(alone, clients, "random") == 1
+
+
+def test_knn_after_rounds_measures_each_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 5 rounds, 2 and 4 are measured, and the last: 3 times 4 models at 2 s each."""
+    monkeypatch.setattr("fedssl.runs.time_estimate.training_speed", lambda federation: 1e12)
+    monkeypatch.setattr(
+        "fedssl.runs.time_estimate.probe_seconds", lambda *_: ProbeSeconds(10.0, 2.0)
+    )
+    inputs = _estimate_inputs(rounds=5, probe__every=2, topology__name="cycle")
+    assert estimate_run(*inputs, tmp_path, 0).training == pytest.approx(24.0, abs=0.01)
 
 
 def test_where_steps_cannot_be_tried_training_is_estimated_later(

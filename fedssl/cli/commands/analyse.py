@@ -16,7 +16,9 @@ Kind = Annotated[
     str,
     typer.Argument(
         metavar="KIND",
-        help="angles, communication, divergence, false-negatives, map, weights.",
+        help="angles (between features), communication (bytes), divergence (of clients), "
+        "false-negatives (negatives of the same class), map (of test images) or weights "
+        "(distances between models).",
     ),
 ]
 
@@ -37,8 +39,9 @@ def analyse(
     imports: Imports = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Analyse runs beyond their accuracy: write DIR/analysis/KIND.json and .png, print a table.
+    """Analyse runs, for example their communication cost; write a table, JSON and PNG files.
 
+    The files are DIR/analysis/KIND.json and .png.
     --set images=500 changes a setting of the analysis.
     """
     import_modules(imports)

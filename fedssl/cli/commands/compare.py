@@ -22,10 +22,14 @@ Dirs = Annotated[
 
 def compare(
     dirs: Dirs,
-    out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("compare.png"),
+    out: Annotated[Path, typer.Option(help="PNG file of the comparison plot.")] = Path(
+        "compare.png"
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Compare finished runs: accuracy over seeds, and the gain over the first with its interval.
+    """Compare finished runs: mean accuracy over seeds, and gains over the first run.
+
+    A gain has a 95% confidence interval.
 
     Runs that differ only in their seeds are averaged.
     """

@@ -10,21 +10,38 @@ from typing import Annotated, Any
 import typer
 
 from fedssl.cli.completion import complete_run
-from fedssl.cli.options import AsJson, DataDir, Device, Imports, Sets
+from fedssl.cli.options import AsJson, DataDir, Device, Imports
 from fedssl.core.errors import ConfigError
 from fedssl.core.user_modules import import_modules
 
 Probe = Annotated[
-    str, typer.Option(help="knn, linear, semi, classifier, per-client or collaborative.")
+    str,
+    typer.Option(
+        help="How to measure: knn, linear, semi, classifier, per-client or collaborative."
+    ),
 ]
-On = Annotated[str | None, typer.Option(metavar="NAME", help="Measure on another data set.")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Data set to measure on, such as cifar10 (default: that of the run)."
+    ),
+]
+
+ProbeSets = Annotated[
+    list[str],
+    typer.Option(
+        "--set", "-s", metavar="KEY=VALUE", help="Change a setting of the probe; repeatable."
+    ),
+]
 
 
 def evaluate(
-    dir: Annotated[Path, typer.Argument(help="Run directory.", autocompletion=complete_run)],
+    dir: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Run directory.", autocompletion=complete_run)
+    ],
     probe: Probe = "linear",
     on: On = None,
-    set: Sets = [],  # noqa: B006
+    set: ProbeSets = [],  # noqa: B006
     device: Device = "auto",
     data_dir: DataDir = Path("data"),
     imports: Imports = [],  # noqa: B006
@@ -32,8 +49,8 @@ def evaluate(
 ) -> None:
     """Measure the models of a run again, with another probe or on other images.
 
-    A probe is a small classifier on the features of the backbone. --set labels=100 changes a
-    setting under probe; with --on, --set data.holdout=500 changes one of that data set.
+    A probe measures a backbone, usually by a small classifier on its features. --set labels=100 changes
+    probe.labels; with --on, --set data.holdout=500 changes a setting of the other data set.
     """
     import_modules(imports)
 
@@ -50,7 +67,7 @@ def evaluate(
     data = None if on is None else data_settings | {"name": on}
     run = Run(dir, data_dir, device)
     score = run.evaluate(probe, data, **probe_settings)
-    if len(run.rounds) < run.experiment.rounds:
+    if len(run.rounds) < run.experiment.rounds and not run.results:
         score.add_note("the run is not finished: this is its newest checkpoint")
     if as_json:
         print(json.dumps({"probe": probe, "code": code()} | score.details()))

@@ -78,7 +78,7 @@ def detection(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune Mask R-CNN with a feature pyramid, and measure the precision of boxes and masks.
+    """Fine-tune Mask R-CNN with a feature pyramid; measure average precision (AP).
 
     --set norm=frozen changes a setting: momentum, decay, norm, freeze, size, longest, width,
     regions, flip, keep_empty, seed.

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 flower = typer.Typer(
     no_args_is_help=True,
-    help="Train with clients on their own machines, over a network, on Flower.",
+    help="Train with Flower, with each client on its own machine.",
 )
 
 
 @flower.command()
 def init(
-    dir: Annotated[Path, typer.Argument(help="Folder to write; must be new or empty.")],
+    dir: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder to write; must be new or empty.")
+    ],
     name: Name = "demo",
     set: Sets = [],  # noqa: B006 - typer reads the default and does not change it
     data_dir: Annotated[
@@ -47,22 +49,32 @@ def init(
     print(f"wrote {dir}; see its README.md for the next steps")
 
 
+SuperNodes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Number of SuperNodes that share the experiment's clients; by default one each.",
+    ),
+]
+SecureAggregation = Annotated[
+    bool,
+    typer.Option(
+        "--secure-aggregation", help="Mask uploads, so that the server receives sums only."
+    ),
+]
+
+
 @flower.command()
 def up(
     name: Name,
-    clients: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of SuperNodes that share the experiment's clients; by default one each.",
-        ),
-    ] = None,
+    clients: SuperNodes = None,
     set: Sets = [],  # noqa: B006
     dir: RunDir = None,
     device: Annotated[
         str, typer.Option(help="cpu, cuda, cuda:N or auto; for the server and every node.")
     ] = "auto",
     data_dir: DataDir = Path("data"),
+    secure_aggregation: SecureAggregation = False,
     imports: Imports = [],  # noqa: B006
     quiet: Quiet = False,
 ) -> None:
@@ -79,7 +91,14 @@ def up(
     title = _title(name)
     folder = dir or _default_dir(title, experiment, load(name), device)
     run_local_federation(
-        experiment, folder, data_dir, title=title, device=device, quiet=quiet, nodes=clients
+        experiment,
+        folder,
+        data_dir,
+        title=title,
+        device=device,
+        quiet=quiet,
+        nodes=clients,
+        secure_aggregation=secure_aggregation,
     )
     print_results(Run(folder, data_dir, device))
 

@@ -16,7 +16,7 @@ def recipes(
         str | None,
         typer.Argument(
             metavar="NAME_OR_PATTERN",
-            help='Name of a recipe to print, or pattern to list: tau, "Table 6", "*-mu#".',
+            help='Name of a recipe to print, or pattern to list: tau, "Table 6", "*-iid".',
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -25,7 +25,7 @@ def recipes(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Print this recipe with all default values.",
+            help="Print all settings of this recipe, including defaults.",
             autocompletion=complete_recipe,
         ),
     ] = None,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,17 +24,25 @@ from fedssl.cli.options import (
 from fedssl.core.errors import ConfigError
 from fedssl.core.user_modules import import_modules
 
+if TYPE_CHECKING:
+    from fedssl.runs.run import Run
+
 Baselines = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="Compare with these: random, isolated (each client alone), centralized; "
-        "comma-separated. Default: random, and isolated if it takes at most twice as long.",
+        help="Baselines to compare with, comma-separated: random (an untrained backbone), isolated "
+        "(each client alone), centralized. Default: random, and isolated if training it takes at "
+        "most twice as long as the run.",
     ),
 ]
 NoBaselines = Annotated[bool, typer.Option("--no-baselines", help="Compare with no baseline.")]
 Seeds = Annotated[
     int, typer.Option(min=1, help="Run this many seeds; report their mean and spread.")
+]
+Estimate = Annotated[
+    bool,
+    typer.Option("--estimate", help="Print what would be trained and the estimated time; exit."),
 ]
 
 
@@ -47,11 +56,12 @@ def run(
     baselines: Baselines = None,
     no_baselines: NoBaselines = False,
     seeds: Seeds = 1,
+    estimate: Estimate = False,
     imports: Imports = [],  # noqa: B006
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train an experiment, or resume it, and measure the trained backbone."""
+    """Run an experiment: train, or resume training, and evaluate the backbone."""
     from fedssl.experiment.lookup import check_source
     from fedssl.experiment.plain_values import parse_assignments
 
@@ -63,10 +73,22 @@ def run(
 
     load(name, changes)  # a misspelt key is reported before more modules are imported
 
-    from fedssl.cli.results import print_results, print_seeds, seeds_as_values
+    if estimate:
+        _print_estimate(
+            name, seeds, as_json, dir=dir, device=device, data_dir=data_dir, set=changes
+        )
+        return
+
     from fedssl.runs.run_seeds import run_seeds
 
     finished = run_seeds(name, seeds, dir, device, data_dir=data_dir, quiet=quiet, changes=changes)
+    _print_finished(finished, as_json)
+
+
+def _print_finished(finished: Sequence[Run], as_json: bool) -> None:
+    """Print the results of a run, or of several seeds."""
+    from fedssl.cli.results import print_results, print_seeds, seeds_as_values
+
     first = finished[0]
     if len(finished) > 1 and as_json:
         print(json.dumps(seeds_as_values(finished)))
@@ -76,6 +98,18 @@ def run(
         print(json.dumps({"dir": str(first.dir)} | first.results))
     else:
         print_results(first)
+
+
+def _print_estimate(name: str, seeds: int, as_json: bool, **options: Any) -> None:
+    """Print how long a run takes, with the options of `estimate`."""
+    from fedssl.runs.estimate import estimate, with_seeds
+
+    estimated = with_seeds(estimate(name, **options, quiet=as_json), seeds)
+    if as_json:
+        print(json.dumps(estimated.values()))
+        return
+    for line in estimated.lines:
+        print(line)
 
 
 def _baselines(names: str | None, none: bool) -> dict[str, Any]:

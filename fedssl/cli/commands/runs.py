@@ -16,7 +16,7 @@ def runs(
     imports: Imports = [],  # noqa: B006 - typer reads the default and does not change it
     as_json: AsJson = False,
 ) -> None:
-    """List runs with state, accuracy and time, and how each differs from the one most like it."""
+    """List runs with state, accuracy, training time, and differences from the most similar run."""
     import_modules(imports)
 
     from fedssl.cli.run_list import print_runs

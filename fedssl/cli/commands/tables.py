@@ -50,9 +50,7 @@ Probes = Annotated[
     typer.Option(help="knn, linear, semi, classifier, per-client or collaborative; repeatable."),
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds, counted from 0.")]
-Dir = Annotated[
-    Path, typer.Option(help="Directory of trainings and tables; existing ones are resumed.")
-]
+Dir = Annotated[Path, typer.Option(help="Directory of runs and tables; existing ones are resumed.")]
 Device = Annotated[
     str,
     typer.Option(
@@ -62,7 +60,7 @@ Device = Annotated[
 Fresh = Annotated[
     bool,
     typer.Option(
-        "--fresh", help="Repeat trainings and measurements of other code; old ones are renamed."
+        "--fresh", help="Repeat runs made by another version of the code; old ones are renamed."
     ),
 ]
 
@@ -79,7 +77,7 @@ def reproduce(
     fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train and measure a published table, or resume it, and compare with the published figures."""
+    """Train and measure the experiments of a published table; compare with the published values."""
     if scale not in SCALES:
         raise ConfigError(f'unknown scale "{scale}"; known: {", ".join(SCALES)}')
     if list_:

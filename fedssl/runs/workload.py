@@ -1,0 +1,67 @@
+"""Describe what a run trains, how long that takes, and what makes it shorter."""
+
+from __future__ import annotations
+
+from fedssl.core.console import approximate_time
+from fedssl.core.state.layout import PARAMETERS
+from fedssl.experiment.experiment import Experiment
+from fedssl.federation_setup import Federation
+from fedssl.runs.time_left import Later
+
+LONG = 15 * 60.0  # seconds, from which what makes a run shorter is printed
+MIN_SIDE = 32  # pixels; half of an image must be at least as large
+MIN_SHARE = 0.2  # of the time, from which leaving out the baselines is suggested
+SMALL_BACKBONE = "cnn"
+
+
+def workload(title: str, federation: Federation, done: int) -> str:
+    """Return what is trained, on which device, for how many rounds; `done` are finished."""
+    experiment = federation.experiment
+    layout = federation.trainer.method.state.layout
+    weights = layout.pick(("backbone",), PARAMETERS).floats
+    clients = f"{len(federation.clients):,} clients"
+    plan = experiment.topology.plan(federation.clients, 0, experiment.seed)
+    if len(plan.site_of) < len(federation.clients):
+        clients += f" ({len(plan.site_of):,} in each round)"
+    images = sum(federation.image_counts().values())
+    rounds = f"{experiment.rounds:,} rounds"
+    if done:
+        rounds = f"{experiment.rounds - done:,} of {rounds}"
+    return (
+        f"{title}: training {experiment.method.backbone} ({weights:,} weights) on "
+        f"{federation.device}, {clients}, {images:,} images, {rounds}"
+    )
+
+
+def shorter(federation: Federation, training: float, all_rounds: float, later: Later) -> str | None:
+    """Return what makes a run on a CPU shorter, in a line; None if it is short.
+
+    `training` is the time of the rounds that are left, `all_rounds` that of all rounds.
+    """
+    total = later.total(training, all_rounds)
+    if total < LONG or federation.device.type != "cpu":
+        return None
+    experiment = federation.experiment
+    ways = []
+    side = _smaller_side(experiment)
+    if side is not None:
+        ways.append(f"--set data.size={side} is 2 to 4 times as fast")
+    if experiment.method.backbone != SMALL_BACKBONE:
+        ways.append(f"--set method.backbone={SMALL_BACKBONE} is a small network")
+    if experiment.rounds > 1:
+        half = experiment.rounds // 2
+        ways.append(f"--set rounds={half} takes about half the time, but trains less")
+    baselines = later.baselines * all_rounds
+    if baselines > MIN_SHARE * total:
+        ways.append(f"--no-baselines saves about {approximate_time(baselines)}")
+    if not ways:
+        return None
+    return f"to make it shorter: {'; '.join(ways)}"
+
+
+def _smaller_side(experiment: Experiment) -> int | None:
+    """Return half of the side of the images, if it can be set and is not too small."""
+    side = getattr(experiment.data, "size", None)
+    if not isinstance(side, int) or side < 2 * MIN_SIDE:
+        return None
+    return side // 2

@@ -1,0 +1,57 @@
+"""Clients that are too small do not end a run, unless the others are too few for a merge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from error_messages import raises
+from factories import make_experiment, random_pixels
+
+from fedssl.core.console import ignore_message
+from fedssl.core.errors import ConfigError
+from fedssl.data import Dataset, Images
+from fedssl.experiment.client_data import partition_data
+
+
+def sizes(counts: tuple[int, ...], **changes: Any) -> list[int]:
+    """Return the numbers of images of clients, each of whom owns one of `counts`."""
+    rows = torch.arange(sum(counts)).split(counts)
+    owners = {f"client {number}": index for number, index in enumerate(rows)}
+    data = Dataset(Images(random_pixels(sum(counts))), None, owners)
+    experiment = make_experiment({"partition": "natural", "clients": 0}, **changes)
+    _, parts = partition_data(experiment, data, ignore_message)
+    return [len(index) for index in parts.values()]
+
+
+def test_some_clients_may_be_too_small() -> None:
+    assert sizes((2, 1, 2)) == [2, 1, 2]
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (2, 1, 1)])
+def test_a_server_needs_two_clients_with_two_images(counts: tuple[int, ...]) -> None:
+    with raises(ConfigError):
+        sizes(counts)
+
+
+@pytest.mark.parametrize("changes", [{"guard__min_uploads": 1}, {"topology__name": "isolated"}])
+def test_one_client_is_enough_where_nothing_is_averaged(changes: dict[str, Any]) -> None:
+    assert sizes((2, 1, 1), **changes) == [2, 1, 1]
+    with raises(ConfigError):
+        sizes((1, 1), **changes)
+
+
+def test_one_place_has_the_images_of_all_clients() -> None:
+    assert sizes((1, 1), topology__name="centralized") == [2]
+
+
+@pytest.mark.parametrize(("clients", "smallest"), [(4, 1), (3, 2)])
+def test_simulated_clients(clients: int, smallest: int) -> None:
+    """Of 7 images, three clients of four have two; of 3, none of three has."""
+    data = Dataset(Images(random_pixels(7)))
+    _, parts = partition_data(make_experiment(clients=clients), data, ignore_message)
+    assert min(len(index) for index in parts.values()) == smallest
+    with raises(ConfigError):
+        few = Dataset(Images(random_pixels(clients)))
+        partition_data(make_experiment(clients=clients), few, ignore_message)
