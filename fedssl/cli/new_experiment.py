@@ -12,6 +12,7 @@ import torch
 
 from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import ConfigError
+from fedssl.core.similar_paths import suggest_path
 from fedssl.core.suggestions import suggest
 from fedssl.data.download import find_path
 from fedssl.data.folder_listing import printable, subfolders
@@ -26,6 +27,7 @@ from fedssl.experiment.draft import (
     draft,
     trained_clients,
 )
+from fedssl.experiment.draft_fit import choose_background, side_text
 from fedssl.experiment.experiment import Experiment
 from fedssl.views.presets import PRESETS
 
@@ -61,15 +63,16 @@ def write_experiment(
         print(line)
     name = shlex.quote(str(file))
     print(f"wrote {name}, which explains every setting; next:")
-    print(f"  fedssl partition {name}   # prints which client has which images")
-    print(f"  fedssl views {name}       # draws views.png, the images as clients see them")
+    print(f"  fedssl partition {name}   # prints the number of images per client")
+    print(f"  fedssl views {name}       # draws views.png: training images, each with random views")
     print(f"  fedssl run {name}         # trains and measures")
 
 
 def _labelled(test: Path) -> Path:
     """Return the path of a folder of labelled images; raise ConfigError if it is none."""
     if not test.is_dir():
-        raise ConfigError(f"--test: there is no folder {test}")
+        suggestion = suggest_path(test, Path.is_dir)
+        raise ConfigError(f"--test: there is no folder {test}{suggestion}")
     if not subfolders(test):
         raise ConfigError(f"--test: {test} needs one folder of images for each class; it has none")
     return path_to_write(test)
@@ -119,6 +122,7 @@ def describe(folder: Path, summary: FolderSummary, choices: Choices) -> list[str
     if choices.test is not None:
         details["test"] = f"labelled images in {printable(str(choices.test))}"
     details["size"] = _size(summary, choices.gpu)
+    details |= _fit(summary)
     preset, reason = choose_preset(folder, summary, choices)
     others = " or ".join(sorted(PRESETS.keys() - {preset}))
     details["views"] = f"{preset}: {reason}; --views {others} for others"
@@ -166,9 +170,31 @@ def _test(summary: FolderSummary) -> str:
     return "no labelled images, so no accuracy is measured; data.test adds some at any time"
 
 
+def _fit(summary: FolderSummary) -> dict[str, str]:
+    """Return lines on images that are no squares, and on the background colour if it is set."""
+    details = {}
+    if summary.fit == "pad":
+        details["fit"] = (
+            f"pad: cropped to squares, half of the images would lose {summary.lost:.0%} of their "
+            'area or more; "crop" if only the middle matters (data.fit)'
+        )
+    elif summary.lost or summary.elongated:
+        details["fit"] = (
+            f"crop: half of the images lose {summary.lost:.0%} of their area or less, "
+            f"{summary.elongated} of {summary.readable} more than a third; "
+            '"pad" keeps all of it (data.fit)'
+        )
+    background = choose_background(summary)
+    if background is not None:
+        colour, reason = background
+        other = "black" if colour == "white" else "white"
+        details["fill"] = f'{colour}: {reason}; or "{other}" (data.background)'
+    return details
+
+
 def _size(summary: FolderSummary, gpu: bool) -> str:
     size = choose_size(summary.side, gpu)
-    text = f"{size} pixels a side; half of the images have at least {summary.side}"
+    text = f"{size} pixels a side; {side_text(summary)}"
     if summary.grey:
         text += ", all are grey"
     if summary.smallest_side < size:

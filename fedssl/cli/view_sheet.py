@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedssl import federation_setup, nets
 from fedssl.cli.options import with_views
+from fedssl.cli.plain_views import IMAGES, plain_views_line
 from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import FedsslError
 from fedssl.core.seeds import generator
@@ -23,6 +24,7 @@ from fedssl.views.presets import PRESETS
 
 ROWS = 8
 COLUMNS = 8  # views of each image
+JITTER = "jitter: brightness/contrast/saturation/hue"  # explains the lines above it
 ALL = "all"  # in place of a preset: every preset
 
 
@@ -45,6 +47,7 @@ def write_sheet(
         strips = _strips(_view_groups(experiment, data))
         augment = strips[0].group.augment
         title = [f"{name}: {preset_of(augment)} views", describe(augment)]
+    title.append(JITTER)
     rows = choose_rows(owners, experiment.seed)
     clients, indices = zip(*rows, strict=True)
     shown = len(set(clients))
@@ -53,6 +56,22 @@ def write_sheet(
     images = data.train.pixel_rows[torch.tensor(indices)]
     names = list(map(model_title, clients))
     draw_sheet(images, names, strips, title=title, seed=experiment.seed, path=out)
+    _report_plain_views(data, strips, experiment.seed, by_preset=preset == ALL)
+
+
+def _report_plain_views(
+    data: Dataset, strips: Sequence[Strip], seed: int, *, by_preset: bool
+) -> None:
+    """Print the share of views of one colour for each kind of views that has many."""
+    pixels = data.train.pixel_rows
+    order = torch.randperm(len(pixels), generator=generator(seed, "plain images"))
+    images = pixels[order[:IMAGES]].cpu()
+    lines = []
+    for strip in strips:
+        name = strip.heading if by_preset else ""
+        lines.append(plain_views_line(images, strip.group, seed, name))
+    for line in dict.fromkeys(filter(None, lines)):
+        print_to_stderr(line)
 
 
 def _view_groups(experiment: Experiment, data: Dataset) -> Sequence[ViewGroup]:
@@ -117,6 +136,7 @@ def describe(augment: Augment) -> str:
     jitter = "{:g}/{:g}/{:g}/{:g}".format(*augment.jitter)
     parts = [
         f"crop {augment.crop[0]:g} to {augment.crop[1]:g}",
+        f"ratio {augment.ratio[0]:.2g} to {augment.ratio[1]:.2g}",
         f"flip {augment.flip:g}",
         f"jitter {jitter} with p {augment.jitter_p:g}",
         f"gray {augment.gray:g}",

@@ -79,6 +79,7 @@ def write_list(folder: str, lines: Sequence[str], list_dir: Path | None) -> Path
     try:
         list_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
+        path.chmod(0o600)  # an existing file keeps its mode otherwise
         path.write_text(f"{text}\n", "utf-8")
     except OSError:
         return None

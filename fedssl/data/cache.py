@@ -18,6 +18,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, count, islice
 from math import prod
 from pathlib import Path
@@ -56,6 +57,7 @@ def decode_cached(
     channels: int,
     *,
     background: int = 0,
+    pad: bool = False,
     cache_dir: Path,
     notify: Notify,
 ) -> tuple[PixelRows, dict[int, str]]:
@@ -69,11 +71,14 @@ def decode_cached(
         raise ConfigError(
             f"data.cache: {cache_dir} is inside the image folder {folder}; choose a folder outside"
         )
-    home = cache_dir / _cache_key(source, size, channels, background)
+    home = cache_dir / _cache_key(source, size, channels, background, pad)
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.mkdir(mode=0o700, exist_ok=True)
-        cache = _Cache(source, home, (channels, size, size), notify, background=background)
+        with suppress(PermissionError):  # an earlier version, or a copy, may have another mode
+            home.chmod(0o700)
+        shape = (channels, size, size)
+        cache = _Cache(source, home, shape, notify, background=background, pad=pad)
         return cache.read(names)
     except OSError as error:
         raise DataError(
@@ -89,15 +94,18 @@ def _contains_visibly(folder: Path, path: Path) -> bool:
     return not any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def _cache_key(source: Path, size: int, channels: int, background: int) -> str:
+def _cache_key(source: Path, size: int, channels: int, background: int, pad: bool) -> str:
     identity = [str(source), size, channels, RULES]
-    if background:  # black was the only one once, and its caches are still found
+    # Black and cropping were the only ones once, and their caches are still found.
+    if background:
         identity.append(background)
+    if pad:
+        identity.append("pad")
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 class _Cache:
-    """The cached images of one folder: of one size, number of channels and background."""
+    """The cached images of one folder: of one size, number of channels, background and fit."""
 
     def __init__(
         self,
@@ -107,12 +115,14 @@ class _Cache:
         notify: Notify,
         *,
         background: int,
+        pad: bool,
     ) -> None:
         self._source = source
         self._home = home
         self._image_shape = image_shape
         self._notify = notify
         self._background = background
+        self._pad = pad
         self._pixels_path = home / "pixels"
         self._index_path = home / "index"
         self._folder_path = home / "folder"
@@ -191,7 +201,13 @@ class _Cache:
             self._index_path.open("ab", buffering=0) as index,  # a kill loses no line
             meter(description, len(missing), self._notify) as advance,
             decode_into_file(
-                target, size, channels, jobs, lock=lock, background=self._background
+                target,
+                size,
+                channels,
+                jobs,
+                lock=lock,
+                background=self._background,
+                pad=self._pad,
             ) as chunk_outcomes,
         ):
             outcomes = chain.from_iterable(chunk_outcomes)

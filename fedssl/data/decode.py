@@ -3,13 +3,15 @@
 1. Images of more than 50 megapixels are rejected from the header, before any pixel is decoded.
    JPEG 2000 has a limit of 12, since its decoder takes up to 24 bytes a pixel.
 2. Of an animation, the first frame is used. EXIF orientation is applied.
-3. The largest centred square is kept, so any shape is accepted, even 1 × 10,000.
+3. The largest centred square is kept, so any shape is accepted, even 1 × 10,000. With `pad`, all of
+   the image is kept instead, if its longer side has at most 1,000,000 pixels.
 4. Transparency is composited over `background`, by default black, the colour of padding. Greyscale,
    palette, CMYK and other modes become RGB by Pillow's conversion; colour profiles are ignored.
 5. 16-bit, 32-bit and float images are rescaled so that their smallest value is 0 and their largest
    255, since the range of the type is not the range of the values: a 12-bit camera uses a sixteenth
    of 16 bits. An image of one value becomes black.
-6. The square is scaled to `size`, bilinearly with antialias, up or down.
+6. The longer side is scaled to `size`, bilinearly with antialias, up or down. The shorter side is
+   scaled in proportion, to at least one pixel, and padded on both sides to a square of `background`.
 
 Large images are converted in strips of rows. Decoding one takes at most four times the memory of
 its pixels as Pillow stores them, plus 50 MB (JPEG 2000: 300 MB in all).
@@ -34,6 +36,7 @@ from PIL import ExifTags, Image, ImageOps
 RULES = 1
 MAX_PIXELS = 50_000_000
 MAX_PIXELS_BY_FORMAT = {"JPEG2000": 12_000_000}
+MAX_PADDED_SIDE = 1_000_000  # Pillow's filter takes 16 bytes for each pixel of the side
 STRIP_PIXELS = 1_000_000  # converted at a time
 # Only raster formats: Pillow would also pass PostScript to an interpreter.
 _FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
@@ -55,86 +58,64 @@ class Unreadable(Exception):  # noqa: N818 - describes a file, not a failure of 
         self.lasting = lasting
 
 
-def decode(source: Path | bytes, size: int, channels: int = 3, background: int = 0) -> Array:
+def decode(
+    source: Path | bytes, size: int, channels: int = 3, background: int = 0, pad: bool = False
+) -> Array:
     """Return one image file as uint8 (channels, size, size), or raise Unreadable.
 
-    `background` is the grey under transparent pixels, from 0 to 255.
+    `background` is the grey under transparent pixels and, with `pad`, around the image: 0 to 255.
     Pillow may issue warnings; the caller decides what to do with them.
     """
-    with _open_stream(source) as stream:
-        image = _open_image(stream)
-        with _damage_as_unreadable():
-            image = _apply_orientation(_load_pixels(image))
-            return fit(image, size, channels, background)
+    with open_stream(source) as stream:
+        image = open_image(stream)
+        with damage_as_unreadable():
+            image = apply_orientation(load_pixels(image))
+            return fit(image, size, channels, background, pad)
 
 
 def read_header(path: Path) -> tuple[int, int, str, bool]:
     """Return width, height, Pillow's mode and if pixels may be transparent, or raise Unreadable."""
-    with _open_stream(path) as stream, _open_image(stream) as image:
+    with open_stream(path) as stream, open_image(stream) as image:
         return *image.size, image.mode, image.has_transparency_data
 
 
-def decode_whole(path: Path, size: tuple[int, int], channels: int = 3) -> Array:
-    """Return all of an image file as uint8 (channels, height, width), given its (width, height).
-
-    Annotations refer to the image as their author's viewer showed it. So the image is used as
-    stored if that has the annotated size, otherwise rotated by its EXIF orientation. Raise
-    Unreadable if neither has that size.
-    """
-    with _open_stream(path) as stream:
-        image = _open_image(stream)
-        stored_size = image.size
-        with _damage_as_unreadable():
-            image = _load_pixels(image)
-            if stored_size != size:
-                image = _apply_orientation(image)
-            if image.size != size:
-                raise Unreadable(
-                    f"has {stored_size[0]} × {stored_size[1]} pixels, "
-                    f"not {size[0]} × {size[1]} as annotated"
-                )
-            return to_array(image, channels)
-
-
-def fit(image: Image.Image, size: int, channels: int, background: int = 0) -> Array:
+def fit(
+    image: Image.Image, size: int, channels: int, background: int = 0, pad: bool = False
+) -> Array:
     """Return an image of any mode as uint8 (channels, size, size), by rules 3 to 6."""
-    box = _centred_square(image)
-    convert = _converter(image, box, background)
-    side = box[2] - box[0]
-    if convert is _keep_mode or side * side <= STRIP_PIXELS:
-        square = image if box == (0, 0, *image.size) else image.crop(box)
-        small = _resize(convert(square), size)
+    box = _all_of(image) if pad else _centred_square(image)
+    convert = converter(image, box, background)
+    width = box[2] - box[0]
+    height = box[3] - box[1]
+    longer = max(width, height)
+    scaled = (max(1, round(size * width / longer)), max(1, round(size * height / longer)))
+    if convert is _keep_mode or width * height <= STRIP_PIXELS:
+        part = image if box == (0, 0, *image.size) else image.crop(box)
+        small = convert(part).resize(scaled, Image.Resampling.BILINEAR)
     else:
-        planes = [_resize(plane, size) for plane in _convert_in_strips(image, box, convert)]
+        planes = []
+        for plane in _convert_in_strips(image, box, convert):
+            planes.append(plane.resize(scaled, Image.Resampling.BILINEAR))
         small = Image.merge("L" if len(planes) == 1 else "RGB", planes)
-    return _channels_first(np.array(small.convert(_mode(channels))))
+    pixels = _channels_first(np.array(small.convert(pillow_mode(channels))))
+    return _padded(pixels, size, background)
 
 
-def to_array(image: Image.Image, channels: int | None = None) -> Array:
-    """Return an image of any mode as uint8 (C, H, W), by rules 4 and 5.
-
-    Without `channels`, C is 1 for a grey image and 3 for any other.
-    """
-    box = (0, 0, *image.size)
-    convert = _converter(image, box)
-    if channels is None:
-        channels = _converted_channels(image, convert)
-    array = np.empty((channels, image.height, image.width), np.uint8)
-    top = 0
-    for strip in _strips(image, box):
-        pixels = np.asarray(convert(strip).convert(_mode(channels)))
-        rows = array[:, top : top + strip.height]
-        rows[:] = pixels if channels == 1 else pixels.transpose(2, 0, 1)
-        top += strip.height
-    return array
+def _padded(pixels: Array, size: int, background: int) -> Array:
+    """Return pixels (C, h, w) in the middle of a square (C, size, size)."""
+    channels, height, width = pixels.shape
+    if height == width == size:
+        return pixels
+    square = np.full((channels, size, size), background, np.uint8)
+    top = (size - height) // 2
+    left = (size - width) // 2
+    square[:, top : top + height, left : left + width] = pixels
+    return square
 
 
-def _mode(channels: int) -> str:
+def pillow_mode(channels: int) -> str:
+    """Return Pillow's mode for images of one or three channels."""
     return "L" if channels == 1 else "RGB"
-
-
-def _resize(image: Image.Image, size: int) -> Image.Image:
-    return image.resize((size, size), Image.Resampling.BILINEAR)
 
 
 def _channels_first(pixels: Array) -> Array:
@@ -144,7 +125,8 @@ def _channels_first(pixels: Array) -> Array:
 
 
 @contextmanager
-def _damage_as_unreadable() -> Iterator[None]:
+def damage_as_unreadable() -> Iterator[None]:
+    """Raise any error of the body as Unreadable."""
     try:
         yield
     except Unreadable:
@@ -165,7 +147,8 @@ def _unreadable(error: Exception, reason: str) -> Unreadable:
     return Unreadable(reason)
 
 
-def _open_stream(source: Path | bytes) -> BinaryIO:
+def open_stream(source: Path | bytes) -> BinaryIO:
+    """Open a file; raise Unreadable if that fails or the file is empty."""
     try:
         stream = source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
     except OSError as error:
@@ -177,7 +160,7 @@ def _open_stream(source: Path | bytes) -> BinaryIO:
     return stream
 
 
-def _open_image(stream: BinaryIO) -> Image.Image:
+def open_image(stream: BinaryIO) -> Image.Image:
     """Read the header and check the number of pixels; no pixel is decoded yet."""
     try:
         image = Image.open(stream, formats=_supported_formats())
@@ -191,7 +174,7 @@ def _open_image(stream: BinaryIO) -> Image.Image:
     return image
 
 
-def _load_pixels(image: Image.Image) -> Image.Image:
+def load_pixels(image: Image.Image) -> Image.Image:
     """Decode the pixels and drop the encoded or raw bytes that some plugins keep."""
     image.load()
     if hasattr(image, "fp"):
@@ -205,7 +188,7 @@ def _supported_formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _apply_orientation(image: Image.Image) -> Image.Image:
+def apply_orientation(image: Image.Image) -> Image.Image:
     """Rotate or mirror the image as its EXIF orientation requires."""
     try:
         if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
@@ -217,6 +200,12 @@ def _apply_orientation(image: Image.Image) -> Image.Image:
         return image
 
 
+def _all_of(image: Image.Image) -> Box:
+    if max(image.size) > MAX_PADDED_SIDE:
+        raise Unreadable(f"longer than {MAX_PADDED_SIDE:,} pixels")
+    return 0, 0, *image.size
+
+
 def _centred_square(image: Image.Image) -> Box:
     side = min(image.size)
     left = (image.width - side) // 2
@@ -224,7 +213,7 @@ def _centred_square(image: Image.Image) -> Box:
     return left, top, left + side, top + side
 
 
-def _strips(image: Image.Image, box: Box) -> Iterator[Image.Image]:
+def strips(image: Image.Image, box: Box) -> Iterator[Image.Image]:
     """Yield the rows of a box in strips of about STRIP_PIXELS pixels."""
     left, top, right, bottom = box
     height = max(1, STRIP_PIXELS // (right - left))
@@ -238,16 +227,16 @@ def _convert_in_strips(image: Image.Image, box: Box, convert: Convert) -> list[I
     Pillow takes four bytes a pixel for RGB in one piece; separate channels take three.
     """
     size = (box[2] - box[0], box[3] - box[1])
-    planes = [Image.new("L", size) for _ in range(_converted_channels(image, convert))]
+    planes = [Image.new("L", size) for _ in range(converted_channels(image, convert))]
     top = 0
-    for strip in _strips(image, box):
+    for strip in strips(image, box):
         for plane, channel in zip(planes, convert(strip).split(), strict=True):
             plane.paste(channel, (0, top))
         top += strip.height
     return planes
 
 
-def _converter(image: Image.Image, box: Box, background: int = 0) -> Convert:
+def converter(image: Image.Image, box: Box, background: int = 0) -> Convert:
     """Return the function that converts parts of a box to RGB, or to L if the image is grey."""
     if image.mode.startswith(("I", "F")):
         low, high = _value_range(image, box)
@@ -260,7 +249,8 @@ def _converter(image: Image.Image, box: Box, background: int = 0) -> Convert:
     return _to_grey if image.mode == "1" else _to_colour
 
 
-def _converted_channels(image: Image.Image, convert: Convert) -> int:
+def converted_channels(image: Image.Image, convert: Convert) -> int:
+    """Return the channels of an image after conversion: 1 if it is grey, else 3."""
     return len(convert(image.crop((0, 0, 1, 1))).getbands())
 
 
@@ -285,7 +275,7 @@ def _composite(image: Image.Image, background: int) -> Image.Image:
 def _value_range(image: Image.Image, box: Box) -> tuple[float, float]:
     """Return the smallest and the largest value in a box."""
     ranges = []
-    for strip in _strips(image, box):
+    for strip in strips(image, box):
         values = np.asarray(strip)
         ranges.append((float(values.min()), float(values.max())))
     low = float(np.min(ranges))

@@ -37,7 +37,7 @@ _MAX_THREADS = 8
 
 Open = Callable[[str], Path | bytes]
 Outcomes = AbstractContextManager[Iterator[list[Outcome]]]
-WorkerArguments = tuple[int, int, int, int]  # of decode_worker.serve
+WorkerArguments = tuple[int, int, int, int, int]  # of decode_worker.serve
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -50,6 +50,7 @@ def decode_all(
     notify: Notify,
     *,
     background: int = 0,
+    pad: bool = False,
 ) -> tuple[Tensor, dict[int, str]]:
     """Decode `source(name)` for all names, in threads.
 
@@ -60,7 +61,7 @@ def decode_all(
     bad: dict[int, str] = {}
 
     def decode_chunk(chunk: Sequence[str]) -> list[Array | str]:
-        return [_pixels_or_reason(source(name), size, channels, background) for name in chunk]
+        return [_pixels_or_reason(source(name), size, channels, background, pad) for name in chunk]
 
     with (
         meter(f"decoding {len(names):,} images", len(names), notify) as advance,
@@ -79,10 +80,10 @@ def decode_all(
 
 
 def _pixels_or_reason(
-    source: Path | bytes, size: int, channels: int, background: int
+    source: Path | bytes, size: int, channels: int, background: int, pad: bool
 ) -> Array | str:
     try:
-        return decode.decode(source, size, channels, background)
+        return decode.decode(source, size, channels, background, pad)
     except Unreadable as error:
         return str(error)
 
@@ -104,6 +105,7 @@ def decode_into_file(
     *,
     lock: int,
     background: int = 0,
+    pad: bool = False,
 ) -> Outcomes:
     """Decode all jobs into the open file `target`; enter to iterate over each chunk's outcomes.
 
@@ -111,9 +113,9 @@ def decode_into_file(
     process is killed, the lock is released when the last worker has stopped writing.
     """
     if _can_start_workers() and sum(map(len, chunks)) >= MIN_FILES_FOR_PROCESSES:
-        arguments = (target, size, channels, background)
+        arguments = (target, size, channels, background, int(pad))
         return _decode_in_processes(arguments, chunks, lock=lock)
-    fill = partial(decode_worker.fill, target, size, channels, background)
+    fill = partial(decode_worker.fill, target, size, channels, background, pad)
     return _map_in_threads(fill, chunks, _thread_count())
 
 
@@ -185,7 +187,7 @@ class _Worker:
         program = [sys.executable, "-P", decode_worker.__file__]
         # The worker finds Pillow where this process found it.
         search_path = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # nosec B603 # this Python, fixed arguments
             [*program, *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": search_path},
             stdin=subprocess.PIPE,

@@ -40,7 +40,7 @@ def _decode_path(text: str) -> Path:
 
 
 def fill(
-    target: int, size: int, channels: int, background: int, jobs: Iterable[Sequence[Any]]
+    target: int, size: int, channels: int, background: int, pad: bool, jobs: Iterable[Sequence[Any]]
 ) -> list[Outcome]:
     """Write the pixels of each job's file to its row of the open file `target`.
 
@@ -49,7 +49,7 @@ def fill(
     outcomes: list[Outcome] = []
     for row, path in jobs:
         try:
-            pixels = decode.decode(_decode_path(path), size, channels, background)
+            pixels = decode.decode(_decode_path(path), size, channels, background, pad)
         except decode.Unreadable as error:
             outcomes.append([str(error), error.lasting])
             continue
@@ -68,7 +68,7 @@ def _write_at(target: int, data: bytes, offset: int) -> None:
         offset += written
 
 
-def serve(target: int, size: int, channels: int, background: int) -> None:
+def serve(target: int, size: int, channels: int, background: int, pad: int) -> None:
     """Run as a worker process until the input ends.
 
     Read a line of jobs from standard input; write a line of outcomes, or the errno of a failure, to
@@ -81,7 +81,7 @@ def serve(target: int, size: int, channels: int, background: int) -> None:
     warnings.simplefilter("ignore")
     for line in sys.stdin.buffer:
         try:
-            answer: Any = fill(target, size, channels, background, json.loads(line))
+            answer: Any = fill(target, size, channels, background, bool(pad), json.loads(line))
         except OSError as error:
             answer = error.errno or -1
         os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
+from fedssl.core.similar_paths import suggest_path
 from fedssl.core.suggestions import suggest
+from fedssl.data.aspect_ratio import cropping_warning
 from fedssl.data.bad_files import check_bad_share, write_list
 from fedssl.data.cache import decode_cached, default_cache_dir
 from fedssl.data.decode_parallel import decode_all
@@ -30,6 +32,7 @@ LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}  # folder
 TEST_NAMES = ("test", "val")
 Background = Literal["black", "white"]
 BACKGROUNDS: dict[Background, int] = {"black": 0, "white": 255}
+Fit = Literal["crop", "pad"]
 _CACHE_WORDS = ("auto", "off")
 
 _NonEmpty = Annotated[str, Field(min_length=1)]
@@ -50,9 +53,10 @@ class Folder(Source):
     size: int = Field(ge=1, le=4096)
     layout: Literal["clients", "classes", "clients-classes", "flat"]
     channels: Literal[1, 3] = 3
-    background: Background = "black"  # under transparent pixels
+    background: Background = "black"  # under transparent pixels, and around padded images
+    fit: Fit = "crop"  # to a square: keep the centred one, or all and fill it with the background
     bad_share: float = Field(default=0.01, ge=0, le=1)  # of a client's files (or of all)
-    test: str | None = None
+    test: _NonEmpty | None = None
     cache: _NonEmpty = "auto"  # folder for decoded images; auto: the user's cache, off: nowhere
 
     @field_validator("cache")
@@ -71,6 +75,8 @@ class Folder(Source):
             test_folder = _find_folder(self.test, root)
             _check_disjoint(train_folder, test_folder)
         train = self._read_part(train_folder, top, self.layout, notify)
+        if self.fit == "crop":  # of training images only: once is enough
+            _print_if_any(notify, cropping_warning(train_folder, train.names))
         if test_folder is None:
             images = train.images(train.classes)
             return Dataset(images, None, train.owners(), skipped=tuple(train.skipped))
@@ -113,12 +119,9 @@ class Folder(Source):
                 readable.append(name)
         if not readable:
             raise DataError(f"{folder} holds no image that can be read in layout {layout}")
-        for warning in (
-            small_images_warning(folder, readable, self.size),
-            one_colour_warning(folder, readable, pixels, self.background),
-        ):
-            if warning is not None:
-                notify(warning)
+        small = small_images_warning(folder, readable, self.size, pad=self.fit == "pad")
+        _print_if_any(notify, small)
+        _print_if_any(notify, one_colour_warning(folder, readable, pixels, self.background))
         below = folder.relative_to(top)
         lines = [f"{reason}: {printable(str(below / name))}" for reason, name in skipped]
         return _Part(pixels, readable, layout, clients=clients, skipped=lines)
@@ -133,6 +136,7 @@ class Folder(Source):
     ) -> tuple[PixelRows, dict[int, str]]:
         cache_dir = self._cache_dir
         background = BACKGROUNDS[self.background]
+        pad = self.fit == "pad"
         if cache_dir is None:
             pixels, bad = decode_all(
                 names,
@@ -141,6 +145,7 @@ class Folder(Source):
                 channels=self.channels,
                 notify=notify,
                 background=background,
+                pad=pad,
             )
             return PixelRows(pixels), bad
         return decode_cached(
@@ -149,6 +154,7 @@ class Folder(Source):
             self.size,
             channels=self.channels,
             background=background,
+            pad=pad,
             cache_dir=cache_dir,
             notify=notify,
         )
@@ -166,6 +172,11 @@ class Folder(Source):
 def background_of(source: Source) -> Background:
     """Return the colour under transparent pixels of files, as `source` decodes them."""
     return source.background if isinstance(source, Folder) else "black"
+
+
+def fit_of(source: Source) -> Fit:
+    """Return how files become squares, as `source` decodes them."""
+    return source.fit if isinstance(source, Folder) else "crop"
 
 
 class _Part(NamedTuple):
@@ -202,6 +213,11 @@ class _Part(NamedTuple):
         return owners
 
 
+def _print_if_any(notify: Notify, warning: str | None) -> None:
+    if warning is not None:
+        notify(warning)
+
+
 def _class_of(name: str, level: int) -> str:
     return printable(name.split(os.sep)[level - 1])
 
@@ -221,7 +237,8 @@ def _find_folder(path: str, root: Path) -> Path:
         return folder
     if folder.exists():
         raise DataError(f"{folder} is not a folder")
-    raise DataError(f"there is no folder {searched_places(path, root)}")
+    suggestion = suggest_path(path, Path.is_dir, (root, Path()))
+    raise DataError(f"there is no folder {searched_places(path, root)}{suggestion}")
 
 
 def train_and_test(top: Path) -> tuple[Path, Path | None]:

@@ -47,8 +47,8 @@ class Images:
         pool = self.pixel_rows.pool
         if pool.dtype != torch.uint8 or pool.ndim != 4:
             raise DataError(
-                "images must be uint8 of shape (N, C, H, W), "
-                f"not {pool.dtype} of {tuple(pool.shape)}"
+                "images must be uint8 of shape (N, C, H, W); "
+                f"got dtype {pool.dtype} and shape {tuple(pool.shape)}"
             )
         self.classes = classes
         self._load_labels: LabelLoader | None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import final
+from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Generator, Tensor
 
 from fedssl.data.images import Dataset, Images
@@ -24,9 +25,13 @@ _BLOCK = 1024  # images shifted at a time
 class Shifted(Partition, ABC):
     """Images are dealt as with `iid`, then shifted; the shifted images are kept in memory."""
 
+    added_later: ClassVar = ("share",)
+
+    share: float = Field(1.0, gt=0, le=1)  # of its images that a client keeps; the rest are unused
+
     @final
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
-        return Iid().split(data, clients, generator)
+        return Iid(share=self.share).split(data, clients, generator)
 
     @final
     def shift(self, data: Dataset, parts: Mapping[str, Tensor]) -> Dataset:

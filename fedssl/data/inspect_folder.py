@@ -1,4 +1,4 @@
-"""Find out how a folder of images is organised, without decoding the images."""
+"""Find out how a folder of images is organised; of the images, at most a few are decoded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
-from fedssl.data.folder import LEVELS, TEST_NAMES, train_and_test
+from fedssl.core.similar_paths import suggest_path
+from fedssl.data.aspect_ratio import are_mostly_elongated, is_elongated, median_lost
+from fedssl.data.edge_colour import have_light_edges
+from fedssl.data.folder import LEVELS, TEST_NAMES, Fit, train_and_test
 from fedssl.data.folder_listing import list_image_files, subfolders
-from fedssl.data.small_images import Header, sample_headers
+from fedssl.data.small_images import Header, sample_headers, scaled_sides
 
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
 LAYOUTS = tuple(LEVELS)
@@ -29,13 +32,27 @@ class FolderSummary(NamedTuple):
     classes: list[str]
     images: int  # files that the layout includes
     outside: int  # files above the folders of the layout, which are left out
-    side: int  # median of the shorter sides of the sample, in pixels
+    side: int  # median over the sample of the side that is scaled to data.size, in pixels
     smallest_side: int
     grey: bool  # True if all images of the sample are
     transparent: int  # images of the sample whose pixels may be transparent
     sampled: int  # files whose headers were read
     unreadable: int  # of them, files that are not images
     bad_share: float  # the largest share of unreadable files in the sample of one client
+    fit: Fit = "crop"  # as in [data]
+    lost: float = 0.0  # median share of the area that cropping to squares loses
+    elongated: int = 0  # images of the sample that would lose more than a third
+    light_edges: bool = False  # True if most images have light edges; only for images to be padded
+
+    @property
+    def readable(self) -> int:
+        """The number of images in the sample."""
+        return self.sampled - self.unreadable
+
+    @property
+    def mostly_transparent(self) -> bool:
+        """True if most images of the sample may have transparent pixels."""
+        return 2 * self.transparent > self.readable
 
     @property
     def by_client(self) -> bool:
@@ -55,8 +72,7 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
 
     The layout is detected if it is None.
     """
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}")
+    _check_folder(folder)
     train, test = _split(folder, layout)
     all_names, _ = list_image_files(train, folder, 0, separate_subfolders=False, notify=notify)
     test_classes = _test_classes(test)
@@ -65,10 +81,9 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
         layout, reason = detect_layout(all_names, test_classes)
     names = _in_layout(all_names, layout, train)
     headers = sample_headers(train, names)
-    images = list(filter(None, headers.values()))
-    if not images:
-        raise DataError(f"no file in {train} could be read as an image")
-    sides = [min(image.width, image.height) for image in images]
+    images = _readable(headers, train)
+    pad = are_mostly_elongated(images)
+    sides = scaled_sides(images, pad=pad)
     summary = FolderSummary(
         layout=layout,
         reason=reason,
@@ -84,10 +99,40 @@ def inspect_folder(folder: Path, notify: Notify, layout: str | None = None) -> F
         sampled=len(headers),
         unreadable=len(headers) - len(images),
         bad_share=_largest_bad_share(headers, layout),
+        lost=median_lost(images),
+        fit="pad" if pad else "crop",
+        elongated=sum(map(is_elongated, images)),
+        light_edges=pad and have_light_edges(train, list(headers)),
     )
-    if max(summary.owned) < 2:
-        raise DataError(f"a client needs 2 images to train, but those in {train} have 1: add more")
+    _check_enough_images(summary, train)
     return summary
+
+
+def _check_enough_images(summary: FolderSummary, folder: Path) -> None:
+    """Raise DataError if no client has the two images that training needs."""
+    if max(summary.owned) > 1:
+        return
+    if summary.by_client:
+        raise DataError(
+            f"every client in {folder} has only one image, but training needs two images per "
+            "client: add images"
+        )
+    raise DataError(f"{folder} has only one image, but training needs two: add images")
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.is_file():
+        raise DataError(f"{folder} is a file, not a folder of images")
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}{suggest_path(folder, Path.is_dir)}")
+
+
+def _readable(headers: Mapping[str, Header | None], folder: Path) -> list[Header]:
+    """Return the headers of images; raise DataError if there are none."""
+    images = list(filter(None, headers.values()))
+    if not images:
+        raise DataError(f"no file in {folder} could be read as an image")
+    return images
 
 
 def _in_layout(names: Sequence[str], layout: str, folder: Path) -> list[str]:
@@ -104,6 +149,8 @@ def _in_layout(names: Sequence[str], layout: str, folder: Path) -> list[str]:
 
 def _split(folder: Path, layout: str | None) -> tuple[Path, Path | None]:
     """Return the folders of training and of test images, as `data.name = "folder"` reads them."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
     names = set(subfolders(folder))
     others = names - {"train", *TEST_NAMES}
     if "train" in names and others and layout is None:

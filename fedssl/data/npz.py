@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
+from fedssl.core.similar_paths import suggest_path
 from fedssl.data.download import find_path, searched_places
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 
@@ -36,7 +37,8 @@ class Npz(Source):
     def read(self, root: Path, notify: Notify) -> Dataset:
         path = find_path(self.path, root)
         if not path.exists():
-            raise DataError(f"there is no file {searched_places(self.path, root)}")
+            suggestion = suggest_path(self.path, Path.is_file, (root, Path()))
+            raise DataError(f"there is no file {searched_places(self.path, root)}{suggestion}")
         return read_npz(path)
 
 

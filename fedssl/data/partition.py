@@ -163,9 +163,12 @@ def first_share(order: Tensor, share: float) -> Tensor:
 def check_client_count(images: int, clients: int) -> None:
     """Raise ConfigError unless every client can get an image."""
     if clients < 1:
-        raise ConfigError(f"there must be at least one client, not {clients}")
+        raise ConfigError(f"clients must be at least 1 (got {clients})")
     if clients > images:
-        raise ConfigError(f"{images} images are too few for {clients} clients")
+        raise ConfigError(
+            f"{images} images are too few for {clients} clients, because training needs two images "
+            f"per client: set clients to {max(1, images // 2)} or fewer"
+        )
 
 
 def equal_sizes(images: int, clients: int) -> list[int]:

@@ -80,7 +80,9 @@ class HeldOut(Public):
         return train.pixel_rows[rows]
 
 
-def fitted(pixels: Tensor, image: tuple[int, int, int]) -> Tensor:
+def fitted(
+    pixels: Tensor, image: tuple[int, int, int], *, background: int = 0, pad: bool = False
+) -> Tensor:
     """Convert uint8 (n, c, h, w) to images of (C, H, W), by the rules of decode.py."""
     shape = tuple(pixels.shape[1:])
     channels, height, width = image
@@ -90,7 +92,9 @@ def fitted(pixels: Tensor, image: tuple[int, int, int]) -> Tensor:
         raise DataError(
             f"images of {shape} (channels, height, width) cannot be converted to {image}"
         )
-    arrays = [fit(_to_pillow(array), height, channels) for array in pixels.numpy()]
+    arrays = []
+    for array in pixels.numpy():
+        arrays.append(fit(_to_pillow(array), height, channels, background, pad))
     return torch.from_numpy(np.stack(arrays))
 
 

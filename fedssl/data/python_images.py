@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, DataError
-from fedssl.data.decode import Unreadable, to_array
+from fedssl.data.decode import Unreadable
+from fedssl.data.decode_whole import to_array
 from fedssl.data.images import SOURCES, Dataset, Images, Source
 from fedssl.data.images_by_client import join_clients
 
@@ -70,7 +71,7 @@ def _images_by_client(sources: Mapping[Any, Any]) -> dict[str, Images]:
 
 def _to_images(source: Any) -> Images:
     if is_by_client(source):
-        raise DataError("images must be one data set here, not a dict of several")
+        raise DataError("expected one data set, got a dict of data sets")
     if isinstance(source, Images):
         return source
     if isinstance(source, Tensor | np.ndarray):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,10 +36,18 @@ def sample_headers(folder: Path, names: Sequence[str]) -> dict[str, Header | Non
     return headers
 
 
-def small_images_warning(folder: Path, names: Sequence[str], size: int) -> str | None:
-    """Return a warning if the median of the shorter sides is far below `size` pixels, or None."""
+def scaled_sides(headers: Iterable[Header], *, pad: bool) -> list[int]:
+    """Return the side of each image that is scaled to `data.size`: the longer one with padding."""
+    choose = max if pad else min
+    return [choose(header.width, header.height) for header in headers]
+
+
+def small_images_warning(
+    folder: Path, names: Sequence[str], size: int, *, pad: bool = False
+) -> str | None:
+    """Return a warning if the median of the scaled sides is far below `size` pixels, or None."""
     headers = filter(None, sample_headers(folder, names).values())
-    sides = [min(header.width, header.height) for header in headers]
+    sides = scaled_sides(headers, pad=pad)
     if not sides:
         return None
     side = statistics.median_low(sides)

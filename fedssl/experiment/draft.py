@@ -12,6 +12,7 @@ import tomli_w
 from fedssl.data.folder import Folder
 from fedssl.data.folder_listing import printable
 from fedssl.data.inspect_folder import FolderSummary
+from fedssl.experiment.draft_fit import fit_lines, side_text
 from fedssl.views.presets import PRESETS
 
 # Words in the names of folders that suggest a view preset.
@@ -129,7 +130,7 @@ def _head(folder: Path, summary: FolderSummary, gpu: bool) -> str:
         "# fedssl partition FILE and fedssl views FILE show what is trained on.",
         "seed = 0",
         "# In each round every client trains and all models are averaged. The learning rate falls",
-        "# over all rounds, so that another number of rounds is another training.",
+        "# over all rounds, so a run with more rounds differs from the second round on.",
         f"rounds = {rounds}",
     ]
     if not summary.by_client:
@@ -145,12 +146,11 @@ def _data(folder: Path, summary: FolderSummary, choices: Choices) -> str:
     lines += [
         f"path = {_quoted(folder)}",
         *_layout_lines(summary),
-        f"size = {size}  # pixels a side; half of the images have at least {summary.side}",
+        f"size = {size}  # pixels a side; {side_text(summary)}",
     ]
     if summary.grey:
         lines.append("channels = 1  # the images are grey")
-    if 2 * summary.transparent > summary.sampled - summary.unreadable:
-        lines += _background_lines(summary)
+    lines += fit_lines(summary)
     if summary.bad_share > Folder.model_fields["bad_share"].default:
         lines.append(f"# {summary.unreadable} of {summary.sampled} sampled files are no images.")
         lines.append(f"bad_share = {_allowed(summary.bad_share)}  # of a client's files")
@@ -169,16 +169,6 @@ def _layout_lines(summary: FolderSummary) -> list[str]:
     else:
         lines.append(f"# Write this file again with {OTHER_LAYOUTS[summary.layout]}.")
     return [*lines, f'layout = "{summary.layout}"']
-
-
-def _background_lines(summary: FolderSummary) -> list[str]:
-    """Return the colour under transparent pixels, and the reason for it."""
-    readable = summary.sampled - summary.unreadable
-    return [
-        f"# {summary.transparent} of {readable} sampled images can have transparent pixels. Dark",
-        '# drawings would vanish over "black", the default; light ones vanish over "white".',
-        'background = "white"',
-    ]
 
 
 def _allowed(bad_share: float) -> float:
@@ -200,7 +190,7 @@ def _test_lines(summary: FolderSummary) -> list[str]:
 
 
 OTHER_LAYOUTS = {
-    "clients": "--layout classes if the folders are kinds of things",
+    "clients": "--layout classes if each folder is a class",
     "classes": "--layout clients if the folders are owners of images",
     "clients-classes": "--layout clients if the inner folders are no classes",
     "flat": "real clients each have a folder",

@@ -21,6 +21,7 @@ STRIP_GAP = 16  # between strips, and after the clean images
 LINE = 20  # height of a line of text
 TEXT = 14  # size of the font; a sheet of about 1,000 pixels is shown at 70% on a page
 MAX_NAME = 20  # characters of a row's name
+FRAME = (200, 200, 200)  # around each tile: white borders of images would not be visible
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -91,8 +92,11 @@ def _abbreviate(name: str) -> str:
 
 
 def _paste_column(sheet: Image.Image, tiles: Tensor, left: int, top: int) -> None:
+    pen = ImageDraw.Draw(sheet)
     for row, tile in enumerate(tiles):
-        sheet.paste(_tile(tile), (left, top + STEP * row))
+        upper = top + STEP * row
+        pen.rectangle((left - 1, upper - 1, left + TILE, upper + TILE), outline=FRAME)
+        sheet.paste(_tile(tile), (left, upper))
 
 
 def _make_views(images: Tensor, strip: Strip, seed: int) -> Tensor:

@@ -20,10 +20,12 @@ def load_as_input(
     image: tuple[int, int, int],
     normalisation: Normalisation | None,
     background: int = 0,
+    pad: bool = False,
 ) -> Tensor:
     """Return image files as float32 (n, channels, size, size), by the rules of `data.decode`.
 
-    `image` is the shape of the training images, `background` the grey under transparent pixels.
+    `image` is the shape of the training images, `background` the grey under transparent pixels and,
+    with `pad`, around images that are no squares.
     Raises DataError if a file cannot be read; its `detail` names the files.
     """
     channels, height, width = image
@@ -36,7 +38,13 @@ def load_as_input(
         raise ConfigError("there is no file to load: pass at least one path")
     names = [str(path) for path in paths]
     pixels, bad = decode_all(
-        names, Path, height, channels=channels, notify=ignore_message, background=background
+        names,
+        Path,
+        height,
+        channels=channels,
+        notify=ignore_message,
+        background=background,
+        pad=pad,
     )
     if bad:
         reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(Counter(bad.values()).items()))

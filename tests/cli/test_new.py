@@ -68,7 +68,9 @@ def test_a_folder_of_classes_runs_with_its_layout(
     monkeypatch.chdir(tmp_path)
     write_images(Path("pets"), {"cat": 12, "dog": 12})
     _, out, _ = cli("new", "pets")
-    assert "clients: each folder has its own images; --layout classes if the folders are" in out
+    assert (
+        "clients: each folder has its own images; --layout classes if each folder is a class" in out
+    )
     assert cli("new", "pets", "--layout", "classes", "--force")[0] == 0
     quick = ["--set", "rounds=1", "--set", "probe.baselines=[]", "--set", "probe.epochs=1"]
     assert cli("run", "pets.toml", "--quiet", "--device", "cpu", *quick)[0] == 0
@@ -153,6 +155,109 @@ def test_labelled_images_may_be_elsewhere(photos: Path, cli: Any) -> None:
     assert load("with.toml").to_dict()["data"]["test"] == "labelled"
     code, _, err = cli("new", "photos", "--test", "nowhere", "-o", "other.toml")
     assert (code, err) == (2, "fedssl: --test: there is no folder nowhere\n")
+    code, _, err = cli("new", "photos", "--test", "labeled", "-o", "other.toml")
+    assert err == 'fedssl: --test: there is no folder labeled, did you mean "labelled"?\n'
     code, _, err = cli("new", "photos", "--test", "labelled/cat", "-o", "other.toml")
     assert code == 2
     assert "needs one folder of images for each class" in err
+
+
+def _write_shapes(folder: Path, size: tuple[int, int], mode: str, colour: Any) -> None:
+    folder.mkdir()
+    for number in range(4):
+        Image.new(mode, size, colour).save(folder / f"{number}.png")
+
+
+WHITE_EDGES = 'white: most images have light edges; or "black" (data.background)'
+BLACK_EDGES = 'black: most images have dark edges; or "white" (data.background)'
+CLEAR = 'white: 4 of 4 sampled images can have transparent pixels; or "black" (data.background)'
+PAD = (
+    "pad: cropped to squares, half of the images would lose 75% of their area or more; "
+    '"crop" if only the middle matters (data.fit)'
+)
+CROP = (
+    "crop: half of the images lose 25% of their area or less, 0 of 4 more than a third; "
+    '"pad" keeps all of it (data.fit)'
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "colour", "fit", "fill"),
+    [
+        ((80, 20), "RGB", (250, 250, 250), PAD, WHITE_EDGES),
+        ((20, 80), "L", 5, PAD, BLACK_EDGES),
+        ((80, 20), "RGBA", (0, 0, 0, 255), PAD, CLEAR),
+        ((40, 30), "RGB", (250, 250, 250), CROP, None),
+        ((40, 40), "RGBA", (0, 0, 0, 255), None, CLEAR),
+        ((40, 40), "RGB", (250, 250, 250), None, None),
+    ],
+    ids=["wide documents", "tall X-rays", "wide drawings", "photos", "square drawings", "squares"],
+)
+def test_the_summary_has_the_fit_and_the_background(
+    size: tuple[int, int],
+    mode: str,
+    colour: Any,
+    fit: str | None,
+    fill: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cli: Any,
+) -> None:
+    """Lines are printed for what is not a default, or loses a part of the images."""
+    monkeypatch.chdir(tmp_path)
+    _write_shapes(Path("images"), size, mode, colour)
+    code, out, _ = cli("new", "images")
+    assert code == 0
+    printed = {}
+    for line in out.splitlines():
+        if line.startswith("  ") and not line.startswith("  fedssl"):
+            name, _, text = line.strip().partition(" ")
+            printed[name] = text.strip()
+    assert printed.get("fit") == fit
+    assert printed.get("fill") == fill
+    data: Any = load("images.toml").data
+    assert data.fit == ("pad" if fit == PAD else "crop")
+    assert data.background == ("white" if fill in (WHITE_EDGES, CLEAR) else "black")
+
+
+def test_a_run_on_the_written_experiment_has_no_warning_of_cropping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
+) -> None:
+    """It has one, and only one, if the written setting is undone."""
+    monkeypatch.chdir(tmp_path)
+    stream = np.random.default_rng(0)
+    Path("scans").mkdir()
+    for number in range(16):
+        noise = stream.integers(0, 256, (16, 40, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(f"scans/{number}.png")
+    assert cli("new", "scans")[0] == 0
+    quick = ["--set", "rounds=1", "--device", "cpu"]
+    code, _, err = cli("run", "scans.toml", *quick)
+    assert (code, "data.fit" in err) == (0, False)
+    code, _, err = cli("run", "scans.toml", *quick, "--set", "data.fit=crop")
+    assert (code, err.count('set data.fit = "pad"')) == (0, 1)
+
+
+def test_a_misspelled_path_is_corrected(photos: Path, cli: Any) -> None:
+    code, _, err = cli("new", "fotos/")
+    assert (code, err) == (3, 'fedssl: there is no folder fotos, did you mean "photos"?\n')
+    assert not Path("fotos.toml").exists()
+    assert cli("new", "photos")[0] == 0
+    for args, problem in (
+        (["run", "phtos.toml"], 'there is no file phtos.toml, did you mean "photos.toml"?'),
+        (["run", "photos"], 'there is no recipe or file "photos", did you mean "photos.toml"?'),
+        (["evaluate", "photo"], "photo is not a run directory: it has no experiment.toml"),
+        (["runs", "fotos"], 'there is no folder fotos, did you mean "photos"?'),
+        (["compare", "fotos"], 'there is no folder fotos, did you mean "photos"?'),
+    ):
+        assert cli(*args)[::2] == (2, f"fedssl: {problem}\n")
+    for key in ("path", "test"):
+        code, _, err = cli("partition", "photos.toml", "--set", f"data.{key}=fotos")
+        assert code == 3
+        assert err.endswith(f'working directory {Path.cwd()}, did you mean "photos"?\n')
+
+
+def test_a_file_is_not_a_folder_of_images(photos: Path, cli: Any) -> None:
+    Path("photos.zip").touch()
+    code, _, err = cli("new", "photos.zip")
+    assert (code, err) == (3, "fedssl: photos.zip is a file, not a folder of images\n")

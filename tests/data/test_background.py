@@ -149,7 +149,9 @@ def test_other_images_are_decoded_over_that_of_the_run(tmp_path: Path) -> None:
     on = {"name": "folder", "path": "drawings", "layout": "classes", "cache": "off"}
 
     def pixels(table: dict[str, Any]) -> torch.Tensor:
-        return other_images(table, (3, 2, 2), tmp_path, lambda line: None, "white").train.pixels
+        return other_images(
+            table, (3, 2, 2), tmp_path, lambda line: None, background="white"
+        ).train.pixels
 
     assert torch.equal(pixels(on), _expected("white"))
     assert torch.equal(pixels({**on, "background": "black"}), _expected("black"))

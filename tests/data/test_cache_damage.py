@@ -10,6 +10,8 @@ from image_files import cached_greys, home, put, read_cached
 from fedssl.core.errors import DataError
 from fedssl.data import mapped_file
 
+pytestmark = pytest.mark.rows("P11")
+
 
 def cut_versions(data):
     """Yield the data cut at every third byte."""

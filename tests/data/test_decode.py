@@ -95,12 +95,14 @@ GOLDEN = {
 }
 
 
+@pytest.mark.rows("D2")
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_mode_becomes_a_defined_rgb(name):
     data, expected = GOLDEN[name]
     assert pixels(data) == expected
 
 
+@pytest.mark.rows("D2")
 def test_one_channel_is_luminance():
     # ITU-R 601: 0.299 R + 0.587 G + 0.114 B
     assert pixels(GOLDEN["RGB"][0], channels=1) == [(76,), (117,), (18,), (255,)]
@@ -110,6 +112,7 @@ def test_one_channel_is_luminance():
 RAMP = np.arange(256 * 256).reshape(256, 256)
 
 
+@pytest.mark.rows("D3")
 @pytest.mark.parametrize(
     "image",
     [
@@ -129,6 +132,7 @@ def test_deep_images_are_rescaled_by_their_range(image):
     assert bool((steps >= 0).all()) or bool((steps <= 0).all())
 
 
+@pytest.mark.rows("D3")
 def test_sixteen_bit_png_golden():
     image = Image.fromarray(np.array([[1000, 1000 + 51], [1000 + 102, 1000 + 255]], np.uint16))
     assert pixels(file(image), channels=1) == [(0,), (51,), (102,), (255,)]
@@ -157,6 +161,7 @@ STORED = {
 }
 
 
+@pytest.mark.rows("D4")
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", STORED)
 def test_exif_orientation_is_applied(orientation, kind):
@@ -193,6 +198,7 @@ def header_only_png(side: int) -> bytes:
     )
 
 
+@pytest.mark.rows("D5")
 @pytest.mark.parametrize("side", [7072, 9000, 12000, 20000, 60000])
 def test_bombs_are_refused_from_the_header(side, monkeypatch):
     def load(_):
@@ -203,6 +209,7 @@ def test_bombs_are_refused_from_the_header(side, monkeypatch):
         decode(header_only_png(side), 32)
 
 
+@pytest.mark.rows("D5")
 def test_just_below_the_limit_is_not_a_bomb():
     # The header is accepted; then the pixels are missing.
     with pytest.raises(Unreadable, match="truncated or damaged"):
@@ -214,6 +221,7 @@ WHOLE = file(NOISE)
 JPEG = file(NOISE, "JPEG")
 
 
+@pytest.mark.rows("D1")
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -238,6 +246,7 @@ def test_a_missing_file_is_unreadable(tmp_path):
         decode(tmp_path / "none", 8)
 
 
+@pytest.mark.rows("D6")
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 33), st.sampled_from([1, 3]))
 def test_any_shape_is_scaled(width, height, size, channels):
     """An image of one colour keeps its colour, for any shape."""
@@ -247,6 +256,7 @@ def test_any_shape_is_scaled(width, height, size, channels):
     assert out.unique().tolist() == [77]
 
 
+@pytest.mark.rows("D6")
 @pytest.mark.parametrize("shape", [(1, 1), (1, 10_000), (10_000, 1), (3, 7000)])
 def test_extreme_shapes_cost_little(shape):
     assert decode(file(Image.new("L", shape, 5)), 224).unique().tolist() == [5]

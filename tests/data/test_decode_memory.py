@@ -13,24 +13,29 @@ import pytest
 from PIL import Image, ImageFile
 
 from fedssl.data import decode
+from fedssl.data.decode_whole import decode_whole
 
 SIDE = 7071  # just below 50 megapixels
 
-# Imported by its path, as workers do, without torch.
+# Imported by their paths, as workers do, without torch.
 MEASURE = f"""
 import importlib.util, resource, sys, warnings
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("decode", {decode.__file__!r})
-decode = importlib.util.module_from_spec(spec)
-sys.modules["decode"] = decode
-spec.loader.exec_module(decode)
+for name in ("decode", "decode_whole"):
+    path = Path({decode.__file__!r}).with_name(name + ".py")
+    spec = importlib.util.spec_from_file_location("fedssl.data." + name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+assert "torch" not in sys.modules
+decode = sys.modules["fedssl.data.decode"]
 warnings.simplefilter("ignore")
 decode._supported_formats()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 if sys.argv[2] == "whole":
-    decode.decode_whole(Path(sys.argv[1]), (int(sys.argv[3]), int(sys.argv[3])))
+    module.decode_whole(Path(sys.argv[1]), (int(sys.argv[3]), int(sys.argv[3])))
 else:
-    decode.decode(Path(sys.argv[1]), 32)
+    decode.decode(Path(sys.argv[1]), 32, pad=sys.argv[2] == "pad")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
@@ -84,6 +89,7 @@ QUICK = ("16-bit PNG", "float TIFF with two frames", "palette PNG with transpare
 CASES = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in FILES]
 
 
+@pytest.mark.rows("D11")
 @pytest.mark.parametrize("kind", CASES)
 def test_memory_of_a_large_image_is_bounded_by_its_pixels(kind: str, tmp_path: Path) -> None:
     save, pixel_bytes = FILES[kind]
@@ -93,6 +99,22 @@ def test_memory_of_a_large_image_is_bounded_by_its_pixels(kind: str, tmp_path: P
     assert _memory(tmp_path / "file", "square") <= limit
 
 
+@pytest.mark.rows("D11")
+@pytest.mark.parametrize(
+    "shape",
+    [(2 * SIDE, SIDE // 2), pytest.param((decode.MAX_PADDED_SIDE, 50), marks=pytest.mark.slow)],
+    ids=["wide", "widest"],
+)
+def test_memory_of_a_padded_image_is_bounded_by_its_pixels(
+    shape: tuple[int, int], tmp_path: Path
+) -> None:
+    """All of it is converted, from a palette with a clear colour to three planes."""
+    Image.new("P", shape, 7).save(tmp_path / "file", "PNG", transparency=3)
+    limit = 4 * shape[0] * shape[1] + 50_000_000
+    assert _memory(tmp_path / "file", "pad") <= limit
+
+
+@pytest.mark.rows("D11")
 @pytest.mark.slow
 def test_memory_of_an_annotated_image_is_bounded_by_its_pixels(tmp_path: Path) -> None:
     """`decode_whole` returns three bytes of RGB for each pixel, which is stored as a float."""
@@ -128,10 +150,12 @@ def test_strips_give_the_pixels_of_the_whole_image(
     path = tmp_path / "file"
     path.write_bytes(_file(_image(plain), "PNG" if options else "TIFF", **options))
     whole = decode.decode(path, 7, channels)
-    every = decode.decode_whole(path, (57, 41), channels)
+    padded = decode.decode(path, 7, channels, pad=True)
+    every = decode_whole(path, (57, 41), channels)
     monkeypatch.setattr(decode, "STRIP_PIXELS", 100)  # two rows of 41 or one of 57
     assert np.array_equal(decode.decode(path, 7, channels), whole)
-    assert np.array_equal(decode.decode_whole(path, (57, 41), channels), every)
+    assert np.array_equal(decode.decode(path, 7, channels, pad=True), padded)
+    assert np.array_equal(decode_whole(path, (57, 41), channels), every)
     assert len(np.unique(whole)) > 10  # the image is not blank
 
 

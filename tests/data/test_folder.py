@@ -99,6 +99,7 @@ def thousand(tmp_path_factory):
     return root
 
 
+@pytest.mark.rows("D1")
 def test_ten_bad_files_in_a_thousand_are_skipped_counted_and_listed(thousand):
     data = load(thousand)
     assert len(data.train) == 990
@@ -117,6 +118,7 @@ def test_ten_bad_files_in_a_thousand_are_skipped_counted_and_listed(thousand):
     )
 
 
+@pytest.mark.rows("D1")
 def test_more_bad_files_than_allowed_are_an_error(thousand):
     with raises(DataError) as raised:
         load(thousand, bad_share=0.009)
@@ -129,6 +131,7 @@ def test_more_bad_files_than_allowed_are_an_error(thousand):
     )
 
 
+@pytest.mark.rows("D1")
 def test_all_unreadable_files_are_listed_in_a_private_file(tmp_path):
     """Of 25 files, the error lists 20; those of all clients are reported together."""
     for k in range(25):

@@ -26,6 +26,7 @@ def test_a_folder_that_cannot_be_listed_is_not_named_in_the_sentence(tmp_path, m
     assert raised.value.detail == "it is a/jones"
 
 
+@pytest.mark.rows("D10")
 def test_links_out_of_the_folder_are_not_followed(tmp_path):
     root = tmp_path / "root"
     outside = tmp_path / "root-outside"
@@ -59,6 +60,7 @@ def test_links_into_hidden_folders_are_followed(tmp_path):
     assert (greys(data.train), data.skipped) == ([0], ())
 
 
+@pytest.mark.rows("D10")
 def test_links_lead_neither_to_test_images_nor_to_another_client(tmp_path):
     for k, name in enumerate(("train/a/x/0.png", "train/ab/x/1.png", "test/x/2.png")):
         put(tmp_path, name, k)
@@ -77,6 +79,7 @@ def test_links_lead_neither_to_test_images_nor_to_another_client(tmp_path):
     assert greys(load(tmp_path / "train", "classes").train) == [0, 0, 1, 1]
 
 
+@pytest.mark.rows("D10")
 def test_odd_names(tmp_path):
     for k, name in enumerate(
         ("a b/ü 'q'.png", "a b/-rf.png", "new\nline/x.png", ".hidden/1.png", "a b/.x.png")

@@ -18,8 +18,8 @@ def _write(path: Path, side: int = 8, mode: str = "RGB") -> None:
     Image.fromarray(np.zeros((side, side), np.uint8)).convert(mode).save(path)
 
 
-def _inspect(folder: Path) -> FolderSummary:
-    return inspect_folder(folder, lambda line: None)
+def _inspect(folder: Path, layout: str | None = None) -> FolderSummary:
+    return inspect_folder(folder, lambda line: None, layout)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,14 @@ def test_too_few_images(tmp_path: Path) -> None:
         _write(tmp_path / name)
     with raises(DataError):
         _inspect(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "layout"), [("a.png", "flat"), ("cat/a.png", "classes")])
+def test_one_image(name: str, layout: str, tmp_path: Path) -> None:
+    """In these layouts, folders are not clients."""
+    _write(tmp_path / name)
+    with raises(DataError):
+        _inspect(tmp_path, layout)
 
 
 def test_a_folder_without_images(tmp_path: Path) -> None:

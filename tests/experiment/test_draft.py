@@ -15,6 +15,7 @@ from fedssl.experiment.draft import (
     draft,
     guess_preset,
 )
+from fedssl.experiment.draft_fit import choose_background
 from fedssl.experiment.experiment import Experiment
 from fedssl.views import Augment
 
@@ -150,3 +151,43 @@ def test_images_with_transparent_pixels_are_drawn_over_white(
     assert _drafted(summary).data.background == background
     reason = f"# {transparent} of 190 sampled images can have transparent pixels."
     assert (reason in draft(Path("photos"), summary, Choices())) == (background == "white")
+
+
+WIDE = SUMMARY._replace(fit="pad", side=300, lost=0.62, elongated=180)
+
+
+@pytest.mark.parametrize(
+    ("light_edges", "background", "edges"), [(True, "white", "light"), (False, "black", "dark")]
+)
+def test_wide_images_are_padded_with_the_colour_of_their_edges(
+    light_edges: bool, background: str, edges: str
+) -> None:
+    summary = WIDE._replace(light_edges=light_edges)
+    experiment = _drafted(summary)
+    assert (experiment.data.fit, experiment.data.background) == ("pad", background)
+    assert (
+        "size = 64  # pixels a side; half of the images are at least 300 long\n"
+        "# Half of the images would lose 62% of their area or more if they were\n"
+        '# cropped to squares, which is the default, "crop".\n'
+        'fit = "pad"  # all of each image, on a square of the background colour\n'
+        f"# Most images have {edges} edges, next to which the border is.\n"
+        f'background = "{background}"\n'
+    ) in draft(Path("photos"), summary, Choices())
+
+
+def test_wide_drawings_are_padded_with_the_colour_under_clear_pixels() -> None:
+    """Edges of clear pixels are those of the colour under them, so they decide nothing."""
+    summary = WIDE._replace(transparent=200, light_edges=False)
+    assert choose_background(summary) == (
+        "white",
+        "200 of 200 sampled images can have transparent pixels",
+    )
+    experiment = _drafted(summary)
+    assert (experiment.data.fit, experiment.data.background) == ("pad", "white")
+
+
+def test_other_images_are_cropped_without_a_setting() -> None:
+    text = draft(Path("photos"), SUMMARY, Choices())
+    assert _drafted().data.fit == "crop"
+    assert "fit" not in text.split("[partition]")[0]
+    assert "background" not in text

@@ -11,7 +11,7 @@ from factories import random_pixels
 from PIL import Image
 from torch import Tensor
 
-from fedssl.plots.contact_sheet import STEP, STRIP_GAP, TILE, Strip, draw_sheet
+from fedssl.plots.contact_sheet import FRAME, STEP, STRIP_GAP, TILE, Strip, draw_sheet
 from fedssl.views import Augment, ViewGroup
 
 UNCHANGED = Augment(crop=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, jitter_p=0.0, gray=0.0)
@@ -42,6 +42,16 @@ def test_images_are_followed_by_their_views(channels: int, tmp_path: Path) -> No
         tiles = sheet[bottom : bottom + TILE]
         for start in (left, left + TILE + STRIP_GAP, left + TILE + STRIP_GAP + STEP):
             assert torch.equal(tiles[:, start : start + TILE], _enlarged(image))
+
+
+def test_a_white_tile_has_a_frame(tmp_path: Path) -> None:
+    """Around the image and its view; the sheet is white, as borders of images can be."""
+    white = torch.full((1, 3, 24, 24), 255, dtype=torch.uint8)
+    sheet = _sheet(tmp_path / "a.png", white, Strip("views", ViewGroup(1, 24, UNCHANGED), 1))
+    top = sheet.shape[0] - STEP
+    middle = sheet[top + TILE // 2, -2 * STEP - STRIP_GAP :, 0]
+    edges = (middle == FRAME[0]).nonzero().flatten().diff().tolist()
+    assert edges == [TILE + 1, STRIP_GAP - 1, TILE + 1]
 
 
 def test_strips_use_the_same_random_numbers(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def _direct() -> torch.Tensor:
     )
 
 
+@pytest.mark.rows("P1")
 def test_kills_lose_little_and_never_damage_an_image(photos: Path) -> None:
     kept = 0
     for _ in range(3):
@@ -78,6 +79,7 @@ def test_a_script_without_a_guard_runs_once(photos: Path) -> None:
     assert out.count("decoding") == 1
 
 
+@pytest.mark.rows("P7")
 def test_two_processes_decode_once(photos: Path) -> None:
     both = [_start(), _start()]
     outs = [process.communicate(timeout=120)[0] for process in both]
@@ -106,6 +108,7 @@ with locked(Path(".")) as lock:
 """
 
 
+@pytest.mark.rows("P7")
 def test_workers_of_a_dead_process_hold_the_lock_until_they_stop_writing(
     photos: Path,
 ) -> None:
@@ -139,6 +142,7 @@ def test_a_worker_that_dies_is_an_error(
     assert torch.equal(folder.load(photos, print).train.pixels, _direct())
 
 
+@pytest.mark.rows("P4")
 def test_a_disk_that_fills_up_under_a_worker_is_an_error(photos: Path) -> None:
     job = (0, decode_worker.encode_path(str(photos / "photos/000.png")))
     jobs = [[job] * decode_parallel.MIN_FILES_FOR_PROCESSES]

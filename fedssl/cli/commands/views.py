@@ -14,7 +14,8 @@ PresetOrAll = Annotated[
     str | None,
     typer.Option(
         metavar="PRESET",
-        help="View preset: photo, grey, microscopy, xray or texture; all shows them side by side.",
+        help='Augmentation preset: photo, grey, microscopy, xray or texture; "all" draws every '
+        "preset.",
     ),
 ]
 
