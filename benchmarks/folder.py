@@ -139,7 +139,7 @@ def decoding_message(messages: list[str]) -> str | None:
 def measure_a_kill(source: Folder, count: int) -> dict[str, Any]:
     """Kill a build once the index has half of the images, then resume it."""
     options = source.model_dump(mode="json", exclude_none=True)
-    builder = subprocess.Popen(
+    builder = subprocess.Popen(  # nosec B603 # this Python
         [sys.executable, "-c", BUILD.format(options)], stdout=subprocess.DEVNULL
     )
     while builder.poll() is None and count_cached(Path(source.cache)) < count // 2:

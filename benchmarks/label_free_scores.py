@@ -221,7 +221,8 @@ def _check_enough(correlated: Sequence[Mapping[str, Any]]) -> None:
     """Raise ConfigError if there are too few runs for a rank correlation."""
     if not correlated:
         raise ConfigError(
-            "no run has both a score and a final accuracy: finish some, with labelled test images"
+            "no run has both a label-free score and a final accuracy: "
+            "finish at least one run with labelled test images"
         )
     most = max(correlation["runs"] for correlation in correlated)
     if most < MIN_VALUES:

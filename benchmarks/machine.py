@@ -56,7 +56,7 @@ def _driver() -> str | None:
         return None
     command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        lines = subprocess.run(
+        lines = subprocess.run(  # nosec B603 # nvidia-smi
             command, capture_output=True, text=True, timeout=30, check=True
         ).stdout.split()
     except (OSError, subprocess.SubprocessError):

@@ -11,8 +11,8 @@ FedAvg with the same method.
 recipes but with 30 rounds of one epoch.
 
 kNN is measured every five rounds, a linear probe at the end; rounds.jsonl contains the divergence
-and the algorithm's notes. The experiment.toml, rounds.jsonl and results.json of each run are
-stored, and probes.json if other probes measured it. Finished runs are not repeated.
+and the algorithm's notes. The experiment.toml, rounds.jsonl and results.json (with the date) of each
+run are stored, and probes.json if other probes measured it. Finished runs are not repeated.
 
 In the group `cifar10`, other probes measure each run: the protocols of FedU and of the authors' code
 (EasyFL), fine-tuning with few labels, and the linear classifier found by L-BFGS, whose accuracy
@@ -29,6 +29,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,26 @@ class Case(NamedTuple):
     recipe: str
     changes: Mapping[str, Any] = {}
     also: Sequence[Probe] = ()
+
+
+def fedca(**settings: Any) -> Case:
+    return algorithm_on("fedsimclr-cifar10-noniid-short", "fedca", settings)
+
+
+def featarc(**settings: Any) -> Case:
+    """Return a case that is also measured under each client's own model and mix of classes."""
+    case = algorithm_on("fedsimclr-cifar10-noniid-short", "featarc", settings)
+    return case._replace(also=[("per-client", {})])
+
+
+def ccl(**settings: Any) -> Case:
+    return algorithm_on("fedmocov2-cifar10-noniid-short", "ccl", settings)
+
+
+def algorithm_on(recipe: str, algorithm: str, settings: Mapping[str, Any]) -> Case:
+    """Return a recipe with another algorithm, whose other settings are given."""
+    changes = {f"algorithm.{name}": value for name, value in settings.items()}
+    return Case(recipe, {"algorithm.name": algorithm, **changes})
 
 
 BRIEFLY = {"rounds": 30}
@@ -76,15 +97,25 @@ GROUPS: dict[str, dict[str, Case]] = {
             "fedbyol-cifar10-noniid-short", {"algorithm.name": "fedu", "algorithm.mu": 0.2}
         ),
         "fedsimclr": Case("fedsimclr-cifar10-noniid-short"),
-        "fedca": Case("fedsimclr-cifar10-noniid-short", {"algorithm.name": "fedca"}),
-        "fedca-t007": Case(  # with the temperature of FedSimCLR
-            "fedsimclr-cifar10-noniid-short",
-            {"algorithm.name": "fedca", "algorithm.temperature": 0.07},
-        ),
-        "featarc": Case("fedsimclr-cifar10-noniid-short", {"algorithm.name": "featarc"}),
+        "fedca": fedca(),
+        "fedca-t007": fedca(temperature=0.07),  # the temperature of FedSimCLR
+        "fedca-t01": fedca(temperature=0.1),
+        "fedca-128-rows": fedca(dictionary=128),
+        "fedca-train-rows": fedca(dictionary_mode="train"),
+        "fedca-t007-train-rows": fedca(temperature=0.07, dictionary_mode="train"),
+        "fedca-beta0": fedca(beta=0),
+        "fedca-t007-beta0": fedca(temperature=0.07, beta=0),
+        "fedca-t007-0-rows": fedca(temperature=0.07, dictionary=0),
+        "featarc": featarc(),
+        "featarc-1-cluster": featarc(clusters=1),
+        "featarc-lam0": featarc(lam=0),
         "fedmocov1": Case("fedmocov1-cifar10-noniid-short"),
         "fedmocov2": Case("fedmocov2-cifar10-noniid-short"),
-        "ccl": Case("fedmocov2-cifar10-noniid-short", {"algorithm.name": "ccl"}),
+        "fedmocov2-t01": Case("fedmocov2-cifar10-noniid-short", {"method.temperature": 0.1}),
+        "ccl": ccl(),
+        "ccl-contrast-only": ccl(fusion=False, lam=0),
+        "ccl-fusion-only": ccl(lam=0),
+        "ccl-t02": ccl(tau=0.2),
         "fedsimsiam": Case("fedsimsiam-cifar10-noniid-short"),
     },
     "cifar10": {
@@ -159,6 +190,8 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         for file in KEPT:
             (folder / file).write_bytes((finished.dir / file).read_bytes())
+        dated = {"date": datetime.now(UTC).date().isoformat()} | finished.results
+        (folder / "results.json").write_text(json.dumps(dated, indent=2) + "\n", "utf-8")
         return finished.results, measure_all(finished, case.also, folder / "probes.json")
 
 

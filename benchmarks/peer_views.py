@@ -67,17 +67,17 @@ class PillowView:
     def __call__(self, image: Image.Image) -> Tensor:
         augment = self.augment
         image = resized_crop(image, draw_crop(augment, image.height, image.width), self.size)
-        if random.random() < augment.flip:
+        if random.random() < augment.flip:  # nosec B311 # augmentation, no secret
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        if random.random() < augment.jitter_p:
+        if random.random() < augment.jitter_p:  # nosec B311 # augmentation, no secret
             image = self._jitter(image)
-        if random.random() < augment.gray:
+        if random.random() < augment.gray:  # nosec B311 # augmentation, no secret
             image = gray(image)
         return to_tensor(image)
 
     def _jitter(self, image: Image.Image) -> Image.Image:
         brightness, contrast, saturation, hue = self.augment.jitter
-        for operation in random.sample(range(4), 4):
+        for operation in random.sample(range(4), 4):  # nosec B311 # augmentation, no secret
             if operation == 0:
                 image = ImageEnhance.Brightness(image).enhance(_factor(brightness))
             elif operation == 1:
@@ -85,23 +85,27 @@ class PillowView:
             elif operation == 2:
                 image = ImageEnhance.Color(image).enhance(_factor(saturation))
             else:
-                image = turn_hue(image, random.uniform(-hue, hue))
+                # Augmentation, no secret.
+                image = turn_hue(image, random.uniform(-hue, hue))  # nosec B311
         return image
 
 
 def _factor(strength: float) -> float:
-    return random.uniform(max(0.0, 1 - strength), 1 + strength)
+    # Augmentation, no secret.
+    return random.uniform(max(0.0, 1 - strength), 1 + strength)  # nosec B311
 
 
 def draw_crop(augment: Augment, height: int, width: int) -> tuple[int, int, int, int]:
     """Return top, left, height, width: the first of ten tries that fits, or the central square."""
     low, high = (math.log(bound) for bound in augment.ratio)
     for _ in range(TRIES):
-        area = height * width * random.uniform(*augment.crop)
-        ratio = math.exp(random.uniform(low, high))
+        # Augmentation, no secret.
+        area = height * width * random.uniform(*augment.crop)  # nosec B311
+        ratio = math.exp(random.uniform(low, high))  # nosec B311 # augmentation, no secret
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            return random.randint(0, height - h), random.randint(0, width - w), h, w
+            # Augmentation, no secret.
+            return random.randint(0, height - h), random.randint(0, width - w), h, w  # nosec B311
     side = min(height, width)
     return (height - side) // 2, (width - side) // 2, side, side
 

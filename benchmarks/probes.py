@@ -38,6 +38,7 @@ def measure(device: torch.device, repeats: int) -> dict[str, Any]:
     probes |= {
         f"linear, {name}": partial(linear_predict, train, test.features, how)
         for name, how in LINEAR.items()
+        if not how.augmented  # learns from images, not from features
     }
     probes["linear, L-BFGS"] = partial(linear_predict, train, test.features, solver="lbfgs")
     found = {}

@@ -208,7 +208,7 @@ def in_processes(count: int, clients: int, repeats: int) -> dict[str, Any]:
     ]
     each = []
     for _ in range(count):
-        done = subprocess.run(
+        done = subprocess.run(  # nosec B603 # this Python
             [*command, "--processes", "0"], capture_output=True, text=True, check=True
         )
         each.append(json.loads(done.stdout))

@@ -1,4 +1,4 @@
-"""Find the cells of published tables that runs reproduce, and compare the figures."""
+"""The main tables of the papers: published figures, those of runs in results/, and a verdict."""
 
 from __future__ import annotations
 
@@ -6,49 +6,150 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
+
+from markdown_table import table
+from stored_runs import Run
 
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values
 from fedssl.experiment.overrides import merge_changes
 from fedssl.experiment.plain_values import parse_assignment
-from fedssl.paper_tables.plan import PROBE_DEFAULTS
-from fedssl.paper_tables.published import Cell, tables
+from fedssl.paper_tables.plan import PROBE_DEFAULTS, image_passes
+from fedssl.paper_tables.published import Cell, Table, tables
+
+MAIN_TABLES = (
+    "fedema-1",
+    "fedema-3",
+    "fedema-6",
+    "fedu-1",
+    "fedu-4",
+    "fedca-1",
+    "ccl-1",
+    "decssl-2",
+)
+TOLERANCE = 1.0  # points by which a reproduced figure may differ from the published one
+HEADING = (
+    "",
+    "",
+    "budget",
+    "seeds",
+    "date",
+    "published",
+    "measured",
+    "L-BFGS",
+    "difference",
+    "verdict",
+)
 
 
-class Run(Protocol):
-    """The properties of a run that a comparison needs."""
+class Measured(NamedTuple):
+    """The runs of one cell, and whether they have fewer local epochs than the paper's."""
 
-    @property
-    def experiment(self) -> Mapping[str, Any]: ...
-    @property
-    def settings(self) -> Mapping[str, str]: ...
-    @property
-    def accuracies(self) -> Mapping[str, float]: ...
+    runs: Sequence[Run]
+    shorter: bool
 
 
-def compare(runs: Iterable[Run]) -> Iterator[list[str]]:
-    """Yield a row for each figure of a paper that runs reproduce.
-
-    Runs have the paper's budget or one local epoch per round. A figure that occurs in several
-    tables of a paper has one row.
-    """
+def board(runs: Iterable[Run]) -> Iterator[str]:
+    """Yield a heading and a table of Markdown for each of the main tables."""
     equal: dict[str, list[Run]] = {}
     for run in runs:
         equal.setdefault(identity(Experiment.from_dict(dict(run.experiment))), []).append(run)
-    cells: dict[tuple[str, str, float, str], list[Cell]] = {}
-    for table in tables().values():
-        for cell in table.cells:
-            for suffix in (
-                ("", "-short") if cell.probe == "linear" and cell.value is not None else ()
-            ):
-                key = identity(_of(cell, suffix))
-                if key in equal:
-                    cells.setdefault((key, table.paper, cell.value or 0.0, suffix), []).append(cell)
-    return (
-        _row(paper, same, equal[key], bool(suffix))
-        for (key, paper, _, suffix), same in cells.items()
-    )
+    for name in MAIN_TABLES:
+        published = tables()[name]
+        yield f"### {published.paper}, {published.place}: {published.title}\n"
+        yield table(HEADING, _rows(published, equal))
+
+
+def _rows(published: Table, equal: Mapping[str, list[Run]]) -> Iterator[list[str]]:
+    """Yield a row for each cell that was run, and one for the other cells of a paper's row."""
+    by_row: dict[str, list[Cell]] = {}
+    for cell in published.cells:
+        by_row.setdefault(cell.row, []).append(cell)
+    for name, cells in by_row.items():
+        not_run = []
+        for cell in cells:
+            measured = _measured(cell, equal)
+            if measured is None:
+                not_run.append(cell)
+            else:
+                yield _measured_row(cell, measured)
+        if not_run:
+            yield _row_not_run(name, not_run)
+
+
+def _measured(cell: Cell, equal: Mapping[str, list[Run]]) -> Measured | None:
+    """Return the runs of a cell: with the paper's budget if there are any, else shorter ones."""
+    for suffix in ("", "-short"):
+        found = equal.get(identity(_experiment(cell, suffix)), [])
+        runs = [run for run in found if cell.probe in run.accuracies]
+        if runs:
+            return Measured(runs, shorter=bool(suffix))
+    return None
+
+
+def _measured_row(cell: Cell, measured: Measured) -> list[str]:
+    runs = measured.runs
+    figures = [run.accuracies[cell.probe] for run in runs]
+    minima = [run.lbfgs for run in runs if run.lbfgs is not None]
+    difference = statistics.mean(figures) - (cell.value or 0)
+    budget = runs[0].settings["length"]
+    shown = f"{difference:+.2f}"
+    verdict = _verdict(difference, cell)
+    if measured.shorter:
+        budget += f" (paper: {_experiment(cell, '').train.epochs})"
+        shown = ""
+        verdict = f"not run with the paper's budget ({_cost([cell])})"
+    return [
+        cell.row,
+        cell.column,
+        budget,
+        str(len(runs)),
+        max(run.date for run in runs),
+        cell.published or "not published",
+        _mean_and_spread(figures),
+        _mean_and_spread(minima),
+        shown,
+        verdict,
+    ]
+
+
+def _row_not_run(name: str, cells: Sequence[Cell]) -> list[str]:
+    """Return one row for several cells, with their columns next to the published figures."""
+    verdict = f"not run ({_cost(cells)})"
+    column = cells[0].column
+    figures = cells[0].published or "not published"
+    if len(cells) > 1:
+        column = f"{len(cells)} figures"
+        figures = "; ".join(f"{cell.column}: {cell.published or 'not published'}" for cell in cells)
+    return [name, column, "", "", "", figures, "", "", "", verdict]
+
+
+def _verdict(difference: float, cell: Cell) -> str:
+    """Compare a difference with the tolerance, or with the published spread if that is larger."""
+    spread = float((cell.published or "").partition("±")[2] or 0)
+    if abs(difference) <= max(TOLERANCE, spread):
+        return "**reproduced**"
+    return "**better**" if difference > 0 else "**worse**"
+
+
+def _mean_and_spread(figures: Sequence[float]) -> str:
+    """Return the mean of the seeds and their standard deviation, if there are several."""
+    if not figures:
+        return ""
+    mean = f"{statistics.mean(figures):.2f}"
+    if len(figures) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(figures):.2f}"
+
+
+def _cost(cells: Sequence[Cell]) -> str:
+    """Return how many images one seed of these cells trains on, in millions."""
+    passes = [image_passes(_experiment(cell, "").to_dict()) for cell in cells]
+    known = [images for images in passes if images is not None]
+    if not known:
+        return "size of the data set unknown"
+    return f"{sum(known) / 1e6:,.0f}M images"
 
 
 def identity(experiment: Experiment) -> str:
@@ -62,7 +163,7 @@ def identity(experiment: Experiment) -> str:
     values |= {
         "seed": None,
         "guard": None,
-        "probe": {key: values["probe"][key] for key in PROBE_DEFAULTS},
+        "probe": {key: values["probe"].get(key) for key in PROBE_DEFAULTS},
     }
     values["train"] |= {"precision": None, "checkpoint_every": None}
     return json.dumps(values, sort_keys=True)
@@ -75,31 +176,10 @@ def named(experiment: Mapping[str, Any]) -> dict[str, Any]:
     return {**experiment, "data": data}
 
 
-def _of(cell: Cell, suffix: str) -> Experiment:
+def _experiment(cell: Cell, suffix: str) -> Experiment:
     probe = {
         f"probe.{key.removeprefix('probe.')}": value
         for key, value in map(parse_assignment, cell.settings)
     }
     changes = probe | dict(map(parse_assignment, cell.set))
     return Experiment.from_dict(merge_changes(load_values(cell.recipe + suffix), changes))
-
-
-def _row(paper: str, cells: Sequence[Cell], runs: Sequence[Run], shorter: bool) -> list[str]:
-    figures = [run.accuracies["linear"] for run in runs]
-    mean = statistics.mean(figures)
-    spread = f" ± {statistics.stdev(figures):.2f}" if len(figures) > 1 else ""
-    # Only some of the cells may give the standard deviation: use the longest text.
-    cell = max(cells, key=lambda cell: len(cell.published or ""))
-    length = runs[0].settings["length"]
-    if shorter:
-        length += f" (paper: {_of(cell, '').train.epochs})"
-    return [
-        f"{paper}, {', '.join(dict.fromkeys(cell.place for cell in cells))}",
-        cell.row,
-        cell.column,
-        length,
-        str(len(runs)),
-        cell.published or "",
-        f"{mean:.2f}{spread}",
-        "" if shorter else f"{mean - (cell.value or 0):+.2f}",
-    ]

@@ -6,7 +6,8 @@ from the client's own last training. A client's model is the global weights with
 there is no global model.
 Departures: layers of every kind stay, LayerNorm too, with their running statistics and counters. A
 newcomer starts with those of the first model. With `eval_norm = "mean"` the layers are uploaded
-after all and averaged, in order to measure a global model; clients do not receive them.
+after all and averaged, in order to measure a global model; clients do not receive them. With
+"mean-only" it is measured alone, as in the code of Dec-SSL.
 """
 
 from __future__ import annotations
@@ -37,12 +38,21 @@ class FedBN(Algorithm):
 
     personalises: ClassVar[bool] = True
 
-    # mean: layers travel and are averaged, for a global model to measure
-    eval_norm: Literal["none", "mean"] = "none"
+    # mean: layers travel and are averaged, for a global model to measure; mean-only: that model is
+    # measured in place of the clients'
+    eval_norm: Literal["none", "mean", "mean-only"] = "none"
+
+    @property
+    def measures_clients(self) -> bool:
+        return self.eval_norm != "mean-only"
+
+    @property
+    def needs_only_means(self) -> bool:
+        return True
 
     def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         norms, shared = split(online_layout(method))
-        if self.eval_norm == "mean" and norms.entries:
+        if self.eval_norm != "none" and norms.entries:
             return {"model": shared, "norms": norms}
         return {"model": shared}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from fedssl.core.errors import ConfigError, DataError
@@ -25,6 +26,7 @@ from fedssl.data.partition import (
 _MAX_DRAWS = 1000
 
 Table = npt.NDArray[np.float64]
+Ends = npt.NDArray[np.int64]  # (C, K): where each class is cut, one piece per client
 
 
 @PARTITIONS.register("classes")
@@ -70,46 +72,118 @@ class Dirichlet(Partition):
     """Each class is shared among the clients in proportions drawn from Dirichlet(`alpha`).
 
     The draw is repeated until every client holds 0.5 to 1.5 times N/K images (Dec-SSL). With
-    `balanced`, all clients hold equally many images instead: each draws its proportions of classes
-    from Dirichlet(`alpha`), which are then filled without replacement.
+    `capped`, classes are dealt one after the other, and a client that already holds N/K images gets
+    none of the next ones; the other clients' proportions are rescaled. So do the samplers in the
+    code of Dec-SSL and of FedEMA. With `balanced`, all clients hold equally many images instead:
+    each draws its proportions of classes from Dirichlet(`alpha`), which are then filled without
+    replacement.
     """
+
+    added_later: ClassVar = ("capped", "share")
 
     alpha: float = Field(gt=0)
     balanced: bool = False
+    capped: bool = False  # a client that holds N/K images gets no more
+    # of its images that a client keeps: the first ones in order of class, as in Dec-SSL's code, so
+    # that the last classes lose most
+    share: float = Field(1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _check_one_rule(self) -> Self:
+        if self.capped and self.balanced:
+            raise ValueError("balanced clients are of equal size without a cap: set one of the two")
+        return self
 
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
-        groups = _group_by_class(data.train, generator)
-        return split_by_dirichlet(
-            groups, clients, self.alpha, balanced=self.balanced, generator=generator
+        return self.deal(_group_by_class(data.train, generator), clients, generator)
+
+    def deal(
+        self, groups: Sequence[Tensor], clients: int, generator: Generator
+    ) -> dict[str, Tensor]:
+        """Share groups of indices, one for each kind of image, among clients."""
+        total = sum(map(len, groups))
+        sizes = equal_sizes(total, clients)
+        random = numpy_generator(generator)
+        if self.balanced:
+            proportions = random.dirichlet([self.alpha] * len(groups), clients)  # (K, C)
+            parts = _fill_clients(groups, proportions, sizes, random)
+        else:
+            parts = _cut_and_join(groups, self._even_ends(groups, clients, random))
+        return by_client_id(_first_classes(parts, groups, self.share))
+
+    def _even_ends(
+        self, groups: Sequence[Tensor], clients: int, random: np.random.Generator
+    ) -> Ends:
+        """Draw until all clients hold about equally many images; return where groups are cut."""
+        counts = np.array(list(map(len, groups)))
+        for _ in range(_MAX_DRAWS):
+            ends = draw_ends(counts, clients, self.alpha, capped=self.capped, random=random)
+            if ends is not None and has_even_sizes(ends):
+                return ends
+        advice = "set partition.balanced = true in place of partition.capped"
+        if not self.capped:
+            advice = "set partition.capped = true or partition.balanced = true"
+        raise ConfigError(
+            f"none of {_MAX_DRAWS:,} draws from Dirichlet({self.alpha:g}) gave every one of {clients} "
+            "clients between 0.5 and 1.5 times the mean number of images "
+            f"({counts.sum() / clients:g}): {advice}, or choose a larger partition.alpha"
         )
 
 
-def split_by_dirichlet(
-    groups: Sequence[Tensor], clients: int, alpha: float, *, balanced: bool, generator: Generator
-) -> dict[str, Tensor]:
-    """Share groups of indices, one for each kind of image, among clients as `Dirichlet` does."""
-    total = sum(map(len, groups))
-    sizes = equal_sizes(total, clients)
-    random = numpy_generator(generator)
-    if balanced:
-        proportions = random.dirichlet([alpha] * len(groups), clients)  # (K, C)
-        return by_client_id(_fill_clients(groups, proportions, sizes, random))
-    counts = np.array(list(map(len, groups)))
-    for _ in range(_MAX_DRAWS):
-        shares = random.dirichlet([alpha] * clients, len(groups))  # (C, K)
+def draw_ends(
+    counts: npt.NDArray[np.int64],
+    clients: int,
+    alpha: float,
+    *,
+    capped: bool,
+    random: np.random.Generator,
+) -> Ends | None:
+    """Return where classes of `counts` (C,) images are cut (C, K), by one draw of proportions.
+
+    None if no client below the cap has a proportion above 0. (There, the authors' code divides by
+    zero.)
+    """
+    if not capped:
+        shares = random.dirichlet([alpha] * clients, len(counts))  # (C, K)
         ends = np.rint(shares.cumsum(1) * counts[:, None]).astype(np.int64)
         ends[:, -1] = counts
-        relative_sizes = np.diff(ends, prepend=0).sum(0) / (total / clients)
-        if relative_sizes.min() >= 0.5 and relative_sizes.max() <= 1.5:
-            return by_client_id(_cut_and_join(groups, ends))
-    raise ConfigError(
-        f"none of {_MAX_DRAWS:,} draws from Dirichlet({alpha:g}) gave each of {clients} clients "
-        f"0.5 to 1.5 times its equal share of {total} images: "
-        "set balanced = true or choose a larger alpha"
-    )
+        return ends
+    ends = np.zeros((len(counts), clients), dtype=np.int64)
+    held = np.zeros(clients)
+    for label, count in enumerate(counts):
+        share = random.dirichlet([alpha] * clients) * (held < counts.sum() / clients)
+        if not share.sum():
+            return None
+        ends[label] = (share / share.sum()).cumsum() * count  # truncated, as in the authors' code
+        ends[label, -1] = count
+        held += np.diff(ends[label], prepend=0)
+    return ends
 
 
-def _cut_and_join(groups: Sequence[Tensor], ends: npt.NDArray[np.int64]) -> list[Tensor]:
+def has_even_sizes(ends: Ends) -> bool:
+    """True if cuts (C, K) give every client 0.5 to 1.5 times its equal share of all images."""
+    sizes = np.diff(ends, prepend=0).sum(0)
+    relative_sizes = sizes / (sizes.sum() / len(sizes))
+    return bool(relative_sizes.min() >= 0.5 and relative_sizes.max() <= 1.5)
+
+
+def _first_classes(
+    parts: Sequence[Tensor], groups: Sequence[Tensor], share: float
+) -> Sequence[Tensor]:
+    """Return this share of each part: its first images in the order of the groups."""
+    if share == 1:
+        return parts
+    kinds = torch.zeros(sum(map(len, groups)), dtype=torch.int64)
+    for kind, group in enumerate(groups):
+        kinds[group] = kind
+    kept = []
+    for part in parts:
+        by_kind = part[kinds[part].argsort(stable=True)]
+        kept.append(first_share(by_kind, share))
+    return kept
+
+
+def _cut_and_join(groups: Sequence[Tensor], ends: Ends) -> list[Tensor]:
     """Cut each group at its row of `ends` (C, K); join the k-th pieces of all groups."""
     pieces = []
     for group, row in zip(groups, ends, strict=True):
@@ -131,7 +205,7 @@ def _fill_clients(
     proportions = proportions * (remaining > 0)
     cumulative = _cumulative_probabilities(proportions, remaining)
     places = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    draws = random.random(len(places))
+    draws = random.random(len(places))  # nosec B311 # a seeded partition, no secret
     for client, draw in zip(places.tolist(), draws.tolist(), strict=True):
         chosen = int(np.searchsorted(cumulative[client], draw, side="right"))
         held[client].append(stacks[chosen].pop())
@@ -156,7 +230,12 @@ def _cumulative_probabilities(proportions: Table, remaining: Table) -> Table:
 class Skew(Partition):
     """A share `beta` of the images is dealt uniformly, the rest in blocks, sorted by class."""
 
+    added_later: ClassVar = ("share",)
+
     beta: float = Field(ge=0, le=1)
+    # of its images that a client keeps: first those of its block, as in Dec-SSL's code, so that the
+    # uniform ones are the first to go
+    share: float = Field(1.0, gt=0, le=1)
 
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
         count = len(data.train)
@@ -167,12 +246,18 @@ class Skew(Partition):
         uniform_parts = uniform.tensor_split(clients)
         block_sizes = [size - len(part) for size, part in zip(sizes, uniform_parts, strict=True)]
         blocks = torch.split(rest, block_sizes)
-        return by_client_id(list(map(torch.cat, zip(uniform_parts, blocks, strict=True))))
+        parts = []
+        for block_then_uniform in zip(blocks, uniform_parts, strict=True):
+            parts.append(first_share(torch.cat(block_then_uniform), self.share))
+        return by_client_id(parts)
 
 
 def _labels(images: Images) -> Tensor:
     if not images.labelled:
-        raise DataError("this partition is by class, but the training images have no labels")
+        raise DataError(
+            "this partition assigns images by class, but the training images have no labels: "
+            "add labels, or choose a partition that needs none, such as iid"
+        )
     return images.labels
 
 

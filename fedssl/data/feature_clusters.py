@@ -7,15 +7,16 @@ of thumbnails, because no trained network exists yet when images are assigned to
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError
-from fedssl.data.class_partition import shuffled_groups, split_by_dirichlet
+from fedssl.data.class_partition import Dirichlet, shuffled_groups
 from fedssl.data.images import Dataset, Images
 from fedssl.data.partition import PARTITIONS, Partition, check_client_count
 
@@ -34,13 +35,23 @@ class Clusters(Partition):
     used.
     """
 
+    added_later: ClassVar = ("capped", "share")
+
     alpha: float = Field(gt=0)  # Dirichlet parameter; small: clients differ much in their clusters
     balanced: bool = False  # all clients hold equally many images
+    capped: bool = False  # a client that holds N/K images gets no more
+    share: float = Field(1.0, gt=0, le=1)  # of its images that a client keeps, as with `dirichlet`
     clusters: int = Field(10, ge=1)  # groups of images
     dims: int = Field(30, ge=1)  # principal components used
     init: Path | None = None  # a safetensors file with a backbone's weights; none: thumbnails
     backbone: str = "resnet18"  # the backbone whose weights `init` holds
     stem: str = "cifar"  # the stem of that backbone
+
+    @model_validator(mode="after")
+    def _check_rule(self) -> Self:
+        if self.capped and self.balanced:
+            raise ValueError("balanced clients are of equal size without a cap: set one of the two")
+        return self
 
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:
         check_client_count(len(data.train), clients)
@@ -49,8 +60,13 @@ class Clusters(Partition):
         components = principal_components(self.features(data.train), self.dims)
         assignment = kmeans(components, self.clusters, generator)
         groups = shuffled_groups(assignment, self.clusters, generator)
-        return split_by_dirichlet(
-            groups, clients, self.alpha, balanced=self.balanced, generator=generator
+        return self.rule.deal(groups, clients, generator)
+
+    @property
+    def rule(self) -> Dirichlet:
+        """The partition that shares the groups."""
+        return Dirichlet(
+            alpha=self.alpha, balanced=self.balanced, capped=self.capped, share=self.share
         )
 
     @torch.inference_mode()

@@ -8,6 +8,7 @@ thousands.
 from __future__ import annotations
 
 import math
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -36,9 +37,13 @@ def nt_xent(z: Tensor, temperature: float) -> Tensor:
 class SimCLRSettings(MethodSettings):
     """Settings of SimCLR."""
 
+    added_later: ClassVar = ("batch_norm",)
+
     hidden: int = Field(4096, gt=0)
     dim: int = Field(2048, gt=0)
     temperature: float = Field(0.07, gt=0)
+    # statistics of BatchNorm: over both views as one batch, or over each view, as in Dec-SSL's code
+    batch_norm: Literal["shared", "per-view"] = "shared"
 
 
 @METHODS.register("simclr")
@@ -53,8 +58,9 @@ class SimCLR(Method):
         self.projector = mlp(self.features, settings.hidden, settings.dim)
 
     def forward(self, batch: Batch) -> Output:
-        """Encode both views in one batch of 2B, as in the paper."""
-        return self.encode_views(batch.views[0], shared=True)
+        """Encode both views: as one batch of 2B, as in the paper, or as two batches of B."""
+        shared = self.settings.batch_norm == "shared"
+        return self.encode_views(batch.views[0], shared=shared)
 
     def loss(self, out: Output, constants: Constants) -> Tensor:
         """Return NT-Xent."""

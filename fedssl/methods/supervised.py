@@ -10,7 +10,7 @@ half of the image or more.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedssl.core.errors import ConfigError
 from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
-from fedssl.nets import linear
+from fedssl.nets import linear, two_layers
 from fedssl.views import Augment, ViewGroup
 
 
@@ -31,8 +31,12 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 class SupervisedSettings(MethodSettings):
     """Settings of supervised learning."""
 
+    added_later: ClassVar[tuple[str, ...]] = ("head",)
+
     augment: Augment = Augment(crop=(0.5, 1.0), jitter=(0, 0, 0, 0), gray=0)  # crops and flips only
     classes: int = Field(ge=2)  # number of classes at all clients together; labels count from 0
+    # the classifier; "mlp" has a hidden layer as wide as the features
+    head: Literal["linear", "mlp"] = "linear"
 
 
 @METHODS.register("supervised")
@@ -48,7 +52,8 @@ class Supervised(Method):
     def __init__(self, settings: SupervisedSettings, backbone: nn.Module, size: int) -> None:
         super().__init__(settings, backbone, size)
         # The classifier: projections are logits.
-        self.projector = linear(self.features, settings.classes)
+        head = two_layers if settings.head == "mlp" else linear
+        self.projector = head(self.features, settings.classes)
 
     @property
     def views(self) -> tuple[ViewGroup, ...]:

@@ -22,7 +22,7 @@ import torch
 
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.user_modules import import_options, imported_modules
-from fedssl.evaluation.probe_settings import RESET_SETTINGS, check_suits
+from fedssl.evaluation.probe_settings import check_protocol, check_suits, reset_settings
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values
 from fedssl.experiment.overrides import merge_changes
@@ -38,7 +38,7 @@ NO_FINAL_PROBES: dict[str, Any] = {"linear": False, "baselines": [], "picture": 
 # Settings that only change the measurement, with their defaults.
 PROBE_DEFAULTS: dict[str, Any] = {
     key: ProbeSettings.model_fields[key].default
-    for key in ("labels", "protocol", "penalty", "solver", "frozen")
+    for key in ("labels", "protocol", "penalty", "solver", "frozen", "head")
 }
 # Training images of each data set; used for estimates only.
 TRAINING_IMAGES = {
@@ -178,17 +178,19 @@ def _resolve_measure(cell: Cell, experiment: Experiment, suffix: str) -> Measure
             settings[key] = getattr(experiment.probe, key)
     if settings.get("solver") == "lbfgs":  # the exact solver trains nothing: no protocol applies
         del settings["protocol"]
-    if probe.whole:
-        # A recipe's settings are those of its linear probe: only changes by the cell apply.
-        requested = _without_probe_prefix(parse_assignments(cell.set))
-        for key in RESET_SETTINGS:
-            settings.pop(key, None)
-        for key in requested.keys() & RESET_SETTINGS.keys():
-            settings[key] = getattr(experiment.probe, key)
+    # A recipe's settings are those of its linear probe: only changes by the cell apply.
+    reset = reset_settings(cell.probe)
+    requested = _without_probe_prefix(parse_assignments(cell.set))
+    for key in reset:
+        settings.pop(key, None)
+    for key in requested.keys() & reset.keys():
+        settings[key] = getattr(experiment.probe, key)
     settings |= cell_settings
+    defaults = PROBE_DEFAULTS | reset
+    check_protocol(cell.probe, settings.get("protocol", defaults["protocol"]))
     changed = []
     for key, value in sorted(settings.items()):
-        if PROBE_DEFAULTS.get(key) != value:
+        if defaults.get(key) != value:
             changed.append((key, value))
     on = cell.on
     if on and suffix == "-mini":  # a mini needs no other images
@@ -202,7 +204,7 @@ def _without_probe_prefix(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_one_model(probe: str, experiment: Experiment) -> None:
     """Raise ConfigError if clients end with models of their own: they fine-tune one together."""
-    personal = experiment.algorithm.personalises
+    personal = experiment.algorithm.measures_clients
     own_models = personal or not experiment.topology.has_server
     centralized = isinstance(experiment.topology, Centralized)
     if own_models and experiment.clients != 1 and not centralized:

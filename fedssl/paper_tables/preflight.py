@@ -15,8 +15,8 @@ from fedssl.paper_tables.plan import Measure, Training
 from fedssl.probes import PROBES
 
 ADVICE = (
-    "; without labels, train with fedssl run and compare the training signals of runs with "
-    "fedssl analyse divergence"
+    "; without labels, train with `fedssl run` and compare loss and divergence of runs with "
+    "`fedssl analyse divergence`"
 )
 
 

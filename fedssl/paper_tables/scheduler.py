@@ -204,7 +204,7 @@ class Pool:
             raise CommandError(STOPPED)
         try:
             # In a new session: Ctrl-C reaches the process through stop(), once.
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # nosec B603 # this Python, no shell
                 [*PROGRAM, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

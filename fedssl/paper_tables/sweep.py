@@ -29,7 +29,7 @@ def sweep_table(recipe: str, assignments: Sequence[str], probes: Sequence[str]) 
     for probe in probes:
         check_probe(probe)
     if len(set(probes)) < len(probes):
-        raise ConfigError(f"a probe is requested twice, name it once: {', '.join(probes)}")
+        raise ConfigError(f"a probe is listed twice: {', '.join(probes)}; list each probe once")
     axes = list(map(_read_axis, assignments))
     _check_distinct_keys(assignments, axes)
     cells = []

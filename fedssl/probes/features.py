@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from fedssl.data.image_pool import PixelRows
 from fedssl.method import Normalisation
 
+EMBEDDED_AT_ONCE = 1000  # images in a batch
+
 
 class Labelled(NamedTuple):
     """Features (n, d) float32 and labels (n,) int64, on one device."""
@@ -24,7 +26,7 @@ def embed(
     pixels: Tensor | PixelRows,
     normalisation: Normalisation | None,
     device: torch.device | str,
-    batch: int = 1000,
+    batch: int = EMBEDDED_AT_ONCE,
 ) -> Tensor:
     """Return float32 features (n, d) of uint8 images (n, C, H, W), in eval mode, on the device."""
     backbone.eval()

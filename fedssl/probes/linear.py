@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedssl.core.devices.precision import threads
 from fedssl.core.seeds import generator
 from fedssl.probes.features import Labelled
 from fedssl.probes.protocol import LINEAR, Protocol
@@ -21,6 +22,11 @@ Solver = Literal["protocol", "lbfgs"]
 
 # Of L-BFGS: separable classes without a penalty have no optimum to converge to.
 MAX_ITERATIONS = 1000
+TYPICAL_EVALUATIONS = 100  # of the loss by L-BFGS: 30 to 300 on features of backbones
+# Multiplications up to which one thread of a CPU fits a layer, in at most about 10 s. A step is so
+# short that further threads mostly wait for each other: on a busy machine, two threads take 10 to
+# 50 times as long as one.
+MAX_WORK_OF_ONE_THREAD = 2e10
 DEFAULT_PROTOCOL = LINEAR["fedema"]
 
 
@@ -45,11 +51,24 @@ def linear_predict(
     solver: Solver = "protocol",
 ) -> Tensor:
     """Return the classes (n,) of features (n, d) by a layer trained on labelled features."""
-    if solver == "lbfgs":
-        layer = minimise(train, penalty)
-    else:
-        layer = fit_linear(train, protocol, seed, penalty)
-    return layer(queries.to(layer.weight.dtype)).argmax(1)
+    passes = TYPICAL_EVALUATIONS if solver == "lbfgs" else protocol.epochs
+    classes = int(train.labels.max()) + 1
+    with threads(thread_count(train.features.numel(), classes, passes)):
+        if solver == "lbfgs":
+            layer = minimise(train, penalty)
+        else:
+            layer = fit_linear(train, protocol, seed, penalty)
+        return layer(queries.to(layer.weight.dtype)).argmax(1)
+
+
+def thread_count(numbers: int, classes: int, passes: int) -> int:
+    """Return the CPU threads that fit a layer in some passes over features.
+
+    `numbers`: how many the features consist of, n · d.
+    """
+    if passes * numbers * classes <= MAX_WORK_OF_ONE_THREAD:
+        return 1
+    return torch.get_num_threads()
 
 
 @torch.no_grad()
@@ -78,13 +97,14 @@ def fit_linear(
         if protocol.shuffled:
             order = torch.randperm(n, generator=stream, device=device)
         for index in order.split(protocol.batch):
-            _write_gradient(layer, features[index], targets[index], grad)
+            x = features[index]
+            _write_gradient(layer(x), x, targets[index], grad)
             optimizer.step(row_grad)
     return layer
 
 
 @torch.no_grad()
-def minimise(train: Labelled, penalty: float) -> Layer:
+def minimise(train: Labelled, penalty: float, max_iterations: int = MAX_ITERATIONS) -> Layer:
     """Return the layer that minimises the loss of `fit_linear` over all images.
 
     By L-BFGS in double precision: exact, but not the protocol of any paper.
@@ -99,7 +119,7 @@ def minimise(train: Labelled, penalty: float) -> Layer:
     decay = _decay(row, classes, penalty)
     optimizer = torch.optim.LBFGS(
         [row],
-        max_iter=MAX_ITERATIONS,
+        max_iter=max_iterations,
         tolerance_grad=1e-7,
         tolerance_change=1e-12,
         line_search_fn="strong_wolfe",
@@ -107,9 +127,10 @@ def minimise(train: Labelled, penalty: float) -> Layer:
 
     def loss() -> Tensor:
         assert row.grad is not None
-        _write_gradient(layer, features, targets, grad)
+        logits = layer(features)
+        _write_gradient(logits, features, targets, grad)
         row.grad.addcmul_(row, decay)
-        return F.cross_entropy(layer(features), train.labels) + (decay * row.square()).sum() / 2
+        return F.cross_entropy(logits, train.labels) + (decay * row.square()).sum() / 2
 
     optimizer.step(loss)
     return layer
@@ -132,8 +153,11 @@ def _optimizer(protocol: Protocol, row: Tensor, decay: Tensor) -> Optimizer:
     return SGD(row, decay, momentum=0.9)
 
 
-def _write_gradient(layer: Layer, x: Tensor, targets: Tensor, grad: Layer) -> None:
-    """Write the gradient of the mean cross-entropy into `grad`, in closed form without a graph."""
-    error = (torch.softmax(layer(x), 1) - targets) / len(x)
+def _write_gradient(logits: Tensor, x: Tensor, targets: Tensor, grad: Layer) -> None:
+    """Write the gradient of the mean cross-entropy into `grad`, in closed form without a graph.
+
+    `logits` are those of the features `x`.
+    """
+    error = (torch.softmax(logits, 1) - targets) / len(x)
     torch.mm(error.T, x, out=grad.weight)
     torch.sum(error, 0, out=grad.bias)

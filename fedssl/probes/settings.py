@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 
 from fedssl.core.settings import Settings
 from fedssl.probes.linear import Solver
-from fedssl.probes.protocol import Name
+from fedssl.probes.protocol import TOGETHER, Name
 
 
 def _check_whole_above_one(labels: float) -> float:
@@ -41,6 +41,8 @@ class ProbeSettings(Settings):
     penalty: float = Field(0.0, ge=0)  # of the linear probe's loss: plus penalty/2 · ‖weight‖²
     solver: Solver = "protocol"  # of the linear probe; "lbfgs" finds the minimum, as no paper does
     frozen: bool = False  # of `semi`: train only the head on fixed features, unlike the papers
+    # of `collaborative`: the new classifier; "mlp" has a hidden layer; default: the protocol's
+    head: Literal["linear", "mlp"] | None = None
     picture: bool = False  # picture.png at the end: kNN curve, maps before and after training
     # measured too: "random" weights, "isolated", "centralized" runs; default: those that take at
     # most twice the time of the run
@@ -63,6 +65,8 @@ class Probe(NamedTuple):
     learns: Literal["all", "few", "nothing"] = "all"
     whole: bool = False  # fine-tunes the whole model
     together: bool = False  # all clients train one model
+    # The protocols that it has, the first by default. Empty: all, by default the experiment's.
+    protocols: tuple[Name, ...] = ()
 
     @property
     def uses_features(self) -> bool:
@@ -76,5 +80,7 @@ PROBES: Mapping[str, Probe] = {
     "semi": Probe((*_TRAINED, "frozen"), learns="few", whole=True),
     "classifier": Probe((), learns="nothing"),
     "per-client": Probe(_LINEAR),
-    "collaborative": Probe(("labels", *OF_TRAINING), whole=True, together=True),
+    "collaborative": Probe(
+        (*_TRAINED, "head"), whole=True, together=True, protocols=tuple(TOGETHER)
+    ),
 }

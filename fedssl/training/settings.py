@@ -14,6 +14,7 @@ class TrainSettings(Settings):
     """How a client trains in one round. Defaults are FedEMA's, with one local epoch."""
 
     earlier_names: ClassVar = {"client_memory": "memory"}
+    added_later: ClassVar = ("schedule_rounds", "step_factor")
 
     epochs: PositiveInt = 1
     batch: int = Field(128, ge=2)
@@ -24,6 +25,10 @@ class TrainSettings(Settings):
     decay_norms: bool = True  # off: biases and normalisation layers are not decayed
     # over rounds, constant inside a round
     schedule: Literal["cosine", "constant", "step"] = "cosine"
+    # rounds that the schedule is made for; 0: those of the run. With more of them, only the first
+    # part of the schedule is used
+    schedule_rounds: int = Field(0, ge=0)
+    step_factor: float = Field(0.3, gt=0, le=1)  # of `step`: multiplies the rate at each step
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on CUDA, fp32 on a CPU
     # auto: captured on CUDA, eager on a CPU
     mode: Literal["auto", "eager", "compiled", "captured"] = "auto"
@@ -38,9 +43,10 @@ class TrainSettings(Settings):
 
     def lr_at(self, round: int, rounds: int) -> float:
         """Return the learning rate of a round (counted from 0) out of `rounds`."""
+        total = self.schedule_rounds or rounds
         if self.schedule == "cosine":
-            return 0.5 * self.lr * (1 + math.cos(math.pi * round / rounds))
+            return 0.5 * self.lr * (1 + math.cos(math.pi * min(round, total) / total))
         if self.schedule == "step":
-            steps = sum(round >= share * rounds for share in (0.3, 0.6, 0.9))
-            return float(self.lr * 0.3**steps)
+            steps = sum(round >= share * total for share in (0.3, 0.6, 0.9))
+            return float(self.lr * self.step_factor**steps)
         return self.lr

@@ -1,4 +1,4 @@
-"""One training step: views → forward → objective → backward → optimizer → target → after-step."""
+"""One training step: views → forward → objective → backward → optimizer → target → hook."""
 
 from __future__ import annotations
 

@@ -16,15 +16,16 @@ from fedssl import views
 from fedssl.core import kernels
 from fedssl.core.errors import ClientError, ConfigError
 from fedssl.core.state.arithmetic import finite
-from fedssl.core.state.layout import PARAMETERS
 from fedssl.data.image_pool import Pixels, as_pixels
 from fedssl.method import Constants, Method
 from fedssl.training.capture_lock import CAPTURE_LOCK
 from fedssl.training.cuda_graph import CapturedSteps
-from fedssl.training.optimizers import SGD, Adam, FusedSGD, Optimizer
+from fedssl.training.optimizer_choice import make_optimizer
 from fedssl.training.representation_metrics import alignment, effective_rank, spread, uniformity
 from fedssl.training.settings import TrainSettings as TrainSettings
 from fedssl.training.step import Inputs, Objective, Step
+
+MIN_IMAGES = 2  # that a client needs to train
 
 
 class Metrics(NamedTuple):
@@ -121,9 +122,9 @@ class Trainer:
     def _fit(self, task: TrainingTask, objective: Objective, constants: Constants) -> Metrics:
         pixels = as_pixels(task.pixels, self.device)
         size = min(self.settings.batch, len(pixels))
-        if size < 2:
+        if size < MIN_IMAGES:
             raise ClientError(
-                f"too few images: training needs at least 2, but it has {len(pixels)}"
+                f"too few images: training needs at least {MIN_IMAGES}, but it has {len(pixels)}"
             )
         started = time.perf_counter()
         self.step.begin(task.lr, task.progress)
@@ -196,13 +197,29 @@ class Trainer:
 
         Layers that run outside a step run in this block: it waits while another thread records.
         """
-        training = self.method.training
-        self.method.eval()
+        with self._mode(training=False) as method:
+            yield method
+
+    @contextlib.contextmanager
+    def train_mode(self) -> Iterator[Method]:
+        """Yield the resident method in training mode, without gradients; then restore its mode.
+
+        Layers run in plain torch: which kernels the last step left selected depends on the client
+        that ran it.
+        """
+        self.method.compile_with(None)
+        with self._mode(training=True) as method:
+            yield method
+
+    @contextlib.contextmanager
+    def _mode(self, training: bool) -> Iterator[Method]:
+        before = self.method.training
+        self.method.train(training)
         try:
             with CAPTURE_LOCK.shared(), torch.no_grad():
                 yield self.method
         finally:
-            self.method.train(training)
+            self.method.train(before)
 
     def embed(
         self, pixels: Tensor | Pixels, output: Literal["h", "z", "p"] = "h", batch: int = 512
@@ -238,31 +255,6 @@ def _check_trainable(method: Method) -> None:
                 f"parameter {name} has requires_grad=False, but it is in a trained part of the "
                 "method: register it as a buffer instead"
             )
-
-
-def make_optimizer(
-    settings: TrainSettings, method: Method, row: Tensor, fused: bool = False
-) -> Optimizer:
-    """Return the optimizer of the settings for a row of parameters."""
-    decay: float | Tensor = settings.weight_decay
-    if decay and not settings.decay_norms:
-        decay = _decay_per_element(settings.weight_decay, method).to(row.device)
-    if settings.optimizer != "sgd":
-        return Adam(row, decay, decoupled=settings.optimizer == "adamw")
-    if fused and not isinstance(decay, Tensor):
-        return FusedSGD(row, decay, settings.momentum)
-    return SGD(row, decay, settings.momentum)
-
-
-def _decay_per_element(weight_decay: float, method: Method) -> Tensor:
-    """Return the decay of each trained parameter (n,): 0 for biases and normalisation layers."""
-    decays = []
-    for entry in method.state.layout.pick(method.trained, PARAMETERS).entries:
-        decay = 0.0
-        if entry.role == "weight" and len(entry.shape) > 1:
-            decay = weight_decay
-        decays.append(torch.full((entry.size,), decay))
-    return torch.cat(decays)
 
 
 def resolve_mode(mode: str, device: torch.device) -> str:

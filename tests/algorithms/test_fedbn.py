@@ -49,7 +49,7 @@ def layer(state: State | None) -> Layer:
     )
 
 
-@pytest.mark.parametrize("eval_norm", ["none", "mean"])
+@pytest.mark.parametrize("eval_norm", ["none", "mean", "mean-only"])
 def test_two_rounds_by_hand(eval_norm: str) -> None:
     federation = Federation(FedBN(eval_norm=eval_norm))
     assert federation.personal("A") is None
@@ -188,7 +188,7 @@ def _federated(algorithm: Algorithm, name: str, **settings: Any) -> tuple[Tree, 
     return last.sites[SERVER], memory
 
 
-@pytest.mark.parametrize("eval_norm", ["none", "mean"])
+@pytest.mark.parametrize("eval_norm", ["none", "mean", "mean-only"])
 def test_without_norm_layers_it_is_fedavg(eval_norm: str) -> None:
     """To the bit, with a global model and without personal models."""
     settings = {"dim": 4, "queue": 8}

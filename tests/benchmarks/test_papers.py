@@ -88,3 +88,16 @@ def test_the_settings_of_the_probes_are_accepted(name: str) -> None:
         protocols.add((probe, with_probe_settings(experiment, probe, settings).probe.protocol))
     for probe in ("linear", "semi"):
         assert {(probe, "fedema"), (probe, "easyfl")} <= protocols
+
+
+@pytest.mark.parametrize("name", papers.GROUPS["cifar10-short"])
+def test_short_runs_have_the_settings_of_their_case(name: str) -> None:
+    case = papers.GROUPS["cifar10-short"][name]
+    recipe = Experiment.from_dict(load_values(case.recipe))
+    experiment = recipe.with_changes({**papers.FIXED, **case.changes})
+    for key, value in case.changes.items():
+        table, setting = key.split(".")
+        if setting != "name":
+            assert getattr(getattr(experiment, table), setting) == value
+    others = [other for other in papers.GROUPS["cifar10-short"].values() if other is not case]
+    assert (case.recipe, case.changes) not in [(other.recipe, other.changes) for other in others]

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedssl.experiment.recipes
+from fedssl.data import Dataset, Images
+from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.lookup import find_recipe
 from fedssl.experiment.plain_values import differences
 from fedssl.experiment.recipes import Recipe, families, matching, recipes
 from fedssl.experiment.recipes.grid import expand, merged
 from fedssl.probes import LINEAR
+from fedssl.topologies.topology import Star
 
 PUBLISHED = {
     "FedEMA": {
@@ -227,10 +231,27 @@ def test_training_of_fedu_and_fedema(name: str, changed: dict[str, Any]) -> None
                 "train.batch": 256,
                 "train.optimizer": "adam",
                 "method.temperature": 0.5,
-                "algorithm.name": "fedbn",
-                "algorithm.weights": "uniform",
-                "partition": {"name": "dirichlet", "alpha": 0.1},
+                "algorithm": {"name": "fedbn", "weights": "uniform", "eval_norm": "mean-only"},
+                "partition": {"name": "dirichlet", "alpha": 0.1, "capped": True, "share": 0.8},
             },
+        ),
+        # The authors' code: E = 1 has its steps of 0.3 twice, and neither FeatARC nor supervised.
+        ("decssl-simclr-cifar10-dirichlet0.02-epochs1", {"train.step_factor": 0.09}),
+        ("decssl-mae-cifar10-dirichlet0.02-epochs1", {"train.step_factor": 0.09, "probe.lr": 3e-4}),
+        ("featarc-cifar10-dirichlet0.02-epochs1", {"train.step_factor": None}),
+        ("decssl-supervised-cifar10-dirichlet0.02-epochs1", {"train.step_factor": None}),
+        (
+            "decssl-simclr-cifar10-dirichlet0.1-clients10-epochs50",
+            {"partition.capped": True, "partition.balanced": None},
+        ),
+        (
+            "decssl-simclr-cifar10-dirichlet0.02-clients20",
+            {"partition.capped": False, "partition.balanced": True, "partition.share": 0.8},
+        ),
+        ("decssl-simclr-cifar10-iid-share0.25", {"partition.share": 0.2}),
+        (
+            "decssl-simclr-cifar10-centralized",
+            {"partition.share": None, "train.schedule": "constant"},
         ),
         (
             "decssl-byol-cifar10-dirichlet0.02-epochs50",
@@ -254,7 +275,11 @@ def test_training_of_fedu_and_fedema(name: str, changed: dict[str, Any]) -> None
         ),
         (
             "decssl-supervised-imagenet100-skew0.1",
-            {"method.classes": 100, "method.augment": None, "rounds": 40},
+            {
+                "method.classes": 100,
+                "method.augment": {"crop": [0.08, 1.0], "jitter": [0, 0, 0, 0], "gray": 0},
+                "rounds": 40,
+            },
         ),
         ("featarc-cifar10-iid", {"algorithm.clusters": 2, "algorithm.lam": 1, "train.epochs": 5}),
         (
@@ -286,6 +311,62 @@ def test_training_of_fedu_and_fedema(name: str, changed: dict[str, Any]) -> None
 )
 def test_settings_of_the_papers(name: str, expected: dict[str, Any]) -> None:
     assert dict(zip(expected, [at(name, key) for key in expected], strict=True)) == expected
+
+
+TABLE_2 = (
+    "featarc-cifar10-iid",
+    "featarc-cifar10-noniid",
+    "decssl-simclr-cifar10-iid",
+    "decssl-simclr-cifar10-noniid",
+    "decssl-perssfl-cifar10-noniid",
+)
+
+
+@pytest.mark.parametrize("name", TABLE_2)
+def test_table_2_of_dec_ssl(name: str) -> None:
+    """K = 5, ρ = 1, 100 rounds of E = 5, SimCLR on ResNet-18, Adam 0.001, B = 256; from the code:
+    80% of the images, BatchNorm per view, steps of the rate, heads of 512 and the probe.
+    """
+    experiment = load(name)
+    assert (experiment.clients, experiment.rounds, experiment.train.epochs) == (5, 100, 5)
+    assert experiment.topology == Star()
+    train = experiment.train
+    assert (train.optimizer, train.lr, train.batch, train.weight_decay) == ("adam", 1e-3, 256, 1e-6)
+    rates = [train.lr_at(round, 100) for round in (0, 29, 30, 60, 90, 99)]
+    assert rates == pytest.approx([1e-3, 1e-3, 3e-4, 9e-5, 2.7e-5, 2.7e-5])
+    method = experiment.to_dict()["method"]
+    assert method["backbone"] == "resnet18"
+    assert (method["hidden"], method["dim"], method["temperature"]) == (512, 512, 0.5)
+    assert method["batch_norm"] == "per-view"
+    assert method["augment"]["jitter"] == [0.4, 0.4, 0.4, 0.1]
+    assert LINEAR[experiment.probe.protocol][:4] == ("adam", 1e-3, 50, 256)
+    assert experiment.probe.protocol == "dec-ssl"
+    assert "Dec-SSL, Table 2" in recipes()[name].places
+    pixels = torch.zeros(500, 3, 1, 1, dtype=torch.uint8)
+    images = Images(pixels, torch.arange(500) % 10, tuple(map(str, range(10))))
+    _, owners = partition_data(experiment, Dataset(images), pytest.fail)
+    assert [len(index) for index in owners.values()] == [80] * 5
+    classes = [len(images.labels[index].unique()) for index in owners.values()]
+    assert set(classes) == ({2} if "noniid" in name else {10})
+
+
+def test_dec_ssl_trains_on_four_fifths_of_the_images_and_probes_by_its_code() -> None:
+    """Private images by session, and centralized training, have all images."""
+    for name, recipe in recipes().items():
+        if recipe.family != "decssl":
+            assert at(name, "probe.protocol") != "dec-ssl", name
+            assert at(name, "partition.capped") is None, name
+            continue
+        assert at(name, "probe.protocol") == "dec-ssl", name
+        share = at(name, "partition.share")
+        if "centralized" in name or "natural" in name:
+            assert share is None, name
+        elif "-share" not in name:
+            assert share == 0.8, name
+        if at(name, "method.name") == "simclr":
+            assert at(name, "method.batch_norm") == "per-view", name
+        if at(name, "partition.name") in ("dirichlet", "clusters"):
+            assert bool(at(name, "partition.capped")) != bool(at(name, "partition.balanced")), name
 
 
 def test_total_epochs() -> None:

@@ -19,6 +19,12 @@ import torch
 
 import fedssl
 
+# Dec-SSL's recipes as they were when bits were recorded. Since then they have settings that the code
+# at the starting commit does not have.
+DEC_SSL = "fedsimclr-cifar10-noniid-mini"
+STEPS = {"train.schedule": "step", "method.temperature": 0.5, "algorithm.weights": "uniform"}
+DIRICHLET = {"partition": {"name": "dirichlet", "alpha": 5, "balanced": True}}
+
 # Recipe and changed settings. There is a case for every algorithm, every method, every topology and
 # each family of backbones.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,8 +32,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedbyol-cifar10-noniid-mini", {}),
     "fedavgm": ("demo", {"algorithm.name": "fedavgm"}),
     "fedadam": ("demo", {"algorithm.name": "fedadam"}),
-    "fedprox": ("decssl-fedprox-cifar10-dirichlet5-epochs50-mini", {}),
-    "fedbn": ("decssl-simclr-cifar10-dirichlet5-mini", {}),
+    "fedprox": (DEC_SSL, {**STEPS, **DIRICHLET, "algorithm.name": "fedprox"}),
+    "fedbn": (DEC_SSL, {**STEPS, **DIRICHLET, "algorithm.name": "fedbn"}),
     "fedu": ("fedu-cifar10-noniid-mini", {}),
     "fedema": ("fedema-cifar10-noniid-mini", {"rounds": 3}),
     "fedema-global": (
@@ -37,15 +43,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedema-sampled": ("fedema-cifar10-noniid-mini", {"rounds": 4, "topology.participation": 0.6}),
     "fedca": ("fedca-cnn5-cifar10-noniid-mini", {}),
     "ccl": ("ccl-cifar10-noniid1-mini", {}),
-    "featarc": ("featarc-cifar10-noniid-mini", {}),
-    "perssfl": ("decssl-perssfl-cifar10-noniid-mini", {}),
+    "featarc": (DEC_SSL, {**STEPS, "algorithm.name": "featarc"}),
+    "perssfl": (DEC_SSL, {**STEPS, "algorithm.name": "perssfl"}),
     # methods
     "autoencoder": ("fedca-fedae-cnn5-cifar10-noniid-mini", {}),
     "barlow": ("demo", {"method.name": "barlow"}),
     "byol": ("demo", {"method.name": "byol"}),
     "deepcluster": ("ccl-feddc-cifar10-noniid1-mini", {}),
     "dino": ("demo", {"method.name": "dino"}),
-    "mae": ("decssl-mae-cifar10-dirichlet5-mini", {}),
+    "mae": (
+        DEC_SSL,
+        {
+            "train.schedule": "step",
+            "algorithm.weights": "uniform",
+            **DIRICHLET,
+            "method": {"name": "mae", "backbone": "vit_mini"},
+        },
+    ),
     "mocov1": ("fedmocov1-cifar10-noniid-mini", {}),
     "mocov2": ("fedmocov2-cifar10-noniid-mini", {}),
     "rotation": ("fedca-fedpr-cnn5-cifar10-noniid-mini", {}),
@@ -84,8 +98,22 @@ COMMON = {
 
 
 def platform() -> str:
-    """Return the key under which bits are recorded: torch's version and the CPU's instructions."""
-    return f"torch {torch.__version__.split('+')[0]}, {torch.backends.cpu.get_cpu_capability()}"
+    """Return the key under which bits are recorded: torch's version and the kind of CPU.
+
+    CPUs with the same instructions but of other models give other bits: libraries choose their
+    kernels by the model too.
+    """
+    version = torch.__version__.split("+")[0]
+    return f"torch {version}, {torch.backends.cpu.get_cpu_capability()}, {_cpu_model()}"
+
+
+def _cpu_model() -> str:
+    """Return the model of the CPU, as Linux names it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return "unknown CPU"
 
 
 def settings(case: str) -> tuple[str, dict[str, Any]]:

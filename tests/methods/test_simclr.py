@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedssl.methods.simclr import nt_xent
+from fedssl.method import Batch
+from fedssl.methods.simclr import SimCLRSettings, nt_xent
+from fedssl.nets import CNN
 
 
 def _slow(z: Tensor, temperature: float) -> float:
@@ -61,6 +63,33 @@ def test_gradient_is_finite_though_a_view_is_masked_out_against_itself() -> None
 def test_nothing_waits_for_the_device() -> None:
     with FakeTensorMode():  # has shapes and no values: reading one raises
         assert nt_xent(torch.empty(2, 8, 4), 0.07).shape == ()
+
+
+@pytest.mark.parametrize("batch_norm", ["shared", "per-view"])
+def test_views_share_their_statistics_or_not(batch_norm: str) -> None:
+    """As one pass over 2B images, or as two passes over B; running statistics move likewise.
+
+    The second view is darker, so that the statistics of both differ.
+    """
+    views = torch.rand(2, 6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    views[1] *= 0.1
+    settings = SimCLRSettings(hidden=8, dim=4, batch_norm=batch_norm)
+    torch.manual_seed(0)
+    method = settings.build(CNN(), 8)
+    torch.manual_seed(0)
+    plain = settings.build(CNN(), 8)
+    images = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
+    batch = Batch(
+        torch.arange(6), images, (views,), labels=None, draws={}, progress=torch.zeros(())
+    )
+    out = method(batch)
+    passes = [views.flatten(0, 1)] if batch_norm == "shared" else list(views)
+    expected = torch.cat([plain.projector(plain.backbone(images)) for images in passes])
+    torch.testing.assert_close(out.z.flatten(0, 1), expected)
+    torch.testing.assert_close(
+        method.backbone.state_dict()["layers.0.1.running_mean"],
+        plain.backbone.state_dict()["layers.0.1.running_mean"],
+    )
 
 
 @pytest.mark.oracle

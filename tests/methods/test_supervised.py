@@ -52,6 +52,29 @@ def test_every_view_has_its_images_label(make, batch: Batch) -> None:
     assert [group.count for group in method.views] == [1]
 
 
+def test_a_head_of_two_layers(make, batch: Batch) -> None:
+    """Linear, ReLU, Linear on the features, by hand."""
+    method = make(Supervised, head="mlp", classes=3)
+    out = method(batch)
+    first, relu, last = method.projector
+    assert (first.out_features, last.in_features, last.out_features) == (method.features,) * 2 + (
+        3,
+    )
+    assert isinstance(relu, torch.nn.ReLU)
+    hidden = (out.h @ first.weight.T + first.bias).clamp(min=0)
+    torch.testing.assert_close(out.z, hidden @ last.weight.T + last.bias)
+    assert [*make(Supervised).projector.state_dict()] == ["0.weight", "0.bias"]
+
+
+def test_a_linear_head_leaves_the_hash_of_an_experiment_unchanged() -> None:
+    """Earlier versions had no other head. An experiment with two layers is another one."""
+    chosen = make_experiment({"method": {"name": "supervised", "classes": 3, "backbone": "cnn"}})
+    earlier = "631ae22fe6a719acf6bf0e5d27635140d9a25064908b0dcc419e448dde6690b3"
+    assert chosen.to_dict()["method"]["head"] == "linear"
+    assert chosen.hash() == earlier
+    assert chosen.with_changes({"method.head": "mlp"}).hash() != earlier
+
+
 def test_only_this_method_learns_from_labels() -> None:
     assert {name for name in METHODS.names() if METHODS[name].learns_from_labels} == {"supervised"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -198,6 +199,44 @@ def test_clients_that_end_with_models_of_their_own_have_none_to_fine_tune(
     )
     assert refusal(Cell("r", "c", "demo", "collaborative", (), tuple(changes))) == problem
     assert refusal(Cell("r", "c", "demo", "per-client", (), tuple(changes))) is None
+
+
+def test_the_protocols_of_fine_tuning_together() -> None:
+    """FedCA's Table 2 has FedCA's, CCL's Table 3 the default; a recipe's protocol is for others."""
+    (fedca,) = {plan_settings(cell) for cell in collaborative_cells("fedca-2", 0.1)}
+    assert fedca == (("labels", 0.1), ("protocol", "fedca"))
+    for name in ("fedu-2", "fedema-7"):
+        (copied,) = {plan_settings(cell) for cell in collaborative_cells(name, 0.1)}
+        assert copied == fedca
+    (ccl,) = {plan_settings(cell) for cell in collaborative_cells("ccl-3", 0.1)}
+    assert ccl == (("labels", 0.1),)
+
+    def swept(*changes: str) -> tuple[tuple[str, Any], ...]:
+        return plan_settings(Cell("r", "c", "ccl-cifar10-iid", "collaborative", (), changes))
+
+    assert swept() == swept("probe.protocol=ccl") == ()
+    assert swept("probe.protocol=fedca") == (("protocol", "fedca"),)
+    assert swept("probe.head=mlp") == (("head", "mlp"),)
+    same = Cell("r", "c", "demo", "collaborative", (), ("probe.head=mlp",))
+    assert one(same).training == one(Cell("r", "c", "demo", "collaborative")).training
+    # Before anything is trained, not after it.
+    unknown = Cell("r", "c", "demo", "collaborative", (), ("probe.protocol=easyfl",))
+    assert refusal(unknown) == (
+        'probe "collaborative" has no protocol "easyfl"; its protocols: ccl, fedca'
+    )
+
+
+def collaborative_cells(table: str, labels: float) -> list[Cell]:
+    """Return the cells of a table that clients fine-tune together with a share of labels."""
+    found = []
+    for cell in tables()[table].cells:
+        if cell.probe == "collaborative" and f"labels={labels}" in cell.settings:
+            found.append(cell)
+    return found
+
+
+def plan_settings(cell: Cell) -> tuple[tuple[str, Any], ...]:
+    return one(cell).measure.settings
 
 
 def test_one_training_is_fine_tuned_both_ways_and_its_probe_solved_both_ways(

@@ -259,7 +259,11 @@ def test_the_note_of_a_whole_file() -> None:
     assert len(linear) > 20
     for table in linear:
         assert {cell.probe for cell in table.cells} == {"linear"}
-        assert "The linear classifier has FedEMA's settings, 200 epochs of Adam" in table.note
+        assert "as in the authors' code (`protocol=dec-ssl`)" in table.note
+        protocols = {cell.settings[0] for cell in table.cells}
+        assert "protocol=dec-ssl" in protocols
+        # Rows of other papers are measured as there.
+        assert len(protocols) == (3 if table.name == "decssl-2" else 1)
         assert 'the paper trains it "until' in table.note
 
 

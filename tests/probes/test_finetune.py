@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +11,11 @@ from factories import random_pixels
 from torch import Tensor, nn
 
 from fedssl.core.seeds import derive, generator
+from fedssl.data.image_pool import PixelRows
 from fedssl.method import Normalisation
 from fedssl.nets import CNN
-from fedssl.probes import Name, Protocol, fine_tune, fine_tuning
+from fedssl.probes import LINEAR, Name, Protocol, fine_tune, fine_tuning
+from fedssl.views import COLUMNS, Augment, ViewGroup, apply, parameters
 
 NORMALISATION = Normalisation((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 SCALE = [torch.tensor(values)[:, None, None] for values in NORMALISATION]
@@ -185,6 +189,92 @@ def test_frozen_features_under_the_head_of_easyfl() -> None:
     for key, tensor in backbone().state_dict().items():
         assert torch.equal(model.state_dict()[f"0.{key}"], tensor)
     assert model.state_dict()["1.0.weight"].shape == (4096, 512)
+
+
+VIEWS = ViewGroup(2, 8, Augment(crop=(0.3, 1.0), jitter=(0.4, 0.4, 0.4, 0.1)))
+
+
+def plain_dec_ssl(seed: int, epochs: int, penalty: float) -> nn.Sequential:
+    """Train Dec-SSL's classifier by a plain loop: views, and one epoch in training mode."""
+    torch.manual_seed(derive(seed, "fine-tuned head"))
+    head = nn.Linear(512, 3)
+    model = nn.Sequential(backbone(), head)
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-3, weight_decay=1e-6)
+    pixels, labels = data()
+    order_stream = generator(seed, "fine-tuning")
+    view_stream = generator(seed, "views of a probe")
+    mean, std = SCALE
+    for epoch in range(epochs):
+        if epoch == 0:
+            model.train()
+        for index in torch.randperm(11, generator=order_stream).split(4):
+            uniforms = torch.rand(len(index), COLUMNS, generator=view_stream)
+            drawn = parameters(VIEWS.augment, uniforms, height=8, width=8)
+            views = (apply(pixels[index], drawn, VIEWS.augment, size=8) - mean) / std
+            loss = F.cross_entropy(model(views), labels[index])
+            loss = loss + penalty / 2 * head.weight.square().sum()
+            optimizer.zero_grad()
+            for weight, grad in zip(
+                head.parameters(), torch.autograd.grad(loss, list(head.parameters())), strict=True
+            ):
+                weight.grad = grad
+            optimizer.step()
+        model.eval()  # the test after every epoch selects it, and no line selects training again
+    return model
+
+
+def on_views(seed: int = 2, epochs: int = 3, penalty: float = 0.0, **changes: Any) -> nn.Module:
+    pixels, labels = data()
+    return fine_tune(
+        backbone(),
+        PixelRows(pixels),
+        labels,
+        3,
+        normalisation=NORMALISATION,
+        protocol=LINEAR["dec-ssl"]._replace(epochs=epochs, batch=4, **changes),
+        seed=seed,
+        views=VIEWS,
+        penalty=penalty,
+    )
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+def test_dec_ssl_learns_from_views_with_statistics_of_its_first_epoch(penalty: float) -> None:
+    """As a plain loop: the backbone's weights do not change by a bit, its statistics do."""
+    model = on_views(penalty=penalty)
+    expected = plain_dec_ssl(2, 3, penalty).state_dict()
+    for key, tensor in model.state_dict().items():
+        if not key.endswith("num_batches_tracked"):  # only methods update these counters
+            torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5, msg=key)
+    changed = set()
+    for key, tensor in backbone().state_dict().items():
+        if not torch.equal(model.state_dict()[f"0.{key}"], tensor):
+            changed.add(key)
+    assert changed == {key for key in backbone().state_dict() if "running" in key}
+    assert changed
+    assert not model.training
+
+
+def test_the_statistics_of_dec_ssl_are_those_of_one_epoch() -> None:
+    """More epochs do not change them; in training mode throughout, they change."""
+    key = "0.layers.0.1.running_mean"
+    once = on_views(epochs=1).state_dict()[key]
+    assert torch.equal(on_views(epochs=4).state_dict()[key], once)
+    assert not torch.equal(on_views(epochs=4, training_mode=None).state_dict()[key], once)
+
+
+def test_the_views_of_a_probe_differ_by_epoch_and_seed() -> None:
+    """Clean images, or one set of views, would give other weights."""
+    pixels, labels = data()
+    protocol = LINEAR["dec-ssl"]._replace(epochs=3, batch=4)
+    clean = fine_tune(
+        backbone(), pixels, labels, 3, normalisation=NORMALISATION, protocol=protocol, seed=2
+    )
+    key = "1.weight"
+    first, again, other = (on_views(seed).state_dict()[key] for seed in (2, 2, 3))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, clean.state_dict()[key])
 
 
 def test_it_repeats_and_draws_nothing_from_the_default_generator() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedssl.core.devices.precision import threads
 from fedssl.core.seeds import generator
 from fedssl.nets import CNN
-from fedssl.probes import LINEAR, Labelled, Name, Protocol, Solver, embed, linear_predict
-from fedssl.probes.linear import fit_linear, minimise
+from fedssl.probes import LINEAR, Labelled, Name, Protocol, Solver, embed, linear, linear_predict
+from fedssl.probes.linear import fit_linear, minimise, thread_count
 
 
 def protocol(epochs: int, lr: float, batch: int) -> Protocol:
@@ -82,6 +85,10 @@ def test_the_papers_settings() -> None:
     assert LINEAR["easyfl-literal"] == LINEAR["easyfl"]
     unshuffled = {name for name, protocol in LINEAR.items() if not protocol.shuffled}
     assert unshuffled == {"easyfl", "easyfl-literal"}
+    dec_ssl = LINEAR["dec-ssl"]
+    assert dec_ssl[:4] == ("adam", 1e-3, 50, 256)
+    assert (dec_ssl.weight_decay, dec_ssl.training_mode, dec_ssl.head) == (1e-6, 1, "linear")
+    assert [name for name, protocol in LINEAR.items() if protocol.augmented] == ["dec-ssl"]
     moco = LINEAR["ccl"]
     assert moco[:4] == ("sgd", 30.0, 100, 256)
     assert [moco.lr * moco.drop(epoch) for epoch in (0, 59, 60, 79, 80, 99)] == pytest.approx(
@@ -187,3 +194,33 @@ def test_features_computed_in_inference_mode_are_accepted() -> None:
         train = blobs(20, 0)
         train = Labelled(train.features.clone(), train.labels)
     assert accuracy(train, blobs(5, 1), protocol(100, 0.05, 512)) == 1.0
+
+
+@pytest.mark.parametrize("solver", ["protocol", "lbfgs"])
+def test_one_thread_fits_a_small_layer(solver: Solver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads would only wait for each other. Afterwards there are as many as before."""
+    counts = set()
+    write_gradient = linear._write_gradient
+
+    def record(*tensors: Any) -> None:
+        counts.add(torch.get_num_threads())
+        write_gradient(*tensors)
+
+    monkeypatch.setattr(linear, "_write_gradient", record)
+    with threads(2):
+        linear_predict(blobs(5, 0), blobs(5, 1).features, protocol(2, 0.1, 8), solver=solver)
+        assert torch.get_num_threads() == 2
+    assert counts == {1}
+
+
+def test_all_threads_fit_a_large_layer() -> None:
+    """CIFAR-10: 50,000 features of 512 numbers, 10 classes and 200 epochs; with 5% of the labels."""
+    with threads(3):
+        assert thread_count(50_000 * 512, 10, 200) == 3
+        assert thread_count(2_500 * 512, 10, 200) == 1
+
+
+def test_few_iterations_do_not_reach_the_minimum() -> None:
+    train = blobs(20, 0, spread=1.0)
+    losses = [objective(train, *minimise(train, 1e-3, count), 1e-3) for count in (2, 5, 1000)]
+    assert losses[0] > losses[1] + 1e-3 > losses[2] + 2e-3

@@ -9,8 +9,9 @@ import torch
 from factories import make_trainer
 from torch import Tensor
 
+from fedssl.training.optimizer_choice import make_optimizer
 from fedssl.training.optimizers import SGD, Adam, EmaTarget, FusedSGD, Optimizer
-from fedssl.training.trainer import TrainSettings, make_optimizer
+from fedssl.training.settings import TrainSettings
 
 OURS: dict[str, Callable[[Tensor, float | Tensor], Optimizer]] = {
     "sgd": lambda row, decay: SGD(row, decay, momentum=0.9),

@@ -90,7 +90,7 @@ def fused(
 
     def make(large: int, name: str = "byol", **settings: Any) -> Trainer:
         with monkeypatch.context() as only_now:
-            only_now.setattr("fedssl.training.trainer.SGD", FusedSGD)
+            only_now.setattr("fedssl.training.optimizer_choice.SGD", FusedSGD)
             trainer = shadowed(name, **settings)
         monkeypatch.setattr(FusedSGD, "min_separate_size", large)
         monkeypatch.setattr(
@@ -175,7 +175,7 @@ def test_a_method_may_move_its_target_itself(
         monkeypatch.setattr(BYOL, "after_step_moves_weights", moves)
         assert torch.equal(train(shadowed(), random_pixels(32)), expected)
         with monkeypatch.context() as only_now:
-            only_now.setattr("fedssl.training.trainer.SGD", FusedSGD)
+            only_now.setattr("fedssl.training.optimizer_choice.SGD", FusedSGD)
             assert torch.equal(train(shadowed(), random_pixels(32)), expected)
 
 
@@ -200,7 +200,7 @@ def test_a_target_of_a_part_in_the_middle(
     """In each step it moves by 0.3 of the distance to the projector."""
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
     monkeypatch.setattr("fedssl.core.kernels.shutil.which", lambda program: program)
-    monkeypatch.setattr("fedssl.training.trainer.SGD", FusedSGD)
+    monkeypatch.setattr("fedssl.training.optimizer_choice.SGD", FusedSGD)
     method = Headed.Settings(hidden=6, dim=5, momentum=0.7).build(make_trainer().method.backbone, 8)
     trainer = Trainer(method, TrainSettings(batch=8, mode="compiled", precision=precision))
     target, online = (method.parameter_row((part,)) for part in ("target", "projector"))

@@ -168,6 +168,19 @@ def test_rates_by_closed_form(schedule: str, rounds: int, data: st.DataObject) -
     assert settings.lr_at(round, rounds) == pytest.approx(expected[schedule], rel=1e-9, abs=1e-12)
 
 
+def test_the_first_part_of_a_longer_schedule() -> None:
+    """100 rounds of a cosine over 500 end at cos²(99π/1000) = 0.906 of the rate."""
+    longer = TrainSettings(schedule="cosine", lr=1.0, schedule_rounds=500)
+    assert [longer.lr_at(round, 100) for round in (0, 99)] == pytest.approx([1.0, 0.9064], abs=1e-4)
+    # A run that is longer than its schedule ends at rate 0, and does not rise again.
+    shorter = TrainSettings(schedule="cosine", lr=1.0, schedule_rounds=10)
+    assert [shorter.lr_at(round, 100) for round in (5, 10, 15)] == pytest.approx([0.5, 0, 0])
+    steps = TrainSettings(schedule="step", lr=1.0, schedule_rounds=500, step_factor=0.09)
+    assert [steps.lr_at(round, 100) for round in (99, 149, 150, 300, 450)] == pytest.approx(
+        [1, 1, 0.09, 0.0081, 0.000729]
+    )
+
+
 def test_a_rate_is_a_step_length() -> None:
     """One plain SGD step from the same weights: twice the rate moves every weight twice as far;
     rate 0, nowhere.
