@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedssl.algorithm import Upload
+from fedssl.algorithm import SharedRows, Upload
 from fedssl.core.seeds import derive
 from fedssl.core.state.tree import Tree, number, tensor
 from fedssl.method import Constants, Method
@@ -17,12 +19,36 @@ OTHERS = -1
 EMPTY = -2
 
 
-def update_ensemble(client: Client, alpha: float) -> Tensor:
-    """Return Z ← αZ + (1 − α)z (n, k) over a client's clean images in eval mode (Eq. 9)."""
-    ensemble = (1 - alpha) * client.trainer.embed(client.pixels, "z")
+def update_ensemble(client: Client, alpha: float, mode: Literal["eval", "train"]) -> Tensor:
+    """Return Z ← αZ + (1 − α)z (n, k) over a client's clean images (Eq. 9)."""
+    if mode == "eval":
+        z = client.trainer.embed(client.pixels, "z")
+    else:
+        z = training_projections(client)
+    ensemble = (1 - alpha) * z
     if "ensemble" in client.memory:  # Z is 0 at first
         ensemble += alpha * tensor(client.memory, "ensemble")
     return ensemble
+
+
+def training_projections(client: Client) -> Tensor:
+    """Return projections (n, k) of a client's clean images in training mode.
+
+    BatchNorm has the statistics of a batch as in training: `train.batch` images, or all of a
+    smaller client, drawn at random from all of them. The last batch is completed by images of the
+    first, so that all batches have one size. Running statistics do not change.
+    """
+    stream = client.generator("dictionary batches")
+    order = torch.randperm(client.count, generator=stream)
+    size = min(client.trainer.settings.batch, client.count)
+    missing = -client.count % size
+    completed = torch.cat([order, order[:missing]])
+    batches = []
+    with client.trainer.train_mode() as method:
+        for images in client.chunks(completed, size):
+            batches.append(method.encode(method.clean(images), tracked=False).z)
+    z = torch.cat(batches)[: client.count]
+    return z[order.argsort().to(z.device)]
 
 
 def choose_rows(client: Client, ensemble: Tensor, message: Tree) -> Tree:
@@ -103,6 +129,14 @@ def dictionary_tensors(message: Tree, client_id: str, capacity: int) -> Constant
         "dictionary": F.pad(unit, (0, 0, 0, spare)),
         "entry": F.pad(entry, (0, spare), value=EMPTY),
     }
+
+
+def rows_of(site: Tree, client_id: str) -> SharedRows | None:
+    """Return the rows of one client in a dictionary; None if it has none."""
+    chosen = tensor(site, "owner") == derive(client_id)
+    if not bool(chosen.any()):
+        return None
+    return SharedRows(tensor(site, "features")[chosen], tensor(site, "index")[chosen, None])
 
 
 @torch.no_grad()

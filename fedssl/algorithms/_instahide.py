@@ -27,7 +27,7 @@ def mixtures(client: Client, k: int, limit: int, flips: bool) -> Iterator[Tensor
     There is one mixture for each of the client's images, of at most `limit` of them. A client with
     fewer than k images mixes all of them.
     """
-    rows = partners(client.count, k, limit, generator=client.generator("partners"))
+    rows = mixed_images(client, k, limit)
     count, k = rows.shape
     weights = coefficients(count, k, client.generator("coefficients")).to(client.trainer.device)
     signs = client.generator("signs", client.trainer.device)
@@ -38,6 +38,11 @@ def mixtures(client: Client, k: int, limit: int, flips: bool) -> Iterator[Tensor
         if flips:
             mixed = flipped(mixed, signs)
         yield mixed
+
+
+def mixed_images(client: Client, k: int, limit: int) -> Tensor:
+    """Return the numbers (m, k) of the images in each mixture of a client's round."""
+    return partners(client.count, k, limit, generator=client.generator("partners"))
 
 
 def warning_of(k: int) -> str:

@@ -25,8 +25,8 @@ TARGET = ("target",)
 class NetworkChoice(Algorithm, ABC):
     """Settings of FedAvg and its variants, with the functions that depend on them.
 
-    A site holds "model" and, with `aggregate = "both"`, "target". Subclasses define `client` and
-    `merge`.
+    A site holds "model" and, with `aggregate = "both"`, "target". Subclasses define
+    `client_update`, `merge` and `needs_only_means`.
     """
 
     # which network is averaged; both: each with its own kind

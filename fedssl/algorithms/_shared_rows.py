@@ -39,6 +39,11 @@ def no_features(method: Method) -> dict[str, Tensor]:
     return join_features({"": local_keys(method)[:0].clone()})
 
 
+def features_of(site: Tree, client_id: str) -> Tensor:
+    """Return the features (n, d) of one client, in the order in which it sent them."""
+    return tensor(site, "features")[tensor(site, "owners") == owner_number(client_id)]
+
+
 def features_of_others(
     message: Tree, client_id: str, limit: int, generator: torch.Generator
 ) -> tuple[Tensor, int]:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Features, Spec, Upload
+from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Features, SharedRows, Spec, Upload
 from fedssl.algorithms._averaging import (
     average,
     keep,
@@ -32,8 +32,9 @@ from fedssl.algorithms._averaging import (
     stored_models,
 )
 from fedssl.algorithms._ccl_losses import candidates_among, fused_contrast, neighbourhood_matching
-from fedssl.algorithms._instahide import mixtures, warning_of
+from fedssl.algorithms._instahide import mixed_images, mixtures, warning_of
 from fedssl.algorithms._shared_rows import (
+    features_of,
     features_of_others,
     join_features,
     local_keys,
@@ -82,6 +83,10 @@ class CCL(Algorithm):
             return None
         return warning_of(self.mix)
 
+    @property
+    def needs_only_means(self) -> bool:
+        return not self.shares
+
     def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         schema: dict[str, Spec] = {
             "model": online_layout(method),
@@ -106,6 +111,16 @@ class CCL(Algorithm):
         if self.shares:
             site.update(no_features(method))
         return site
+
+    def shared_rows(self, site: Tree, client: Client) -> SharedRows | None:
+        if not self.shares:
+            return None
+        features = features_of(site, client.id)
+        mixed = mixed_images(client, self.mix, self.features)
+        # An invalid row that was dropped moves all rows after it.
+        if not len(features) or len(features) != len(mixed):
+            return None
+        return SharedRows(features, mixed)
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site

@@ -7,25 +7,34 @@ features under an alignment model (Eq. 11-14).
 Departures: t = 0.5, since the paper gives none. It leaves open how m clients make a dictionary of
 K: each sends rows drawn anew each round, K of them in the first and then K // m of the round
 before; a site keeps K // m of each. The row that a client made of the very image it trains on is no
-negative. Rows are of clean images in eval mode. The alignment model is trained with Eq. 4, 7 and 8
-on the public images for as many rounds and epochs as a client; its features of them, clean, are
-computed once. A step draws 128 of them, with replacement; their pass leaves running statistics
-unchanged; Eq. 11-12 are means over images, not sums. No server is needed: a peer's dictionary is
-its neighbours' and its own.
+negative. Rows are of clean images, in eval mode or, with `dictionary_mode = "train"`, in training
+mode. The alignment model is trained with Eq. 4, 7 and 8 on the public images for as many rounds and
+epochs as a client; its features of them, clean, are computed once. A step draws 128 of them, with
+replacement; their pass leaves running statistics unchanged; Eq. 11-12 are means over images, not
+sums. No server is needed: a peer's dictionary is its neighbours' and its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedssl.algorithm import ALGORITHMS, Algorithm, Averaging, Features, Spec, TensorSpec, Upload
+from fedssl.algorithm import (
+    ALGORITHMS,
+    Algorithm,
+    Averaging,
+    Features,
+    SharedRows,
+    Spec,
+    TensorSpec,
+    Upload,
+)
 from fedssl.algorithms._averaging import (
     average,
     keep,
@@ -41,6 +50,7 @@ from fedssl.algorithms._dictionary import (
     dictionary_tensors,
     empty_dictionary,
     projection_width,
+    rows_of,
     update_ensemble,
 )
 from fedssl.core.state.tree import Tree, Value, model, tensor
@@ -55,10 +65,14 @@ class FedCA(Algorithm):
     """Clients contrast their images with shared projections, and align public images."""
 
     needs_pairs: ClassVar[bool] = True
+    added_later: ClassVar = ("dictionary_mode",)
 
     # projections that all clients share, the paper's K; 0: none
     dictionary: int = Field(1024, ge=0, le=1_000_000)
     alpha: float = Field(0.5, ge=0, lt=1)  # how much of a shared projection is from earlier rounds
+    # mode in which shared projections are computed: eval, with running statistics of BatchNorm, or
+    # train, with those of batches of `train.batch` images
+    dictionary_mode: Literal["eval", "train"] = "eval"
     temperature: float = Field(0.5, gt=0)  # of the softmax over batch and dictionary, the paper's t
     # weight of the alignment; 0: none, and no public images are needed
     beta: float = Field(0.01, ge=0)
@@ -80,6 +94,10 @@ class FedCA(Algorithm):
             "projections of private images are shared with all clients, in clear: "
             "dictionary = 0 shares none"
         )
+
+    @property
+    def needs_only_means(self) -> bool:
+        return not self.dictionary
 
     def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         schema: dict[str, Spec] = {"model": online_layout(method)}
@@ -113,6 +131,9 @@ class FedCA(Algorithm):
         client.method.state.load(first)
         return {"h_align": h, "z_align": z}
 
+    def shared_rows(self, site: Tree, client: Client) -> SharedRows | None:
+        return rows_of(site, client.id) if self.dictionary else None
+
     def broadcast(self, site: Tree, client_id: str) -> Tree:
         return site
 
@@ -123,7 +144,7 @@ class FedCA(Algorithm):
         upload: dict[str, Value] = {"model": online_model(client.method)}
         memory = dict(keep(client, client.method.persistent_parts))
         if self.dictionary:
-            ensemble = update_ensemble(client, self.alpha)  # line C5
+            ensemble = update_ensemble(client, self.alpha, self.dictionary_mode)  # line C5
             upload.update(choose_rows(client, ensemble, message))
             memory["ensemble"] = ensemble
         self._note_alignment(client, message)

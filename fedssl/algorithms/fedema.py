@@ -1,12 +1,12 @@
 """FedEMA: clients mix local and global weights by their divergence.
 
 Zhuang, Wen & Zhang, "Divergence-aware federated self-supervised learning", ICLR 2022, Algorithm 1
-(its lines are in the margin): a client starts from μ·W_k + (1 − μ)·W_g, its predictor with the same
+(its lines are in the comments): a client starts from μ·W_k + (1 − μ)·W_g, its predictor with the same
 μ, where μ = min(λ_k·divergence, 1); its target stays local. λ_k is set once, in the first round
 that samples the client (the autoscaler), or is one constant for all clients.
-Departures: the box measures the divergence as ‖W_g − W_k‖ over backbone and projector (`global`).
-With it, clients run away: a client that keeps its own weights is farther from the next global
-model, and soon μ is 1. The authors' code measures how far the last local training moved the client,
+Departures: Algorithm 1 measures the divergence as ‖W_g − W_k‖ over backbone and projector
+(`global`). With it, μ grows until clients ignore the global model: a client that keeps its own
+weights is farther from the next global model, and soon μ is 1. The authors' code measures how far the last local training moved the client,
 as the mean of the layers' norms (`drift`), which decreases with the learning rate as in the paper's
 Figure 6; this is the default. With `drift`, a client computes λ_k = τ/drift after its first
 training; with `global`, the server computes λ_k = τ/‖W_g − W_k‖ after the merge of that round, and
@@ -47,7 +47,8 @@ LAM_FROM_FIRST_ROUND = "lam_from_first_round"
 class FedEMA(Algorithm):
     """Clients mix local and global weights by their divergence."""
 
-    # of its last training, or from the global model
+    # "drift": how far the last local training moved the client; "global": its distance to the
+    # global model
     divergence: Literal["drift", "global"] = "drift"
     tau: float = Field(0.7, ge=0, le=1)  # the first μ, where λ is set by it
     # the paper's λ, the same for all; None: each client's own, from τ
@@ -55,6 +56,10 @@ class FedEMA(Algorithm):
     encoder_mu: float | None = Field(None, ge=0, le=1)  # in place of μ for all but the predictor
     # in place of μ for the predictor; 0: it is the global one
     predictor_mu: float | None = Field(None, ge=0, le=1)
+
+    @property
+    def needs_only_means(self) -> bool:
+        return self.divergence == "drift" or self.lam is not None
 
     def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         return {"model": online_layout(method)}
@@ -82,7 +87,7 @@ class FedEMA(Algorithm):
         return {"model": online_model(client.method)}, _memory(client, drift, lam)  # line 23
 
     def _start(self, client: Client, message: Tree) -> float:
-        """Load the model that training starts from; return the λ_k used, 0 if it was not."""
+        """Load the model that training starts from; return the λ_k used, or 0 if none was used."""
         received = model(message, "model")
         if client.memory.get("round") != client.round - 1:  # line 13
             load_model(client, received, *_private_parts(client))  # line 14

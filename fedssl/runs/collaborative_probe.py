@@ -1,11 +1,10 @@
 """Collaborative fine-tuning: supervised FedAvg from the trained backbone, with a few labels each.
 
-As Wu et al., "Decentralized unsupervised learning of visual representations" (CCL), IJCAI 2022, and
-as FedCA's semi-supervised figures suggest. Departures: CCL's settings are in an appendix that is
-not available, and those of its `semi` (20 epochs, the classifier at another rate) would be 20 steps
-here; so optimizer, rate, batch and length are those with which FedU and FedCA fine-tune, one local
-epoch a round. The classifier is linear, where FedCA's has a hidden layer; images are cropped and
-flipped as in the method `supervised`.
+As in Table 3 of Wu et al., "Decentralized unsupervised learning of visual representations" (CCL),
+IJCAI 2022, and as Table 2 of Zhang et al., "Federated unsupervised representation learning"
+(FedCA), 2020, suggests. probes/protocol.py has the settings of both, and what is ours in them.
+Departures: a client resets its optimizer in each round, as in all training here; the papers do not
+state whether it does. BatchNorm is in training mode, and its statistics are averaged.
 """
 
 from __future__ import annotations
@@ -28,10 +27,13 @@ from fedssl.evaluation.missing_labels import NEEDS_CLIENT_LABELS
 from fedssl.evaluation.models import Models, backbone_tensors, saved_models
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
-from fedssl.probes import balanced, fine_tuning, label_count
+from fedssl.probes import TOGETHER, Protocol, balanced, label_count
 from fedssl.runs.local import Interrupted, LocalRun, train_locally
+from fedssl.views import Augment
 
 PROBE = "collaborative"
+# Views that are the images themselves.
+CLEAN = Augment(crop=(1, 1), ratio=(1, 1), flip=0, jitter=(0, 0, 0, 0), gray=0)
 
 
 def collaborative(
@@ -117,24 +119,30 @@ def supervised(experiment: Experiment, weights: Path, classes: int) -> Experimen
     """Return the experiment that fine-tunes the backbone in a file, like the run's otherwise."""
     probe = experiment.probe
     plain = experiment.to_dict()
-    protocol = fine_tuning("fedu", probe.labels or FEW_LABELS)
-    protocol = protocol.changed(probe.epochs, probe.lr, probe.batch)
+    protocol = TOGETHER[probe.protocol].changed(probe.epochs, probe.lr, probe.batch)
     train = plain["train"] | {
         "optimizer": protocol.optimizer,
         "lr": protocol.lr,
         "batch": protocol.batch,
         "weight_decay": 0.0,
         "schedule": "constant",
-        "epochs": 1,
+        "epochs": protocol.local_epochs,
     }
-    method = {"name": "supervised", "classes": classes, "init": str(weights)}
+    method = {
+        "name": "supervised",
+        "classes": classes,
+        "init": str(weights),
+        "head": probe.head or protocol.head,
+    }
+    if not protocol.random_crops:
+        method["augment"] = CLEAN.model_dump()
     for key in ("backbone", "stem", "view_size"):
         if key in plain["method"]:
             method[key] = plain["method"][key]
     return Experiment.from_dict(
         {
             "seed": experiment.seed,
-            "rounds": protocol.epochs,
+            "rounds": _rounds(protocol),
             "data": plain["data"] | {"leave_out": 0.0},
             "partition": {"name": "natural"},
             "method": method,
@@ -143,3 +151,15 @@ def supervised(experiment: Experiment, weights: Path, classes: int) -> Experimen
             "probe": {"every": 0},
         }
     )
+
+
+def _rounds(protocol: Protocol) -> int:
+    """Return the number of rounds; raise ConfigError if the epochs are no whole number of them."""
+    rounds, rest = divmod(protocol.epochs, protocol.local_epochs)
+    if rest:
+        raise ConfigError(
+            f'probe "{PROBE}": epochs = {protocol.epochs}, but a round of this protocol has '
+            f"{protocol.local_epochs} local epochs: set epochs to a multiple of "
+            f"{protocol.local_epochs}"
+        )
+    return rounds

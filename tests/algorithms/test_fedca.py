@@ -19,7 +19,7 @@ from factories import (
     make_trainer,
     random_pixels,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from toy import Federation, Numbers, toy
 
 import fedssl
@@ -31,6 +31,8 @@ from fedssl.algorithms._dictionary import (
     DictionaryBuilder,
     dictionary_tensors,
     projection_width,
+    training_projections,
+    update_ensemble,
 )
 from fedssl.algorithms.fedca import contrast
 from fedssl.core.seeds import derive
@@ -45,11 +47,13 @@ from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
 from fedssl.engine.uploads.guard import Guard
 from fedssl.engine.uploads.records import Reply
-from fedssl.method import Batch, Constants, Method, Output
+from fedssl.method import Batch, Constants, Method, MethodSettings, Output
+from fedssl.nets.norm import BatchNorm1d
 from fedssl.runs.local import Interrupted
 from fedssl.topologies.graphs import Cycle
 from fedssl.topologies.topology import SERVER, Star, Topology
-from fedssl.training.trainer import Trainer
+from fedssl.training.client import Client
+from fedssl.training.trainer import Trainer, TrainSettings
 
 PLAIN = {"dictionary": 0, "beta": 0.0}
 
@@ -314,6 +318,112 @@ def test_three_rounds_of_temporal_ensembling(alpha: float, name: str) -> None:
     assert drawn[2] != drawn[1][:4]
 
 
+class Brightness(nn.Module):
+    """A backbone of one feature: the mean of an image's pixels."""
+
+    dim = 1
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean((1, 2, 3))[:, None]
+
+
+class Normalised(Method):
+    """A method whose projection is the brightness of an image after a BatchNorm layer."""
+
+    def __init__(self, settings: MethodSettings, backbone: nn.Module, size: int) -> None:
+        super().__init__(settings, backbone, size)
+        self.projector = nn.Sequential(BatchNorm1d(1))
+
+    def forward(self, batch: Batch) -> Output:
+        raise NotImplementedError
+
+    def loss(self, out: Output, constants: Constants) -> Tensor:
+        raise NotImplementedError
+
+
+def _normalising_client(levels: list[int], batch: int, **changes: Any) -> Client:
+    """Return a client with an image of each brightness, in 255ths."""
+    method = Normalised(MethodSettings(), Brightness(), 2).reside()
+    images = torch.tensor(levels, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2)
+    return make_client(Trainer(method, TrainSettings(batch=batch)), images, **changes)
+
+
+def test_rows_in_training_mode_by_hand() -> None:
+    """BatchNorm over two images gives the brighter one 1 and the darker one −1; over all three,
+    0, 0.2 and 0.4 become −√1.5, 0 and √1.5. With running statistics, 0 and 1, they stay as they
+    are. Three images are two batches of two: the last one is completed by the first image drawn.
+    """
+    client = _normalising_client([0, 51, 102], batch=2)
+    before = client.method.state.clone()
+    first, second, third = torch.randperm(
+        3, generator=client.generator("dictionary batches")
+    ).tolist()
+    sign = {}
+    for a, b in ((third, first), (first, second)):  # of an image drawn twice, the first row counts
+        sign[a] = 1.0 if a > b else -1.0
+        sign[b] = -sign[a]
+    expected = torch.tensor([[sign[0]], [sign[1]], [sign[2]]])
+    torch.testing.assert_close(training_projections(client), expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        update_ensemble(client, 0.25, "train"), 0.75 * expected, rtol=0, atol=1e-3
+    )
+    assert torch.equal(client.method.state.floats, before.floats)
+    assert torch.equal(client.method.state.counts, before.counts)
+    assert client.method.uncounted_batches == 0
+    eval_rows = torch.tensor([[0.0], [0.2], [0.4]])
+    torch.testing.assert_close(
+        update_ensemble(client, 0.0, "eval"), eval_rows, rtol=1e-4, atol=1e-4
+    )
+    larger = _normalising_client([0, 51, 102], batch=128)
+    root = math.sqrt(1.5)
+    torch.testing.assert_close(
+        training_projections(larger), torch.tensor([[-root], [0.0], [root]]), rtol=0, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("count", [8, 9, 15, 30])
+def test_batches_of_rows_have_the_size_of_training_and_new_members_each_round(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbouring images, often of one class, must not share their statistics in every round."""
+    seen = []
+    encode = Normalised.encode
+
+    def recorded(method: Method, images: Tensor, *args: Any, **options: Any) -> Any:
+        seen.append((255 * images[:, 0, 0, 0]).round().int().tolist())
+        return encode(method, images, *args, **options)
+
+    monkeypatch.setattr(Normalised, "encode", recorded)
+    for round in (0, 1):
+        training_projections(_normalising_client(list(range(count)), batch=8, round=round))
+    batches = -(-count // 8)
+    assert [len(batch) for batch in seen] == [8] * 2 * batches
+    for part in (seen[:batches], seen[batches:]):
+        flat = [image for batch in part for image in batch]
+        assert sorted(flat[:count]) == list(range(count))
+        assert flat[count:] == flat[: len(flat) - count]
+    assert seen[0] != seen[batches]
+    assert sorted(seen[0]) != list(range(8)) or count == 8
+
+
+def test_a_client_in_training_mode_sends_the_rows_of_that_mode() -> None:
+    sent = {}
+    for mode in ("eval", "train"):
+        algorithm = FedCA(dictionary=12, beta=0, dictionary_mode=mode)
+        trainer = make_trainer("simclr")
+        client = make_client(trainer, random_pixels(10), lr=0.1)
+        upload, memory = algorithm.client_update(client, first_site(algorithm, trainer))
+        rows = (
+            training_projections(client) if mode == "train" else trainer.embed(client.pixels, "z")
+        )
+        index = tensor(upload, "index")
+        assert torch.equal(tensor(memory, "ensemble"), 0.5 * rows)
+        assert torch.equal(tensor(upload, "features"), F.normalize(0.5 * rows[index], dim=-1))
+        sent[mode] = upload
+    assert torch.equal(model(sent["eval"], "model").floats, model(sent["train"], "model").floats)
+    assert not torch.allclose(tensor(sent["eval"], "features"), tensor(sent["train"], "features"))
+
+
 def test_a_clients_own_rows_are_masked_through_a_whole_round() -> None:
     """One client, and a dictionary with a row of each of its images: an image uses all rows but its
     own.
@@ -551,11 +661,10 @@ def _tiny() -> Dataset:
     return Dataset(Images(pixels, torch.arange(120) % 3), Images(pixels[:12], torch.arange(12) % 3))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_resumed_run_equals_an_uninterrupted_one(workers: int, tmp_path: Path) -> None:
-    chosen = make_experiment(
-        rounds=4, method="simclr", algorithm={"name": "fedca", "dictionary": 20}
-    )
+@pytest.mark.parametrize(("workers", "mode"), [(1, "eval"), (2, "eval"), (2, "train")])
+def test_a_resumed_run_equals_an_uninterrupted_one(workers: int, mode: str, tmp_path: Path) -> None:
+    algorithm = {"name": "fedca", "dictionary": 20, "dictionary_mode": mode}
+    chosen = make_experiment(rounds=4, method="simclr", algorithm=algorithm)
     whole = fedssl.run(
         chosen, tmp_path / "whole", "cpu", dataset=_tiny(), quiet=True, set={"train.workers": 1}
     )

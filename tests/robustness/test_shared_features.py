@@ -59,6 +59,7 @@ BROKEN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.rows("U9")
 @pytest.mark.parametrize("topology", ["star", "cycle"])
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("case", SHARING)
@@ -82,6 +83,7 @@ def test_bad_rows_equal_missing_rows(case: str, kind: str, topology: str) -> Non
         assert not any(report.dropped for report in round.reports)
 
 
+@pytest.mark.rows("U9")
 @pytest.mark.parametrize("case", SHARING)
 def test_malformed_features_equal_missing_features(case: str) -> None:
     record, key, spec, honest = _shared(case)
@@ -109,6 +111,7 @@ def test_malformed_features_equal_missing_features(case: str) -> None:
         )
 
 
+@pytest.mark.rows("U9")
 @pytest.mark.parametrize("case", ["fedca, small", "ccl, small"])
 def test_no_client_shares_more_than_its_quota(case: str) -> None:
     record, key, spec, honest = _shared(case)
@@ -234,6 +237,7 @@ def _run(
     return out, err
 
 
+@pytest.mark.rows("C7")
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("case", WARNED)
 def test_shared_features_cause_a_warning_everywhere(
@@ -260,6 +264,7 @@ def test_shared_features_cause_a_warning_everywhere(
     assert json.loads(out)["notes"].count(text) == 1
 
 
+@pytest.mark.rows("C7")
 @pytest.mark.parametrize("case", WARNED)
 def test_python_warns_about_shared_features_like_the_command(
     case: str, federation: Any, capsys: Any
@@ -272,6 +277,7 @@ def test_python_warns_about_shared_features_like_the_command(
     assert run.rounds[0]["warning"] in run.results["notes"]
 
 
+@pytest.mark.rows("C7")
 @pytest.mark.parametrize("case", SILENT)
 def test_without_shared_features_there_is_no_warning(
     case: str, federation: Any, cli: Command
@@ -284,6 +290,7 @@ def test_without_shared_features_there_is_no_warning(
     assert err == ""
 
 
+@pytest.mark.rows("C7")
 def test_every_algorithm_that_shares_features_has_a_warning() -> None:
     """Determined by upload schemas: add a new algorithm to the tests above."""
     for case in CASES:

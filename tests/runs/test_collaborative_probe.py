@@ -12,13 +12,14 @@ from factories import make_experiment
 from safetensors.torch import load_file
 
 import fedssl
-from fedssl import federation_setup, nets
+from fedssl import federation_setup, nets, views
 from fedssl.core.errors import ConfigError
 from fedssl.data import Dataset, Images
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
-from fedssl.runs.collaborative_probe import labelled_part, supervised
+from fedssl.methods import Supervised
+from fedssl.runs.collaborative_probe import CLEAN, labelled_part, supervised
 from fedssl.runs.session import Interrupted
 
 CPU = torch.device("cpu")
@@ -70,9 +71,9 @@ def test_a_share_of_each_clients_own() -> None:
 
 
 def test_the_experiment_of_fine_tuning(tmp_path: Path) -> None:
-    """It starts from the backbone in the file, with FedU's settings for any protocol.
+    """It starts from the backbone in the file; each epoch is a round.
 
-    Each epoch is a round.
+    The protocol of an experiment is for its other probes.
     """
     torch.manual_seed(3)
     weights = nets.CNN().state_dict()
@@ -113,6 +114,44 @@ def test_the_experiment_of_fine_tuning(tmp_path: Path) -> None:
         1e-3,
         128,
     )
+
+
+def test_clean_views_are_the_images() -> None:
+    """Whatever is drawn: a crop of the whole image, at its own ratio, without a flip."""
+    group = views.ViewGroup(1, 8, CLEAN)
+    uniforms = views.draw(40, torch.Generator().manual_seed(1), "cpu")
+    assert DATA.test is not None
+    pixels = DATA.test.pixels
+    torch.testing.assert_close(
+        views.make_views(group, pixels, uniforms)[0], pixels / 255, rtol=0, atol=1e-6
+    )
+
+
+def test_the_protocols(tmp_path: Path) -> None:
+    """CCL's: 100 rounds of an epoch, a linear head. FedCA's: 100 epochs in rounds of 5, clean."""
+    file = tmp_path / "b.safetensors"
+    nets.save_backbone(nets.CNN().state_dict(), file, {})
+
+    def plain(**settings: Any) -> tuple[Any, ...]:
+        chosen = with_probe_settings(
+            experiment(probe__protocol="easyfl"), "collaborative", settings
+        )
+        tuned = supervised(chosen, file, 4)
+        assert isinstance(tuned.method, Supervised.Settings)
+        train = tuned.train
+        clean = tuned.method.augment == CLEAN
+        return tuned.rounds, train.epochs, train.lr, train.batch, tuned.method.head, clean
+
+    assert plain() == (100, 1, 1e-3, 128, "linear", False)
+    assert plain(protocol="ccl") == plain()
+    assert plain(protocol="fedca") == (20, 5, 1e-3, 128, "mlp", True)
+    assert plain(protocol="fedca", epochs=15, lr=0.1, batch=9) == (3, 5, 0.1, 9, "mlp", True)
+    assert plain(head="mlp") == (100, 1, 1e-3, 128, "mlp", False)
+    assert plain(protocol="fedca", head="linear") == (20, 5, 1e-3, 128, "linear", True)
+    with raises(ConfigError):
+        plain(protocol="fedca", epochs=12)
+    with raises(ConfigError):
+        plain(protocol="fedema")
 
 
 def test_clients_learn_together(tmp_path: Path) -> None:
