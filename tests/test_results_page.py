@@ -12,6 +12,7 @@ import pytest
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values
 from fedssl.experiment.overrides import merge_changes
+from fedssl.paper_tables.published import Cell
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "make_results.py"
 
@@ -21,7 +22,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return the script's functions, which read results in tmp_path."""
     monkeypatch.syspath_prepend(SCRIPT.parent)  # as Python has it for a script
     found = runpy.run_path(str(SCRIPT))
-    found["page"].__globals__["RESULTS"] = tmp_path
+    monkeypatch.setattr("stored_runs.RESULTS", tmp_path)
     return found
 
 
@@ -129,7 +130,7 @@ def test_scores_of_runs_in_all_folders(script: dict[str, Any], tmp_path: Path) -
 
 def test_runs_are_compared_with_published_results(script: dict[str, Any], tmp_path: Path) -> None:
     """Two seeds of FedEMA's default run, one of them in bf16 and with another file name for the
-    same images; a shorter run has no difference, and one with another rate belongs to no table.
+    same images; a shorter run has no verdict, and one with another rate belongs to no table.
     """
     plain = {"seed": 0}
     named = {
@@ -141,7 +142,7 @@ def test_runs_are_compared_with_published_results(script: dict[str, Any], tmp_pa
     for folder, recipe, changes, linear in (
         ("g/a", "fedema-cifar10-noniid", plain, 83.0),
         ("g/b", "fedema-cifar10-noniid", named, 85.0),
-        ("g/short", "fedema-cifar10-noniid-short", plain, 70.0),
+        ("g/short", "fedsimclr-cifar10-noniid-short", plain, 70.0),
         ("g/other", "fedema-cifar10-noniid", {"train.lr": 0.1}, 10.0),
         ("fedbyol-cifar10-short/a", "fedbyol-cifar10-noniid-short", plain, 10.0),
     ):
@@ -149,17 +150,40 @@ def test_runs_are_compared_with_published_results(script: dict[str, Any], tmp_pa
         experiment = Experiment.from_dict(merge_changes(load_values(recipe), changes))
         (tmp_path / folder / "experiment.toml").write_text(experiment.to_toml())
         results = {
+            "date": "2026-01-02",
             "environment": {"device": "cuda: H200"},
             "table": {"this run": {"linear": {"mean": linear}}},
         }
         (tmp_path / folder / "results.json").write_text(json.dumps(results))
     text = "\n".join(script["published"]())
-    row = (
-        "| FedEMA, Table 3, Table 5, Table 10 | FedEMA (autoscaler, τ = 0.7) | CIFAR-10, non-IID |"
-    )
-    assert f"{row} 100 rounds × 5 epochs | 2 | 83.34±0.39 | 84.00 ± 1.41 | +0.66 |" in text
-    assert f"{row} 100 rounds × 1 epoch (paper: 5) | 1 | 83.34±0.39 | 70.00 |  |" in text
+    row = "| FedEMA (autoscaler, τ = 0.7) | CIFAR-10, non-IID | 100 rounds × 5 epochs | 2 |"
+    compared = "2026-01-02 | 83.34±0.39 | 84.00 ± 1.41 |  | +0.66 | **reproduced** |"
+    assert f"{row} {compared}" in text
+    shorter = "| 100 rounds × 1 epoch (paper: 5) | 1 | 2026-01-02 | 78.09±0.14 | 70.00 |  |  |"
+    missing = "not run with the paper's budget (25M images) |"
+    assert f"| FedSimCLR | CIFAR-10 {shorter} {missing}" in text
+    assert "| FedSimCLR | CIFAR-100 |  |  |  | 55.58±0.13 |  |  |  | not run (25M images) |" in text
+    assert "CIFAR-10, IID: 90.46±0.34; CIFAR-100, IID: 65.54±0.47" in text
     assert " 10.00 |" not in text
+
+
+@pytest.mark.parametrize(
+    ("published", "difference", "verdict"),
+    [
+        ("80.0", 1.0, "**reproduced**"),
+        ("80.0", 1.1, "**better**"),
+        ("80.0", -1.1, "**worse**"),
+        ("80.0±2.5", -2.4, "**reproduced**"),
+        ("80.0±0.1", 0.9, "**reproduced**"),
+    ],
+)
+def test_a_verdict_allows_one_point_or_the_published_spread(
+    published: str, difference: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    page = runpy.run_path(str(SCRIPT.with_name("published.py")))
+    cell = Cell("row", "column", "demo", "linear", published=published)
+    assert page["_verdict"](difference, cell) == verdict
 
 
 def test_no_client_of_a_stored_run_was_dropped() -> None:
