@@ -25,6 +25,8 @@ from fedssl.engine.uploads.norm_bound import Movement, NormBound
 from fedssl.topologies.topology import TOPOLOGIES
 from fedssl.training.client import Client
 
+pytestmark = pytest.mark.rows("U3")
+
 FIVE = "01234"
 
 
@@ -243,3 +245,29 @@ def test_honest_uploads_stay_far_below_the_bound(
     )  # some have too few images
     assert 0 < max(norms) < 0.5
     assert max(shifts) < 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "algorithm", "more", "hard"),
+    [(*honest, hard) for honest in HONEST for hard in HARD if _possible(honest[1], hard)],
+)
+def test_the_strict_preset_drops_no_honest_upload(
+    method: str, algorithm: str, more: dict[str, Any], hard: str, federation: Any
+) -> None:
+    """Updates that are too large are scaled down; shifts of running statistics are in the limit."""
+    sets = {
+        "algorithm.name": algorithm,
+        "rounds": 8,
+        "clients": 6,
+        "train.batch": 4,
+        "guard": "strict",
+        "guard.min_uploads": 2,  # two of six clients take part if there are few a round
+        **more,
+        **HARD[hard],
+    }
+    root = federation.root
+    run = fedssl.run(
+        federation.toml(method), root / "run", data_dir=root / "data", quiet=True, set=sets
+    )
+    assert not any(why and "guard" in why for line in reasons(run) for why in line)

@@ -115,7 +115,7 @@ class Guard:
             return candidate.rejected(error)
         return candidate._replace(
             reply=reply._replace(upload=upload),
-            bytes_up=nbytes(reply.upload),
+            bytes_up=nbytes(reply.upload) if reply.sent_bytes is None else reply.sent_bytes,
             sent=sent,
             norm=norm,
             movement=self._movement(reply.client, sent, upload, norm),

@@ -36,8 +36,8 @@ WARMUP_UPLOADS = 5  # that wait for each other where no earlier round gives a re
 LARGEST_NORM = torch.finfo(torch.float32).max
 # A client that cannot move the mean by more than this part of a typical update may move farther.
 INFLUENCE = 0.1
-SHIFT_FLOOR = 1.5  # standard deviations by which running statistics may always move
-# The same from initial statistics, for clients whose number of images is not known.
+# Standard deviations by which running statistics may always move from initial ones, for clients
+# whose number of images is not known.
 UNTRAINED_SHIFT_FLOOR = 10.0
 
 
@@ -155,7 +155,7 @@ class NormBound:
         if self.reference is not None:
             max_ratio = self.settings.norm_bound or math.inf
             typical *= self.reference.images_ratio(images, max_ratio)
-        floor = SHIFT_FLOOR
+        floor = self.settings.statistics_floor
         if untrained and not images:
             floor = UNTRAINED_SHIFT_FLOOR
         return max(self.settings.statistics_bound * typical, floor)
@@ -165,8 +165,8 @@ class NormBound:
         if limit == LARGEST_NORM:
             return "the norm of its update exceeds the range of float32"
         return (
-            f"the norm of its update is {norm:.3g}, above the limit of {limit:.3g}: "
-            f"{self.settings.norm_bound:g} × the median (guard.norm_bound)"
+            f"the norm of its update is {norm:.3g}, above the limit of {limit:.3g} "
+            f"(guard.norm_bound = {self.settings.norm_bound:g})"
         )
 
     def shift_error(self, movement: Movement) -> str | None:

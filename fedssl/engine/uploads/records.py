@@ -32,6 +32,7 @@ class Reply(NamedTuple):
     error: str | None = None
     round: int | None = None  # the round it answers, from 0; None: the runtime guarantees this one
     notes: Mapping[str, float] = NO_NOTES  # numbers that the algorithm reports
+    sent_bytes: int | None = None  # by the client; None: the size of the upload
 
 
 class Candidate(NamedTuple):

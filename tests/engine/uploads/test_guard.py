@@ -173,12 +173,14 @@ def _check(bad: Reply, reason: str, memory_advanced: bool = True) -> None:
     assert [r.dropped for r in g.reports if r.client != "bad"] == [None] * 4
 
 
+@pytest.mark.rows("U1", "U5")
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_an_invalid_upload_is_dropped_and_the_mean_of_the_others_is_exact(name: str) -> None:
     mutate, reason = MUTATIONS[name]
     _check(Reply("bad", 12, mutate(valid_state(7)), METRICS), reason)
 
 
+@pytest.mark.rows("U6")
 @pytest.mark.parametrize("images", COUNTS)
 def test_an_invalid_number_of_images(images: Any) -> None:
     _check(Reply("bad", images, {"model": valid_state(7)}, METRICS), f"claims {images!r} images")
@@ -191,6 +193,7 @@ def test_the_error_of_a_failed_client_is_the_reason() -> None:
     _check(Reply("bad", 12, None, None), 'key "model" is missing', memory_advanced=False)
 
 
+@pytest.mark.rows("U1")
 @given(st.integers(0, LAYOUT.floats - 1), st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_one_bad_number_anywhere_is_found(position: int, value: float) -> None:
     assert (
@@ -199,6 +202,7 @@ def test_one_bad_number_anywhere_is_found(position: int, value: float) -> None:
     )
 
 
+@pytest.mark.rows("U1")
 @given(st.integers(0, LAYOUT.floats - 1), st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_one_bad_number_is_found_in_a_part_that_was_not_sent(position: int, value: float) -> None:
     """There is no reference for a distance, but the values are checked."""
@@ -245,6 +249,7 @@ ROWS = TensorSpec((None, 3), torch.float32)
         (int, 3.0, "x: is not int"),
     ],
 )
+@pytest.mark.rows("U1", "U5")
 def test_tensors_and_scalars_in_uploads(spec: Spec, value: Any, reason: str | None) -> None:
     assert fault({"x": value}, schema={"x": spec}) == reason
 
@@ -285,6 +290,7 @@ def test_the_norm_over_parts_that_were_sent() -> None:
 # -- unexpected replies --
 
 
+@pytest.mark.rows("U7")
 def test_the_first_reply_counts() -> None:
     g = guard()
     first, second = {"model": valid_state(0)}, {"model": valid_state(1)}
@@ -310,6 +316,7 @@ def test_the_first_reply_counts() -> None:
     )
 
 
+@pytest.mark.rows("U7")
 def test_a_dropped_reply_counts_as_a_reply() -> None:
     """A client cannot retry until an upload passes."""
     g = guard()
@@ -322,6 +329,7 @@ def test_a_dropped_reply_counts_as_a_reply() -> None:
     )
 
 
+@pytest.mark.rows("U7")
 def test_replies_of_other_clients_are_ignored() -> None:
     g = guard()
     assert list(g([Reply("stranger", 5, {"model": valid_state(0)}, METRICS)])) == []
@@ -330,6 +338,7 @@ def test_replies_of_other_clients_are_ignored() -> None:
     ]
 
 
+@pytest.mark.rows("U7")
 def test_a_late_reply_does_not_replace_the_right_one() -> None:
     sent = dict.fromkeys(CLIENTS, SENT)
     g = Guard({"model": LAYOUT}, 4, CLIENTS, sent)

@@ -97,6 +97,7 @@ def dropped(guard: Guard) -> list[str]:
     return [report.client for report in guard.reports if report.dropped]
 
 
+@pytest.mark.rows("U3")
 @pytest.mark.parametrize("who", range(5))
 @pytest.mark.parametrize("far", [1e3, 1e18, 1e30])
 def test_the_first_round_is_compared_with_itself(who: int, far: float) -> None:
@@ -107,6 +108,7 @@ def test_the_first_round_is_compared_with_itself(who: int, far: float) -> None:
     assert dropped(received(History(GuardSettings()), ways)) == [f"c{who}"]
 
 
+@pytest.mark.rows("U3")
 def test_an_infinite_norm_is_in_no_median() -> None:
     ways = {"a": 1e30, "b": 1e30, "c": 1e30, "d": 1.0, "e": 1e3}
     assert dropped(received(History(GuardSettings()), ways)) == ["a", "b", "c", "e"]
@@ -116,15 +118,14 @@ def test_the_reason_names_the_setting() -> None:
     """The lower median of 1, 2, 4 and 50 is 2."""
     history = History(GuardSettings())
     reports = received(history, {"a": 1, "b": 2, "c": 4, "d": 50}).reports
-    reason = (
-        "the norm of its update is 50, above the limit of 20: 10 × the median (guard.norm_bound)"
-    )
+    reason = "the norm of its update is 50, above the limit of 20 (guard.norm_bound = 10)"
     assert [report.dropped for report in reports] == [None, None, None, reason]
     assert reports[3].memory_advanced
     (report,) = received(History(GuardSettings()), {"a": 1e30}).reports
     assert report.dropped == "the norm of its update exceeds the range of float32"
 
 
+@pytest.mark.rows("U3")
 def test_the_reference_is_the_largest_median_or_the_last() -> None:
     """Medians of 2, then 1. 15 is below 10 × 2 and above 10 × 1; dropped uploads do not count in a
     median.
@@ -174,6 +175,7 @@ def test_without_a_bound_all_finite_updates_pass() -> None:
         assert [report.divergence for report in guard.reports] == [1, 1e3, None]
 
 
+@pytest.mark.rows("U3")
 @pytest.mark.parametrize("far", [1e3, 1e30, 3e38])
 def test_clipped_to_the_bound(far: float) -> None:
     """Sent (1, 0); the others move by 1, so 10 is allowed. Statistics are scaled by the same share,
@@ -346,6 +348,7 @@ def test_with_one_client_per_round_the_reference_is_over_five_rounds() -> None:
     assert lost == ["e"] * 3
 
 
+@pytest.mark.rows("U11")
 def test_image_counts_reported_by_clients_do_not_raise_the_bound() -> None:
     """The median is 1. A client that reports 1,000 times the images of the others may move by 10,
     as they may.
@@ -358,6 +361,7 @@ def test_image_counts_reported_by_clients_do_not_raise_the_bound() -> None:
         )
 
 
+@pytest.mark.rows("U14")
 def test_of_five_thousand_small_honest_clients_none_is_dropped() -> None:
     """Norms with a long tail, exp(1.1·z) for normal z: 107 of them are above 10 × their median,
     about 1.
@@ -426,6 +430,7 @@ def shifted(
     return list(reasons)
 
 
+@pytest.mark.rows("U10")
 @pytest.mark.parametrize("who", range(5))
 def test_running_statistics_far_from_the_median_are_dropped(who: int) -> None:
     """The median shift is 2 or 3, so at most 15 passes, in any order; 1e30 must not reach the
@@ -493,6 +498,7 @@ def test_statistics_have_a_bound_where_no_parameter_moves() -> None:
     assert dropped(guard) == ["a"]
 
 
+@pytest.mark.rows("U10")
 def test_a_negative_variance_is_dropped_and_never_clipped() -> None:
     """After clipping it would be positive again, and would count."""
     history = History(GuardSettings(clip=True), typical=TypicalUpdate(1.0, 10, 1.0))
@@ -515,6 +521,21 @@ def test_invalid_bounds_are_refused(value: Any) -> None:
         validate(GuardSettings, {"norm_bound": value})
 
 
+def as_first_version(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of an experiment with the names and defaults of the first version."""
+    del values["probe"]["frozen"]
+    values["probe"] |= {"k": 200, "beside": []}
+    values["train"]["memory"] = values["train"].pop("client_memory")
+    del values["train"]["schedule_rounds"], values["train"]["step_factor"]
+    del values["method"]["batch_norm"], values["method"]["norm"]
+    del values["mean"]
+    return values
+
+
+def hash_of(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 def test_settings_added_later_do_not_change_an_experiments_hash() -> None:
     """The hash finds trainings from before the bound and frozen backbones existed; other values
     count.
@@ -525,29 +546,23 @@ def test_settings_added_later_do_not_change_an_experiments_hash() -> None:
         "method": {"name": "simclr"},
     }
     plain = Experiment.from_dict(values)
-    before = {key: value for key, value in plain.to_dict().items() if key != "guard"}
-    del before["probe"]["frozen"]
-    before["probe"] |= {"k": 200, "beside": []}  # names and defaults of that time
-    before["train"]["memory"] = before["train"].pop("client_memory")
-    assert plain.hash() == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
+    before = as_first_version(plain.to_dict())
+    del before["guard"]
+    assert plain.hash() == hash_of(before)
     other = plain.with_changes({"guard.clip": True})
-    before = other.to_dict()
+    before = as_first_version(other.to_dict())
     assert before["guard"] == {
         "norm_bound": 10.0,
         "typical": "largest",
         "clip": True,
         "statistics_bound": 5.0,
+        "statistics_floor": 1.5,
         "min_uploads": 2,
     }
-    del (
-        before["probe"]["frozen"],
-        before["guard"]["statistics_bound"],
-        before["guard"]["min_uploads"],
-    )
-    before["probe"] |= {"k": 200, "beside": []}
-    before["train"]["memory"] = before["train"].pop("client_memory")
+    for key in ("statistics_bound", "statistics_floor", "min_uploads"):
+        del before["guard"][key]
     before["guard"]["usual"] = before["guard"].pop("typical")
-    assert other.hash() == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
+    assert other.hash() == hash_of(before)
     assert plain.with_changes({"guard.min_uploads": 1}).hash() == plain.hash()
     assert len({plain.hash(), other.hash(), plain.with_changes({"probe.frozen": True}).hash()}) == 3
     assert Experiment.from_toml(other.to_toml()) == other

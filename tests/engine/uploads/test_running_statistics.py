@@ -11,6 +11,8 @@ from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.engine.uploads.running_statistics import statistics_shift, variance_fault
 
+pytestmark = pytest.mark.rows("U10")
+
 LAYERS = Layout.of(
     [
         Entry("backbone.w", (1,), "weight"),

@@ -21,6 +21,7 @@ def star(
     )
 
 
+@pytest.mark.rows("U11")
 def test_one_client_gets_at_most_its_share() -> None:
     """Of 1,000,000, 30 and 10 images, half: the first counts as 30 + 10 = 40."""
     weights = star({"a": 10**6, "b": 30, "c": 10}, 0.5)
@@ -30,6 +31,7 @@ def test_one_client_gets_at_most_its_share() -> None:
     assert weights.share("a") == 0.5
 
 
+@pytest.mark.rows("U11")
 def test_several_are_cut_to_the_same_count() -> None:
     """At most 0.3 each of 500, 400, 10 and 10: t = 0.3·(2t + 20), so t = 15, and 15/50 = 0.3."""
     assert largest_count([500, 10, 400, 10], 0.3) == pytest.approx(15)
@@ -47,6 +49,7 @@ def test_without_a_limit_weights_are_the_counts() -> None:
     assert star({"a": 900, "b": 100}, 0.1, scheme="uniform").weight("server", "a", 900) == 1.0
 
 
+@pytest.mark.rows("U11")
 @given(st.lists(st.integers(1, 10**7), min_size=1, max_size=30), st.floats(0.01, 1))
 def test_no_share_exceeds_the_limit_and_the_smallest_client_keeps_its_count(
     counts: list[int], max_share: float

@@ -39,6 +39,7 @@ def upload(rows: Any, index: Any = None) -> dict[str, Any]:
     return {"model": MODEL, "features": features, "index": numbers}
 
 
+@pytest.mark.rows("U9")
 @pytest.mark.parametrize(
     ("rows", "kept", "reason"),
     [
@@ -86,6 +87,7 @@ def test_a_valid_upload_is_returned_unchanged(rows: Any) -> None:
     assert drop_bad_rows(before, WIRE)[0] is before
 
 
+@pytest.mark.rows("U9")
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -126,6 +128,7 @@ def test_unvalidated_rows_are_refused() -> None:
     )
 
 
+@pytest.mark.rows("U9")
 @given(
     st.lists(
         st.tuples(*2 * [st.floats(width=32)]) | st.sampled_from([(1.0, 0.0), (0.6, 0.8)]),
