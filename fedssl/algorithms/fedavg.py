@@ -33,6 +33,10 @@ class FedAvg(NetworkChoice):
         client.train(self.objective, self.constants(client, message), self.draw)
         return self.upload(client), self.memory(client)
 
+    @property
+    def needs_only_means(self) -> bool:
+        return True
+
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         """w ← Σ_k n_k/n · w_k, where n_k is the number of images of client k and n = Σ_k n_k.
 

@@ -43,6 +43,10 @@ class FedAvgM(NetworkChoice):
         client.train(self.objective, self.constants(client, message), self.draw)
         return self.upload(client), self.memory(client)
 
+    @property
+    def needs_only_means(self) -> bool:
+        return True
+
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         averaged = average(models_of(site), uploads, mean)
         delta = difference(averaged, site)

@@ -50,5 +50,9 @@ class FedProx(NetworkChoice):
             loss = loss + self.mu / 2 * pull(method, constants)
         return loss
 
+    @property
+    def needs_only_means(self) -> bool:
+        return True
+
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
         return average(site, uploads, mean)

@@ -46,6 +46,10 @@ class FedU(Algorithm):
     def requires(self) -> frozenset[str]:
         return frozenset({"predictor"})
 
+    @property
+    def needs_only_means(self) -> bool:
+        return True
+
     def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         return {"model": online_layout(method)}
 

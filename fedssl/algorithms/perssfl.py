@@ -43,6 +43,10 @@ class PerSSFL(Algorithm):
     # how strongly a client's own model is pulled towards the global one
     lam: float = Field(0.1, ge=0)
 
+    @property
+    def needs_only_means(self) -> bool:
+        return True
+
     def upload_schema(self, method: Method) -> Mapping[str, Spec]:
         return {"model": online_layout(method)}
 

@@ -2,7 +2,8 @@
 
 from fedssl.nets.backbone import BACKBONES, Backbone, Stem, build
 from fedssl.nets.cnn import CNN, CNN5
-from fedssl.nets.heads import expander, linear, mlp
+from fedssl.nets.group_norm import GroupNorm, Norm, use_norm
+from fedssl.nets.heads import expander, linear, mlp, two_layers
 from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
 from fedssl.nets.resnet import ResNet, ResNet18, ResNet34, ResNet50
 from fedssl.nets.uninitialized import uninitialized
@@ -16,6 +17,8 @@ __all__ = [
     "Backbone",
     "BatchNorm1d",
     "BatchNorm2d",
+    "GroupNorm",
+    "Norm",
     "ResNet",
     "ResNet18",
     "ResNet34",
@@ -32,5 +35,7 @@ __all__ = [
     "mlp",
     "read_weights",
     "save_backbone",
+    "two_layers",
     "uninitialized",
+    "use_norm",
 ]

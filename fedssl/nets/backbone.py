@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedssl.core.errors import ConfigError
 from fedssl.core.settings import Registry
 from fedssl.core.suggestions import suggest
+from fedssl.nets.group_norm import Norm, use_norm
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -45,12 +46,17 @@ class Backbone(nn.Module, ABC):
 BACKBONES: Registry[Backbone] = Registry("backbone", "fedssl.backbones")
 
 
-def build(name: str, channels: int = 3, stem: str = "cifar") -> Backbone:
-    """Return a backbone by name, its weights drawn from torch's default generator."""
+def build(name: str, channels: int = 3, stem: str = "cifar", norm: Norm = "batch") -> Backbone:
+    """Return a backbone by name, its weights drawn from torch's default generator.
+
+    `norm = "group"` replaces its BatchNorm layers, in both training and evaluation.
+    """
     stems = get_args(Stem)
     if stem not in stems:
         hint = suggest(stem, stems) or f"; known: {', '.join(stems)}"
         raise ConfigError(f'unknown stem "{stem}"{hint}')
     if channels < 1:
         raise ConfigError(f"images must have at least one channel (got {channels})")
-    return BACKBONES[name](channels, stem)  # type: ignore[arg-type]  # checked above
+    backbone = BACKBONES[name](channels, stem)  # type: ignore[arg-type]  # checked above
+    use_norm(backbone, norm)
+    return backbone

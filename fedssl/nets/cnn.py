@@ -63,9 +63,10 @@ class CNN5(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 2048); a ConfigError if images are too small."""
         if min(images.shape[2:]) < self.min_side:
+            height, width = images.shape[2:]
             raise ConfigError(
-                f"cnn5 needs images of {self.min_side} pixels a side or more "
-                f"(got {tuple(images.shape[2:])})"
+                f"cnn5 needs images of at least {self.min_side} × {self.min_side} pixels "
+                f"(got {height} × {width}): use larger images or another backbone"
             )
         x = images
         for i, layer in enumerate(self.layers):

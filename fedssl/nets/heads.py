@@ -41,3 +41,12 @@ def linear(inputs: int, outputs: int) -> nn.Sequential:
     Shapes: (n, inputs) to (n, outputs).
     """
     return nn.Sequential(nn.Linear(inputs, outputs))
+
+
+def two_layers(inputs: int, outputs: int) -> nn.Sequential:
+    """Return Linear, ReLU, Linear, the hidden layer as wide as the input: the head of FedCA.
+
+    Zhang et al., "Federated unsupervised representation learning", 2020, do not state the width.
+    Shapes: (n, inputs) to (n, outputs).
+    """
+    return nn.Sequential(nn.Linear(inputs, inputs), nn.ReLU(), nn.Linear(inputs, outputs))

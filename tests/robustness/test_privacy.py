@@ -61,6 +61,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.rows("C3")
 def test_a_run_directory_contains_no_image_data(photos: Path, tmp_path: Path) -> None:
     experiment = fedssl.Experiment.from_dict(EXPERIMENT)
     fedssl.run(experiment, tmp_path / "run", data_dir=photos, quiet=True)
@@ -93,6 +94,7 @@ def _experiment(folder: Path, share: float) -> Path:
     return folder / "sweep.toml"
 
 
+@pytest.mark.rows("C3")
 def test_the_name_of_a_bad_file_is_printed_except_into_logs(
     photos: Path,
     tmp_path: Path,
@@ -113,6 +115,7 @@ def test_the_name_of_a_bad_file_is_printed_except_into_logs(
     assert name in screen.getvalue()
 
 
+@pytest.mark.rows("C3")
 @pytest.mark.parametrize("share", [0.5, 0.01])
 def test_no_file_of_a_sweep_names_an_image(
     share: float, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -132,6 +135,7 @@ def test_no_file_of_a_sweep_names_an_image(
     assert CANARY not in capfd.readouterr().out  # its own standard error names them to the user
 
 
+@pytest.mark.rows("C4")
 def test_a_local_run_opens_no_socket(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
