@@ -96,7 +96,8 @@ def start_pinned(app: Path, command: list[str]) -> None:
         file=sys.stderr,
         flush=True,
     )
-    os.execvpe(command[0], command, flower_environment(wrappers, os.environ))
+    # Flower's programs only, no shell.
+    os.execvpe(command[0], command, flower_environment(wrappers, os.environ))  # nosec B606
 
 
 def pin_module(module: Any, pinned: str) -> None:

@@ -129,6 +129,8 @@ def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "join-timeout": 600.0,
         "round-timeout": 3600.0,
         "quorum": 0.5,
+        "secure-aggregation": False,
+        "secure-threshold": 0.67,
     }
     return {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},

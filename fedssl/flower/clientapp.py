@@ -1,4 +1,4 @@
-"""The clients' half of an app: a ClientApp that answers hello, train, keep and notice messages."""
+"""The clients' half of an app: a ClientApp that answers the messages of messages.py."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.flower.app_experiment import read_experiment
 from fedssl.flower.codec import decode, encode
 from fedssl.flower.messages import (
+    SECURE_PHASES,
     RoundTask,
     pack_hello,
     pack_refusal,
@@ -74,7 +75,25 @@ def client_app(experiment: Experiment | str | Path, imports: Sequence[str] = ())
     app.query("keep")(keep)
     app.query("notice")(notice)
     app.train()(train)
+    _add_secure_phases(app, node)
     return app
+
+
+def _add_secure_phases(app: ClientApp, node: Callable[[Context], Node]) -> None:
+    """Let an app answer the messages of secure aggregation."""
+
+    def phase(message: Message, context: Context) -> Message:
+        # Imported now: most runs do not need it.
+        from fedssl.flower.secure_aggregation.handlers import handle
+
+        content = run_or_refuse(
+            lambda: handle(message, unpack_task(message.content), node(context)), pack_refusal
+        )
+        return Message(content, reply_to=message)
+
+    for kind in SECURE_PHASES:
+        category, action = kind.split(".")
+        getattr(app, category)(action)(phase)
 
 
 def answer(message: Message, work: Callable[[RoundTask, Tree], Reply]) -> Message:

@@ -14,6 +14,7 @@ from pathlib import Path
 from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, RunError
+from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked, make_private
 from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.client_data import partition_data, read_data, read_public
@@ -24,9 +25,10 @@ from fedssl.flower.logs import follow_complaints, follow_joining, follow_lines
 from fedssl.flower.process_tree import kill_federation
 from fedssl.runs.finalize import finish
 from fedssl.runs.progress import round_progress
-from fedssl.runs.resume_checks import check_resumable
+from fedssl.runs.resume_checks import check_resumable, raise_if_baseline_purged
 from fedssl.runs.rounds_log import read_rounds
-from fedssl.runs.session import Interrupted, warn
+from fedssl.runs.session import Interrupted
+from fedssl.runs.start_warnings import warn
 from fedssl.runs.time_left import TRAINING_ONLY, Pace
 
 Config = Mapping[str, str | int]  # of a node, or of the app
@@ -62,8 +64,17 @@ class LoopbackRun:
 
     def is_complete(self) -> bool:
         """True if all rounds are finished and the server has written its results."""
-        has_results = (self.folder / "results.json").is_file()
-        return has_results and self.finished_rounds() >= self.experiment.rounds
+        if not (self.folder / "results.json").is_file():
+            return False
+        return self._budget_spent() or self.finished_rounds() >= self.experiment.rounds
+
+    def _budget_spent(self) -> bool:
+        """True if training ended early because its privacy budget was spent."""
+        try:
+            results = integrity.read_json(self.folder, "results.json") or {}
+        except ValueError:  # damaged: the run is measured again
+            return False
+        return bool(results.get("privacy", {}).get("budget_spent", False))
 
     def needs_federation(self) -> bool:
         """True unless the run directory has everything that a federation produces."""
@@ -71,6 +82,8 @@ class LoopbackRun:
             return True  # clients may not have made their own models yet
         if not (self.folder / "results.json").is_file():
             return True
+        if self._budget_spent():
+            return False
         snapshot = Store(self.folder).load(ignore_message, check_rows=False)
         return snapshot is None or snapshot.rounds < self.experiment.rounds
 
@@ -84,6 +97,7 @@ def run_local_federation(
     device: str,
     quiet: bool,
     nodes: int | None = None,
+    secure_aggregation: bool = False,
 ) -> None:
     """Run an experiment on a SuperLink and SuperNodes on this machine, and evaluate the result.
 
@@ -106,7 +120,7 @@ def run_local_federation(
         raise ConfigError(f"the experiment has {clients} clients, too few for {nodes} SuperNodes")
     run = LoopbackRun(experiment, folder, title, quiet=quiet, notify=notify)
     if run.needs_federation():
-        app_config = _app_config(folder, data_dir, device, clients=clients)
+        app_config = _app_config(folder, data_dir, device, clients, secure_aggregation)
         node_configs = _node_configs(folder, data_dir, device, nodes=nodes)
         make_private(folder)
         run.flower_folder.mkdir(exist_ok=True)
@@ -116,12 +130,13 @@ def run_local_federation(
     finish(folder, data, public, resolve_device(device), quiet)
 
 
-def _app_config(folder: Path, data_dir: Path, device: str, clients: int) -> Config:
+def _app_config(folder: Path, data_dir: Path, device: str, clients: int, secure: bool) -> Config:
     return {
         "run-dir": str(folder),
         "data-dir": str(data_dir),
         "device": device,
         "clients": clients,
+        "secure-aggregation": secure,
     }
 
 
@@ -137,6 +152,8 @@ def _node_configs(folder: Path, data_dir: Path, device: str, nodes: int) -> list
 
 def _train(run: LoopbackRun, app_config: Config, node_configs: list[Config]) -> None:
     """Start the federation, submit the app, and wait for the end of the run."""
+    if run.finished_rounds() < run.experiment.rounds:
+        raise_if_baseline_purged(run.experiment, run.folder)
     folder = run.flower_folder
     kill_federation(folder / "home")  # left over from a killed `fedssl flower up`
     _remove_old_files(folder)

@@ -71,7 +71,7 @@ class Processes:
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """Start a program under a name."""
         with self.log(name).open("ab") as log:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # nosec B603 # Flower's programs, no shell
                 [*_die_with_parent(), _find_program(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -27,6 +27,12 @@ HELLO = "query.hello"
 TRAIN = "train"
 KEEP = "query.keep"
 NOTICE = "query.notice"
+# The phases of a round with secure aggregation, in their order.
+ADVERTISE = "query.secure_keys"
+SHARE = "query.secure_shares"
+TRAIN_MASKED = "train.secure"
+UNMASK = "query.secure_unmask"
+SECURE_PHASES = (ADVERTISE, SHARE, TRAIN_MASKED, UNMASK)
 
 MAX_RECORD = 2**22  # characters of a record; the hello of 100,000 clients has 1.5 million
 MAX_NAME = 200  # bytes of a client's name as the name of a file
@@ -83,6 +89,7 @@ class Hello(NamedTuple):
     image: tuple[Channels, Side, Side]
     layout: Annotated[tuple[Entry, ...], FailFast()]  # of the model it will train
     version: str  # of fedssl
+    masked_only: bool = False  # True if the node sends uploads for a secure sum only
 
 
 class Refusal(NamedTuple):
@@ -124,13 +131,14 @@ _HELLO = TypeAdapter(Hello)
 _REPLY = TypeAdapter(SentReply)
 
 
-def _record(**values: Any) -> ConfigRecord:
+def make_record(**values: Any) -> ConfigRecord:
+    """Return values as a record of a message."""
     return ConfigRecord({"json": json.dumps(values)})
 
 
-def _values(records: RecordDict) -> dict[str, Any]:
-    """Return the unchecked values of a message."""
-    text = str(records[RECORD]["json"])
+def read_record(records: RecordDict, name: str = RECORD) -> dict[str, Any]:
+    """Return the unchecked values of a record of a message."""
+    text = str(records[name]["json"])
     if len(text) > MAX_RECORD:
         raise ValueError(f"a record of {len(text)} characters is longer than {MAX_RECORD}")
     values = json.loads(text)
@@ -139,7 +147,8 @@ def _values(records: RecordDict) -> dict[str, Any]:
     return values
 
 
-def _validated(kind: TypeAdapter[T], values: dict[str, Any]) -> T:
+def validated(kind: TypeAdapter[T], values: dict[str, Any]) -> T:
+    """Return values as a type; raises ValueError with the first problem."""
     try:
         return kind.validate_python(values)
     except ValidationError as failure:
@@ -161,18 +170,18 @@ def _shown(value: Any) -> str:
 
 def pack_task(records: RecordDict, task: RoundTask) -> RecordDict:
     """Add a task to the records of a message, and return them."""
-    records[RECORD] = _record(**task._asdict())
+    records[RECORD] = make_record(**task._asdict())
     return records
 
 
 def unpack_task(records: RecordDict) -> RoundTask:
     """Return the task in a message; raises ValueError, KeyError or TypeError if unreadable."""
-    return _validated(_TASK, _values(records))
+    return validated(_TASK, read_record(records))
 
 
 def pack_hello(hello: Hello) -> RecordDict:
     """Return the records of a hello."""
-    return RecordDict({RECORD: _record(**hello._asdict())})
+    return RecordDict({RECORD: make_record(**hello._asdict())})
 
 
 def pack_refusal(reason: str, clients: Sequence[str] = ()) -> RecordDict:
@@ -180,31 +189,31 @@ def pack_refusal(reason: str, clients: Sequence[str] = ()) -> RecordDict:
     values: dict[str, Any] = {"error": reason}
     if clients:
         values["clients"] = list(clients)
-    return RecordDict({RECORD: _record(**values)})
+    return RecordDict({RECORD: make_record(**values)})
 
 
 def pack_notice(text: str) -> RecordDict:
     """Return a message for the log of a node's operator."""
-    return RecordDict({RECORD: _record(notice=text)})
+    return RecordDict({RECORD: make_record(notice=text)})
 
 
 def unpack_notice(records: RecordDict) -> str:
     """Return the text of a notice, sanitized for a log."""
-    return sanitize(_values(records)["notice"], MAX_NOTICE)
+    return sanitize(read_record(records)["notice"], MAX_NOTICE)
 
 
 def unpack_hello(records: RecordDict) -> Hello | Refusal:
     """Return a node's hello, or the reason why it is not valid."""
     claimed: tuple[str, ...] = ()
     try:
-        values = _values(records)
+        values = read_record(records)
         claimed = _claimed_names(values.get("clients"))
         if "error" in values:
             return Refusal(str(values["error"]), claimed, stated=True)
         version = values.get("version")
         if version != __version__:  # before other values: their format may differ, too
             return Refusal(f"it has fedssl {version}, the server {__version__}", claimed)
-        return _validated(_HELLO, values)
+        return validated(_HELLO, values)
     except ValueError as problem:
         return Refusal(f"its hello is not valid: {problem}", claimed)
     except Exception as problem:  # a node may have written anything
@@ -226,7 +235,7 @@ def pack_reply(records: RecordDict, task: RoundTask, reply: Reply) -> RecordDict
     metrics = None
     if reply.metrics is not None:
         metrics = reply.metrics._asdict()
-    records[RECORD] = _record(
+    records[RECORD] = make_record(
         run=task.run,
         client=task.client,
         round=task.round,
@@ -242,10 +251,10 @@ def pack_reply(records: RecordDict, task: RoundTask, reply: Reply) -> RecordDict
 def unpack_reply(records: RecordDict, task: RoundTask) -> Reply:
     """Return a client's reply without its upload; raises if unreadable or for another task."""
     reply = Reply(task.client, 0, None, metrics=None, round=task.round)
-    values = _values(records)
+    values = read_record(records)
     if values.keys() == {"error"}:  # the node could not read its task
         return reply._replace(error=str(values["error"]))
-    sent = _validated(_REPLY, values)
+    sent = validated(_REPLY, values)
     for key in ("run", "client", "round", "attempt"):
         expected = getattr(task, key)
         found = getattr(sent, key)

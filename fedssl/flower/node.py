@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -30,8 +29,13 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.flower.deadline import training_deadline
 from fedssl.flower.messages import Hello, RoundTask
 from fedssl.flower.node_memory import NodeMemory
+from fedssl.runs.client_files import default_node_memory
 from fedssl.training.trainer import Trainer, resolve_precision
 
+MASKED_ONLY = (
+    "this node has secure-aggregation='required' in its --node-config and sends no upload without "
+    "a mask: set secure-aggregation = true in the app's config"
+)
 FINGERPRINT_IMAGES = 64  # images that are hashed to detect changed data
 
 
@@ -52,6 +56,7 @@ class NodeConfig(NamedTuple):
     memory: Path
     images: Literal["own", "dealt"]
     device: str
+    masked_only: bool = False  # True: uploads leave this node only for a secure sum
 
     @classmethod
     def read(cls, node: Mapping[str, Any], run: Mapping[str, Any]) -> Self:
@@ -70,7 +75,7 @@ class NodeConfig(NamedTuple):
             )
         fallback = run if simulated else {}
         data = node.get("data-dir") or fallback.get("data-dir") or "data"
-        memory = node.get("memory-dir") or fallback.get("memory-dir") or _default_memory()
+        memory = node.get("memory-dir") or fallback.get("memory-dir") or default_node_memory()
         return cls(
             client=None if simulated else str(node["client-id"]),
             part=int(node.get("partition-id", 0)),
@@ -79,12 +84,19 @@ class NodeConfig(NamedTuple):
             memory=Path(str(memory)).expanduser(),
             images="own" if images == "own" else "dealt",
             device=str(node.get("device", "auto")),
+            masked_only=_masked_only(node),
         )
 
 
-def _default_memory() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(state) / "fedssl/nodes"
+def _masked_only(node: Mapping[str, Any]) -> bool:
+    """Return whether a node requires secure aggregation."""
+    choice = str(node.get("secure-aggregation", "allowed"))
+    if choice not in ("allowed", "required"):
+        raise ConfigError(
+            f"secure-aggregation='{choice}' in a node's configuration must be 'allowed' or "
+            "'required'"
+        )
+    return choice == "required"
 
 
 class Node:
@@ -183,11 +195,23 @@ class Node:
         """Return the description of this node that the server asks for before training."""
         layout = self.trainer.method.state.layout.entries
         clients = {client: shard.images for client, shard in self.shards.items()}
-        return Hello(clients, self._data.train.image_shape, layout, version=__version__)
+        return Hello(
+            clients,
+            self._data.train.image_shape,
+            layout,
+            version=__version__,
+            masked_only=self._config.masked_only,
+        )
 
     def train(self, task: RoundTask, message: Tree) -> Reply:
-        """Train a client for one round; its state is on disk before the upload is sent."""
-        memory = self._open_memory(task)
+        """Train a client for one round and return its upload, unless the node must mask it."""
+        if self._config.masked_only:
+            raise ClientError(MASKED_ONLY)
+        return self.train_round(task, message)
+
+    def train_round(self, task: RoundTask, message: Tree) -> Reply:
+        """Train a client for one round; its state is on disk before the upload is returned."""
+        memory = self.open_memory(task)
         settings = self.experiment.train
         memory.check_images(self._fingerprint(task.client))
         torch.set_num_threads(settings.threads)
@@ -209,7 +233,7 @@ class Node:
                 self.device,
             )
 
-    def _open_memory(self, task: RoundTask) -> NodeMemory:
+    def open_memory(self, task: RoundTask) -> NodeMemory:
         """Return the memory of a task's client; raises if it is not here or the task is late."""
         if task.client not in self.shards:
             raise ClientError(
@@ -226,7 +250,7 @@ class Node:
         """Make a client's own model and export its backbone to the client's memory folder."""
         from fedssl.evaluation.models import export
 
-        memory = self._open_memory(task)
+        memory = self.open_memory(task)
         state = self.experiment.algorithm.personal(message, memory.read())
         if state is None:
             raise ClientError("it has not taken part in any round")

@@ -3,6 +3,7 @@
     FOLDER/images.sha256               hash of the client's images when it first took part
     FOLDER/claim.json                  the attempt that began last, which alone may write
     FOLDER/00004.2.remembered          state after round 4 in attempt 2 at the run, with its hash
+    FOLDER/purged.json                 `fedssl purge` removed the state: the client may not continue
 
 Flower starts a process for each message, and a process may outlive its killed node. Only the
 process that claimed a folder last may write there, and no attempt older than that of the last claim
@@ -24,12 +25,17 @@ from fedssl.core.console import ignore_message, print_to_stderr
 from fedssl.core.errors import ClientError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.lock import locked, make_private
+from fedssl.core.files.purge_note import purged_at
 from fedssl.core.files.sealed import seal, unseal
 from fedssl.core.state.codec import dumps, loads
 from fedssl.core.state.tree import Tree
 from fedssl.flower.messages import RoundTask
 
 SUPERSEDED = "another process has taken over this client; this one may no longer save its state"
+PURGED = (
+    "its state in this run was removed from its disk by `fedssl purge`: it cannot take part in "
+    "this run any more"
+)
 DIGEST_BYTES = 32  # of SHA-256
 
 
@@ -59,6 +65,8 @@ class NodeMemory:
             with suppress(PermissionError):
                 folder.chmod(0o700)
         with locked(self.folder, ignore_message):
+            if purged_at(self.folder) is not None:
+                raise ClientError(PURGED)
             newest = self._read_claim()
             if newest and (newest["attempt"], newest["round"]) > (task.attempt, task.round):
                 raise ClientError(SUPERSEDED)
@@ -69,6 +77,11 @@ class NodeMemory:
                 "pid": os.getpid(),
             }
             write_atomic(self.folder / "claim.json", seal(claim))
+
+    @property
+    def oldest(self) -> int:
+        """The round that the server may go back to, but not further."""
+        return self._task.oldest
 
     def _read_claim(self) -> dict[str, Any]:
         """Return the newest claim.

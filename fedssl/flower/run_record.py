@@ -31,13 +31,17 @@ class RunRecord(NamedTuple):
     image: tuple[int, int, int] | None
     kept: Mapping[str, int]  # client -> rounds after which its own model was made
     registered: bool = False  # True if clients have the names their keys were registered with
+    secure_aggregation: bool = False  # True if uploads are masked
 
     @classmethod
-    def start_attempt(cls, folder: Path, first_round: int | None) -> RunRecord:
+    def start_attempt(
+        cls, folder: Path, first_round: int | None, secure_aggregation: bool = False
+    ) -> RunRecord:
         """Return the record with one more start, at `first_round`; None: nothing was saved yet.
 
         Raises if there are saved rounds but no record: clients would be treated as new ones, and
-        their stored state would be lost.
+        their stored state would be lost. Raises also if the run has masked uploads and this start
+        does not, or the other way round.
         """
         text = integrity.read_text(folder, FILE, print_to_stderr)
         # Without a checkpoint, the file is left over from a start that failed.
@@ -48,12 +52,25 @@ class RunRecord(NamedTuple):
                     "or the file is lost, and with it the link to the state of its clients. "
                     "Nothing was changed; choose another run-dir"
                 )
-            return cls(uuid4().hex, starts=(0,), clients=(), image=None, kept={})
+            return cls(
+                uuid4().hex,
+                starts=(0,),
+                clients=(),
+                image=None,
+                kept={},
+                secure_aggregation=secure_aggregation,
+            )
         try:
             record = TypeAdapter(cls).validate_json(text, strict=True)
         except ValidationError as failure:
             problem = first_problem(failure)
             raise RunError(f"{folder / FILE} is damaged ({problem}); nothing was changed") from None
+        if record.secure_aggregation != secure_aggregation:
+            raise RunError(
+                f"{folder} was started with secure-aggregation = {_toml(not secure_aggregation)}, "
+                f"and the app's config has {_toml(secure_aggregation)}; nothing was changed. "
+                "Restore the setting, or choose another run-dir"
+            )
         integrity.write_copied(folder, FILE, text)  # repairs the file
         return record._replace(starts=(*record.starts, first_round or 0))
 
@@ -61,3 +78,7 @@ class RunRecord(NamedTuple):
         """Write the record to the run directory, and return it."""
         integrity.write_copied(folder, FILE, json.dumps(self._asdict()) + "\n")
         return self
+
+
+def _toml(value: bool) -> str:
+    return str(value).lower()

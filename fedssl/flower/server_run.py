@@ -24,20 +24,27 @@ from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked_directory
 from fedssl.core.state.layout import Layout
-from fedssl.core.state.tree import Tree
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.federate import Round
-from fedssl.engine.uploads.records import Reply, sanitize
+from fedssl.engine.runtimes.local import ignore_reply
+from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import check_plan, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.federation_setup import build_method, first_sites
 from fedssl.flower.messages import Hello, RoundTask
+from fedssl.flower.own_models import request_own_models
 from fedssl.flower.roster import Roster
 from fedssl.flower.run_record import RunRecord
 from fedssl.flower.runtime import FlowerRuntime, RoundLimits
+from fedssl.flower.secure_aggregation.requirements import (
+    REQUIRED_BY_NODE,
+    check_clients,
+    check_secure,
+    secure_runtime,
+)
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.runs.finalize import finish
 from fedssl.runs.progress import Progress
@@ -55,6 +62,7 @@ def serve(
     folder = Path(settings.run_dir).expanduser()
     device = resolve_device(settings.device)
     experiment.check()
+    check_secure(experiment, settings, notify)
     if not experiment.topology.has_server:
         notify(RELAYED)
     exact = resolve_precision(experiment.train.precision, device) == "fp32"
@@ -85,7 +93,7 @@ def serve(
             run.roster.notices.flush()
         raise_if_no_round_succeeded(folder)
         if experiment.algorithm.personalises:
-            run.request_own_models()
+            request_own_models(run)
     finish(folder, run.data, None, device, quiet=False, alone=True)
 
 
@@ -104,7 +112,9 @@ class ServerRun:
 
     def __post_init__(self) -> None:
         first_round = None if self.snapshot is None else self.snapshot.rounds
-        self.record = RunRecord.start_attempt(self.folder, first_round)
+        self.record = RunRecord.start_attempt(
+            self.folder, first_round, self.settings.secure_aggregation
+        )
         registered = self.record.registered
         self.roster = Roster(self.grid, self.check_hello, self.notify, registered=registered)
         self._trainer: tuple[tuple[int, int, int], Trainer] | None = None  # with its image shape
@@ -131,6 +141,8 @@ class ServerRun:
 
         The shape of the images is fixed when a run begins: the most common one.
         """
+        if hello.masked_only and not self.settings.secure_aggregation:
+            return REQUIRED_BY_NODE
         if self.record.clients:
             for client in hello.clients:
                 if client not in self.record.clients:
@@ -175,7 +187,7 @@ class ServerRun:
         schema = self.experiment.algorithm.upload_schema(trainer.method)
 
         def open_runtime(progress: Progress) -> ActiveRuntime:
-            runtime = self._runtime(schema, progress.client)
+            runtime = self.runtime(schema, progress.client)
             return ActiveRuntime(
                 runtime,
                 ImageCounts(runtime.declared_images),
@@ -200,23 +212,27 @@ class ServerRun:
         def finished(round: Round) -> None:
             runtime.finished(round)
             if self.roster.registered and not self.record.registered:
-                self._update_record(registered=True)
+                self.update_record(registered=True)
 
         return finished
 
-    def _update_record(self, **changes: Any) -> None:
+    def update_record(self, **changes: Any) -> None:
         """Change fields of the run record and write it."""
         self.record = self.record._replace(**changes).write(self.folder)
 
-    def _runtime(
-        self, schema: Mapping[str, Spec], on_client: Callable[[Reply], None]
+    def runtime(
+        self, schema: Mapping[str, Spec], on_client: Callable[[Reply], None] = ignore_reply
     ) -> FlowerRuntime:
+        """Return the runtime; `schema` describes an upload, and is empty if none is expected."""
         limits = RoundLimits(
             timeout=self.settings.round_timeout,
             quorum=self.settings.quorum,
-            min_uploads=self.experiment.min_uploads,
+            min_uploads=max(self.experiment.min_uploads, self.experiment.mean.fewest_uploads),
         )
-        return FlowerRuntime(
+        open_runtime: Callable[..., FlowerRuntime] = FlowerRuntime
+        if self.settings.secure_aggregation:
+            open_runtime = secure_runtime(self.experiment, self.settings, self.snapshot)
+        return open_runtime(
             self.grid,
             self.roster,
             self.record.clients,
@@ -226,36 +242,6 @@ class ServerRun:
             device=self.device,
             on_client=on_client,
         )
-
-    def request_own_models(self) -> None:
-        """Ask the clients that have no own model of the last round yet to make and store it.
-
-        A client's own model never leaves its node. A client that is not connected makes its model
-        when the run is submitted again.
-        """
-        snapshot = self.store.load(self.notify, check_rows=False)
-        assert snapshot is not None
-        rounds = snapshot.rounds
-        kept = self.record.kept
-        clients = [client for client in self.record.clients if kept.get(client) != rounds]
-        if not clients:
-            return
-        self.roster.wait(clients, len(clients), self.settings.join_timeout)
-        shared_site = next(iter(snapshot.sites.values()))
-
-        def message(client: str) -> Tree:
-            site = snapshot.sites.get(client, shared_site)
-            return self.experiment.algorithm.broadcast(site, client)
-
-        runtime = self._runtime({}, lambda reply: None)
-        for reply in runtime.request_own_models(rounds, clients, message):
-            if reply.error is None:
-                self.notify(f"client {reply.client} has stored its own model")
-                self._update_record(kept={**self.record.kept, reply.client: rounds})
-            else:
-                self.notify(
-                    f"client {reply.client} has not stored its own model: {sanitize(reply.error)}"
-                )
 
     def task(self, client: str, round: int) -> RoundTask:
         """Return the task of a client in a round."""
@@ -282,7 +268,7 @@ class ServerRun:
         joined = self.roster.join(expected, known, enough, timeout=self.settings.join_timeout)
         if not known:
             self._fix_clients(joined)
-        self._update_record(registered=self.roster.registered)
+        self.update_record(registered=self.roster.registered)
 
     def _fix_clients(self, joined: list[str]) -> None:
         """Record the clients that take part: those that joined and have images."""
@@ -291,6 +277,8 @@ class ServerRun:
         if not clients:
             raise ConfigError("no client has any images")
         check_plan(self.experiment, clients)
+        if self.settings.secure_aggregation:
+            check_clients(self.experiment, len(clients))
         image = hellos[clients[0]].image
         self.record = self.record._replace(clients=tuple(clients), image=image)
 

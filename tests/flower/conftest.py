@@ -46,10 +46,11 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from flwr.supercore.task_identity import TaskIdentity
 
     from fedssl.flower import answers, roster, runtime
+    from fedssl.flower.secure_aggregation import phases
 
     for name in ("run_id", "node_id", "task_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-    for module in (answers, roster, runtime):
+    for module in (answers, roster, runtime, phases):
         monkeypatch.setattr(module, "POLL", 0.01)
     return Nodes(tmp_path)
 

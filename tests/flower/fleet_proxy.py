@@ -45,9 +45,14 @@ class FleetOnly(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def fleet_only(link: str, keys: Path, port: int = 0) -> Iterator[str]:
-    """Yield the address of a proxy in front of the SuperLink at `link`."""
-    inside = ssl.create_default_context(cafile=str(keys / "server.pem"))
+def fleet_only(
+    link: str, keys: Path, port: int = 0, authority: str = "server.pem"
+) -> Iterator[str]:
+    """Yield the address of a proxy in front of the SuperLink at `link`.
+
+    `keys` contains the server's certificate and key, and the certificate of their authority.
+    """
+    inside = ssl.create_default_context(cafile=str(keys / authority))
     handler = type("Proxy", (FleetOnly,), {"link": (link, inside)})
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     server.daemon_threads = True

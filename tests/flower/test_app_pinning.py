@@ -25,6 +25,7 @@ class Unpacker(SimpleNamespace):
         self.install_from_fab = lambda content, skip_prompt=False: self.unpacked.append(content)
 
 
+@pytest.mark.rows("C11")
 def test_another_app_is_not_even_unpacked() -> None:
     """Even if it comes with the hash of the pinned app."""
     pinned = hashlib.sha256(b"ours").hexdigest()
@@ -96,6 +97,7 @@ def test_only_flowers_programs_can_be_pinned(
     assert reason in error
 
 
+@pytest.mark.rows("C11")
 def test_the_started_program_is_pinned_to_the_app(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,12 @@ import re
 import stat
 from pathlib import Path
 
+import pytest
+
 from fedssl.flower.certificates import make_certificate, make_node_key
 
 
+@pytest.mark.rows("C10")
 def test_only_the_owner_can_read_keys(tmp_path: Path) -> None:
     make_certificate(tmp_path)
     public = make_node_key(tmp_path / "node")

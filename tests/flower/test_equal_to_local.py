@@ -61,17 +61,19 @@ def test_a_clients_own_model_is_made_at_the_client(nodes: Nodes) -> None:
     assert not (nodes.root / "flower/backbone-0.safetensors").exists()
 
 
-def test_images_on_separate_machines_give_the_bits_of_one_folder(nodes: Nodes) -> None:
+@pytest.mark.parametrize("fit", ["crop", "pad"])
+def test_images_on_separate_machines_give_the_bits_of_one_folder(fit: str, nodes: Nodes) -> None:
     """Each client has only its own folder; the local run has one folder of clients."""
     random = np.random.default_rng(1)
     for client, count in {"north": 10, "south": 17}.items():
         for place in (nodes.root / "together/scans" / client, nodes.root / client / "scans"):
             place.mkdir(parents=True)
         for i in range(count):
-            image = Image.fromarray(random.integers(0, 255, (12, 12, 3), dtype=np.uint8))
+            image = Image.fromarray(random.integers(0, 255, (7, 12, 3), dtype=np.uint8))
             for place in (nodes.root / "together/scans" / client, nodes.root / client / "scans"):
                 image.save(place / f"{i:03}.png")
     folder = {"data.name": "folder", "data.path": "scans", "data.size": 12, "data.cache": "off"}
+    folder["data.fit"] = fit
     together = tiny("fedu", "byol", clients=2).with_changes(
         {**folder, "data.layout": "clients", "partition.name": "natural"}
     )

@@ -25,6 +25,7 @@ from fedssl.flower import client_app, messages
 from fedssl.flower.node import Node
 
 
+@pytest.mark.rows("P2")
 def test_a_silent_client_is_dropped_at_the_deadline(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     grid = nodes.grid(experiment)
@@ -35,6 +36,7 @@ def test_a_silent_client_is_dropped_at_the_deadline(nodes: Nodes) -> None:
     assert nodes.dropped() == [{"0": None, "1": "has not answered within 0.5 s", "2": None}] * 3
 
 
+@pytest.mark.rows("P2")
 def test_too_few_answers_fail_the_round_and_change_nothing(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     grid = nodes.grid(experiment)
@@ -105,6 +107,7 @@ def test_a_round_begins_when_the_minimum_of_uploads_is_connected(nodes: Nodes) -
     assert nodes.dropped() == [dict.fromkeys("01")] * 3
 
 
+@pytest.mark.rows("P2")
 def test_a_client_that_is_too_slow_stops_at_the_deadline(nodes: Nodes) -> None:
     """A node trains one task at a time: an expired one would delay its next round."""
     experiment = tiny("fedavg", "simclr", rounds=1, **{"train.epochs": 1_000_000})
@@ -126,6 +129,7 @@ def test_an_answer_in_time_does_not_expire_before_its_turn(nodes: Nodes) -> None
     assert {message.metadata.ttl for message in grid.sent if trains(message)} == {800}
 
 
+@pytest.mark.rows("U7")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -154,6 +158,7 @@ def test_a_reply_to_something_else_is_dropped(
     assert len(last["1"]) <= 201
 
 
+@pytest.mark.rows("U11")
 def test_a_client_that_returns_cannot_state_more_images(nodes: Nodes) -> None:
     """Away in the second round, it joins again and trains with another number of images."""
     experiment = tiny("fedavg", "simclr", rounds=4)
@@ -174,6 +179,7 @@ def test_a_client_that_returns_cannot_state_more_images(nodes: Nodes) -> None:
     ] * 2
 
 
+@pytest.mark.rows("U7")
 def test_a_second_answer_is_ignored(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     nodes.serve(experiment, nodes.grid(experiment), "once")

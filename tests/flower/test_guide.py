@@ -208,7 +208,7 @@ def test_the_guide_works_on_loopback(machine: Machine) -> None:
         output = machine.shell(machine.here(_block("flwr supernode register"), site))
         assert "registered successfully" in output
     link = f"127.0.0.1:{machine.ports['8802']}"
-    with fleet_only(link, machine.root, int(machine.ports["8801"])):
+    with fleet_only(link, machine.root, int(machine.ports["8801"]), authority="ca.crt"):
         for site in SITES:
             # On separate machines, all SuperNodes may have the same local port.
             command = machine.here(_unit("flower-supernode"), site)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from error_messages import raises
 from fake_grid import CASES, Nodes, site_bits, tiny
 from fleet_proxy import fleet_only
 from real_federation import RealFederation, finished_rounds, wait_until
@@ -96,6 +95,7 @@ def test_flowers_simulation_gives_these_bits_too(
         kill_federation(processes.home)  # Flower leaves a SuperLink behind
 
 
+@pytest.mark.rows("C11")
 def test_unknown_nodes_are_not_accepted(nodes: Nodes, processes: Processes) -> None:
     """An unregistered key, a SuperLink of another certificate authority, and no TLS at all."""
     address = processes.start_superlink()
@@ -187,6 +187,7 @@ class StrangersApp:
         assert not list(self.mark.iterdir())
 
 
+@pytest.mark.rows("C11")
 def test_a_strangers_app_is_run_nowhere(nodes: Nodes, processes: Processes) -> None:
     """First a stranger controls the server: the nodes do not run the stranger's app, but take part
     in the run of the app that they are pinned to. Then the server is pinned to that app, too."""
@@ -231,7 +232,7 @@ def _assert_fleet_port_accepts_no_commands(
     config.write_text(config.read_text().replace(link, address))
     key = str(make_node_key(strange.mark / "key"))
     for command in (("run", str(strange.folder)), ("supernode", "register", key)):
-        with raises(RunError):
+        with pytest.raises(RunError, match="403 Forbidden"):  # the proxy's answer
             processes.run("outside", "flwr", *command, CONNECTION)
 
 
@@ -270,6 +271,7 @@ def test_the_units_of_the_guide_start_and_run_only_their_app(
     strange = StrangersApp(nodes.root)
     for path in (processes.folder / "keys").iterdir():
         shutil.copy(path, processes.folder)
+    shutil.copy(processes.certificate, processes.folder / "ca.crt")  # it is its own authority
     port = str(free_port())
     address = f"127.0.0.1:{port}"
     connection = {"address": address, "root-certificates": str(processes.certificate)}

@@ -12,9 +12,12 @@ from error_messages import raises
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import ClientError
+from fedssl.core.files.sealed import seal
 from fedssl.flower import node_memory
 from fedssl.flower.messages import RoundTask
 from fedssl.flower.node_memory import NodeMemory
+from fedssl.runs.client_files import DEFAULT, find_places
+from fedssl.runs.purge import find_targets, held, remove
 
 
 def _task(
@@ -80,6 +83,7 @@ def test_versions_are_kept_as_far_as_the_server_may_go_back(tmp_path: Path) -> N
     assert _read(tmp_path, _task(4, 1, (0, 4))) == "3.0"
 
 
+@pytest.mark.rows("P7")
 def test_only_the_last_claim_may_write(tmp_path: Path) -> None:
     orphan = NodeMemory(tmp_path, _task(3))
     second = NodeMemory(tmp_path, _task(3))
@@ -96,6 +100,7 @@ def test_an_older_attempt_cannot_claim(tmp_path: Path) -> None:
             NodeMemory(tmp_path, task)
 
 
+@pytest.mark.rows("P5")
 def test_a_damaged_state_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The node's log names the file; without it, the client continues from the version before."""
     for round in (0, 1):
@@ -132,6 +137,7 @@ def test_the_images_are_recorded_once_and_under_the_lock(
     assert folders == [first.folder, first.folder]
 
 
+@pytest.mark.rows("C10")
 def test_only_the_owner_can_read_the_state(tmp_path: Path) -> None:
     """Folders that an earlier version left readable are closed; the operator's root is not."""
     before = os.umask(0o022)
@@ -182,3 +188,20 @@ def test_a_damaged_hash_of_the_images_is_reported(
     with raises(ClientError):
         first.check_images("these")
     assert "or that file is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.rows("C10")
+def test_a_purged_client_does_not_begin_again_with_an_empty_state(tmp_path: Path) -> None:
+    """The server drops it with the reason; other runs of the client are unaffected."""
+    _write(tmp_path, _task(0))
+    (place,) = find_places(tmp_path)
+    assert place.kind == "node"
+    claim = {"attempt": 0, "round": 0, "by": "x", "pid": 2**22 + 1}  # of a process that has ended
+    (place.folder / "claim.json").write_bytes(seal(claim))
+    targets = find_targets([tmp_path], DEFAULT)
+    with held(targets):
+        remove(targets)
+    assert not list(place.folder.glob("*.remembered"))
+    with raises(ClientError):
+        NodeMemory(tmp_path, _task(1))
+    _write(tmp_path, _task(0, run="other"))

@@ -16,6 +16,8 @@ from fedssl.flower import client_app, messages
 from fedssl.flower.codec import decode, encode
 from fedssl.runs.rounds_log import read_rounds
 
+pytestmark = pytest.mark.rows("C11")
+
 NAMELESS = (
     "its key was registered without a name, and other keys have one: register it again with --name"
 )

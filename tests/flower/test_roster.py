@@ -19,6 +19,7 @@ from fedssl.flower import client_app, messages, roster
 from fedssl.flower.node import Node
 
 
+@pytest.mark.rows("P3")
 def test_too_few_clients_end_the_run_when_the_time_is_up(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     grid = nodes.grid(experiment)
@@ -30,6 +31,7 @@ def test_too_few_clients_end_the_run_when_the_time_is_up(nodes: Nodes) -> None:
     assert not grid.receivers("train")
 
 
+@pytest.mark.rows("C11")
 def test_two_nodes_with_one_name_do_not_both_join(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     grid = nodes.grid(experiment)
@@ -44,6 +46,7 @@ def test_a_node_without_a_client_is_rejected(nodes: Nodes) -> None:
     assert "rejected node 11: more nodes than clients: no client is left for node 1 of 2" in lines
 
 
+@pytest.mark.rows("U8")
 def test_another_architecture_is_rejected_before_training(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     grid = nodes.grid(experiment)
@@ -123,6 +126,7 @@ def test_a_node_that_returns_under_another_name_is_not_asked_to_train(nodes: Nod
     assert [line["1"] for line in nodes.dropped()][1:] == ["its node is not connected"] * 3
 
 
+@pytest.mark.rows("C11")
 @pytest.mark.parametrize(("claims", "reason"), [("1", 'registered with the name "2"'), ("2", None)])
 def test_a_key_that_was_registered_with_a_name_has_that_name(
     claims: str, reason: str | None, nodes: Nodes
@@ -139,6 +143,7 @@ def test_a_key_that_was_registered_with_a_name_has_that_name(
             nodes.serve(experiment, grid)
 
 
+@pytest.mark.rows("C11")
 def test_a_registered_name_belongs_to_one_key(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr", rounds=1)
     grid = nodes.grid(experiment)

@@ -18,6 +18,7 @@ def test_equal_messages_are_sent_once(nodes: Nodes) -> None:
     assert sum(len(data) == row for data in grid.wire.values()) == 4
 
 
+@pytest.mark.rows("C3")
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_of_the_images_is_sent(name: str, nodes: Nodes) -> None:
     """Neither pixels, as integers or as floats, nor the names of files and folders. With other

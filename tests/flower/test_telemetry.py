@@ -35,6 +35,7 @@ class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
+@pytest.mark.rows("C4")
 def test_features_that_contact_others_are_described() -> None:
     assert describe_telemetry(TELEMETRY_OFF).endswith("are off")
     assert "telemetry may be on; set FLWR_TELEMETRY_ENABLED=0 in" in describe_telemetry(

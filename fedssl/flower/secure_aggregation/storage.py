@@ -1,0 +1,169 @@
+"""A client's secrets in one round, on its node's disk between the messages of that round.
+
+Flower starts a process for each message. The file is in the folder of the client's memory (mode
+0700) and is replaced in each phase; after the last one it contains no secret. A phase that was
+begun cannot be repeated: two vectors with the same masks, or two sets of survivors, would reveal an
+upload. A client whose process ends within a phase drops out of the round.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter
+
+from fedssl.core.console import ignore_message
+from fedssl.core.errors import ClientError
+from fedssl.core.files.atomic import replaced_file
+from fedssl.core.files.lock import locked
+from fedssl.core.files.sealed import seal, unseal
+from fedssl.flower.node_memory import SUPERSEDED, NodeMemory
+from fedssl.flower.secure_aggregation.client import (
+    Advertised,
+    ClientState,
+    Finished,
+    Masked,
+    Shared,
+)
+from fedssl.flower.secure_aggregation.roster import IDENTITY_BYTES, SessionId
+
+FILE = "secure-sum.json"
+UNREADABLE = (
+    f"{FILE} in the memory folder of this client cannot be read, so the sums that it has helped to "
+    "unmask are unknown and it takes no part: restore the file from a backup, or start a new run"
+)
+_CONFIG = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
+S = TypeVar("S", Advertised, Shared, Masked)
+R = TypeVar("R")
+
+
+class Stored(NamedTuple):
+    """The contents of the file."""
+
+    identity: bytes  # of this client among the clients of the run
+    # By round, the sum that this client has helped to unmask: the largest weight, and the clients.
+    revealed: dict[int, list[str]]
+    phase: str  # the name of the state's class
+    state: str  # as JSON
+
+
+_STORED: TypeAdapter[Stored] = TypeAdapter(Stored, config=_CONFIG)
+_STATES: dict[str, TypeAdapter[ClientState]] = {
+    state.__name__: TypeAdapter(state, config=_CONFIG)
+    for state in (Advertised, Shared, Masked, Finished)
+}
+
+
+class SecretFile:
+    """The state of a client in the secure sum of one round."""
+
+    def __init__(self, memory: NodeMemory, session: SessionId) -> None:
+        """`memory` has claimed the client's folder for this session."""
+        self._memory = memory
+        self._session = session
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._memory.folder / FILE
+
+    def begin(self, state: Advertised) -> bytes:
+        """Store the first state of a session, and return the client's identity."""
+        with locked(self._memory.folder, ignore_message):
+            stored = self._read()
+            if stored is None:
+                stored = Stored(secrets.token_bytes(IDENTITY_BYTES), {}, "Finished", "")
+            elif self._session <= _state(stored).session:
+                raise ClientError(
+                    "this client has begun the secure sum of this round or of a later one"
+                )
+            self._write(stored, state)
+            return stored.identity
+
+    def advance(self, kind: type[S], step: Callable[[S], tuple[ClientState, R]]) -> R:
+        """Replace the state by that of the next phase; return the other result of `step`.
+
+        `kind` is the state that the message expects. If `step` raises, the state is unchanged.
+        """
+        with locked(self._memory.folder, ignore_message):
+            stored, state = self._expect(kind)
+            following, result = step(state)
+            self._write(stored, following)
+            return result
+
+    def reveal(
+        self, step: Callable[[Masked], tuple[ClientState, R]], survivors: Sequence[int]
+    ) -> R:
+        """Do the last step, unless another sum of this round was unmasked.
+
+        A round is repeated after the server was restarted, and its uploads are then the same: the
+        difference of two sums would be the upload of a client that is in one of them, or whose
+        weight was cut in one of them.
+        """
+        with locked(self._memory.folder, ignore_message):
+            stored, state = self._expect(Masked)
+            following, result = step(state)
+            unmasked = [str(state.roster.max_weight), *state.roster.identities(survivors)]
+            round = self._session.round
+            if stored.revealed.get(round, unmasked) != unmasked:
+                raise ClientError(
+                    "the sum of this round was unmasked before the server was restarted, with "
+                    "other clients or weights: the difference of the two sums would reveal uploads"
+                )
+            kept = {r: names for r, names in stored.revealed.items() if r >= self._memory.oldest}
+            self._write(stored._replace(revealed={**kept, round: unmasked}), following)
+            return result
+
+    def finish(self) -> None:
+        """Remove the secrets of this session."""
+        with locked(self._memory.folder, ignore_message):
+            stored = self._read()
+            if stored is not None and _state(stored).session == self._session:
+                self._write(stored, Finished(self._session))
+
+    def _expect(self, kind: type[S]) -> tuple[Stored, S]:
+        """Return the contents with a state of this kind and session; raises without one."""
+        stored = self._read()
+        if stored is not None:
+            state = _state(stored)
+            if state.session == self._session and isinstance(state, kind):
+                return stored, state
+        raise ClientError(
+            "this client is not in the phase of the secure sum that the message belongs to: it was "
+            "restarted, or the message is late, repeated or of another round"
+        )
+
+    def _read(self) -> Stored | None:
+        """Return the contents; None if there is no file.
+
+        Raise ClientError if it cannot be read: without the record of unmasked sums, the client
+        might help to unmask a second sum of a round.
+        """
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            raise ClientError(UNREADABLE) from None
+        try:
+            stored = _STORED.validate_json(unseal(content)["stored"])
+            _state(stored)
+        except (ValueError, KeyError):
+            raise ClientError(UNREADABLE) from None
+        return stored
+
+    def _write(self, stored: Stored, state: ClientState) -> None:
+        if not self._memory.holds_claim():
+            raise ClientError(SUPERSEDED)
+        kind = type(state).__name__
+        text = _STATES[kind].dump_json(state).decode()
+        stored = stored._replace(phase=kind, state=text)
+        with replaced_file(self.path, mode=0o600) as file:
+            file.write(seal({"stored": _STORED.dump_json(stored).decode()}))
+
+
+def _state(stored: Stored) -> ClientState:
+    return _STATES[stored.phase].validate_json(stored.state)
