@@ -1,16 +1,21 @@
-"""Examine the installation: packages, extras, devices and problems."""
+"""Examine the installation: packages, extras, devices, permissions and problems."""
 
 from __future__ import annotations
 
 import importlib.util
 import platform
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedssl.core import kernels
+from fedssl.core.errors import ConfigError
+from fedssl.data.cache import default_cache_dir
+from fedssl.runs.client_files import default_node_memory, find_places, open_to_others
 
 REQUIRED = (
     "fedssl",
@@ -42,8 +47,11 @@ TORCHVISION_MISMATCH = (
 )
 
 
-def examine() -> dict[str, Any]:
-    """Return the state of the installation as plain values."""
+def examine(folders: Sequence[Path] = ()) -> dict[str, Any]:
+    """Return the state of the installation as plain values.
+
+    Raise ConfigError if one of the folders has no files of clients.
+    """
     extras = {extra: _versions(packages) for extra, packages in EXTRAS.items()}
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -52,7 +60,7 @@ def examine() -> dict[str, Any]:
         "extras": extras,
         "cpu_threads": torch.get_num_threads(),
         "cuda": devices,
-        "problems": _problems(),
+        "problems": _problems() + _open_folders(folders),
     }
 
 
@@ -85,6 +93,27 @@ def _problems() -> list[str]:
             )
     elif "+cpu" not in torch.__version__:
         problems.append("this torch is built for CUDA, but there is no CUDA device")
+    return problems
+
+
+def _open_folders(folders: Sequence[Path]) -> list[str]:
+    """Return a problem for each folder with files of clients that others may read."""
+    checked = [default_cache_dir(), default_node_memory()]
+    for folder in folders:
+        if not find_places(folder.expanduser().resolve()):
+            raise ConfigError(
+                f"{folder} is not a run directory, a cache of decoded images, or the memory of a "
+                "Flower node"
+            )
+        checked.append(folder.expanduser().resolve())
+    problems = []
+    for folder in checked:
+        if folder.is_dir():
+            for place in open_to_others(folder):
+                problems.append(
+                    f"other users of this machine may read {place}: "
+                    f"chmod 700 {shlex.quote(str(place))}"
+                )
     return problems
 
 

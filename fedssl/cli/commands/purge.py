@@ -1,0 +1,57 @@
+"""`fedssl purge`: remove the files that clients leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.completion import complete_run
+
+Dirs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="DIR …",
+        help="Run directories, caches of decoded images, or memory folders of Flower nodes.",
+        autocompletion=complete_run,
+    ),
+]
+
+
+def purge(
+    dirs: Dirs,
+    memory: Annotated[
+        bool,
+        typer.Option(help="Remove what clients keep between rounds, and features they shared."),
+    ] = False,
+    models: Annotated[bool, typer.Option(help="Remove models of single clients.")] = False,
+    cache: Annotated[bool, typer.Option(help="Remove decoded images.")] = False,
+    audit: Annotated[bool, typer.Option(help="Remove DIR/audit, which shows images.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option(help="Remove the checkpoints of the server's models.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All of these. Default: all but the checkpoints.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option(help="List the files, remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove the files that clients leave; keep backbones of the server, results and logs.
+
+    Runs whose files are removed can no longer be resumed. This is not secure erasure.
+    """
+    from fedssl.cli.purge import purge_folders
+    from fedssl.runs.client_files import DEFAULT, GROUPS, Group
+
+    options: dict[Group, bool] = {
+        "memory": memory,
+        "models": models,
+        "cache": cache,
+        "audit": audit,
+        "checkpoints": checkpoints,
+    }
+    groups = {group for group, chosen in options.items() if chosen} or set(DEFAULT)
+    if everything:
+        groups = set(GROUPS)
+    purge_folders(dirs, groups, dry_run=dry_run, yes=yes)
