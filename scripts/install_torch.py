@@ -1,11 +1,11 @@
 """Install torch into the environment of this Python: a CPU build if there is no NVIDIA GPU.
 
-    python scripts/install_torch.py torch==2.13.0 [options of pip install]
+    python scripts/install_torch.py torch==2.13.0 [--lock FILE] [options of pip install]
 
 On Linux, the default build of torch includes CUDA, several gigabytes. Without an NVIDIA GPU, and
 unless pip's configuration already offers a CPU build, PyTorch's CPU index is tried once; if it does
 not answer, pip installs the build that its configuration offers. The last line reports which build
-is installed.
+is installed. With --lock, the build must have the hash in that file, if it is for this platform.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import threading
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
+
+from install_locked import HASHED, install, reason_against
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SECONDS = 5  # timeout of the index
@@ -40,7 +42,8 @@ def has_nvidia_gpu() -> bool:
         return True
     if shutil.which("nvidia-smi") is None:
         return False
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    # The program of the driver, found on the PATH.
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)  # nosec B603 B607
     return listed.returncode == 0 and bool(listed.stdout.strip())
 
 
@@ -49,7 +52,7 @@ def would_install_cuda(requirement: str, options: list[str]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [*PIP, *options, "--dry-run", "--report", str(report), requirement]
-        done = subprocess.run(command, capture_output=True)
+        done = subprocess.run(command, capture_output=True)  # nosec B603 # pip of this Python
         if done.returncode != 0:
             return True
         planned = json.loads(report.read_text("utf-8"))["install"]
@@ -67,7 +70,8 @@ def answers(index: str) -> bool:
     def ask() -> None:
         with (
             contextlib.suppress(OSError, HTTPException),
-            urllib.request.urlopen(f"{index}/torch/", timeout=SECONDS),
+            # An https address from the maintainer or the command line.
+            urllib.request.urlopen(f"{index}/torch/", timeout=SECONDS),  # nosec B310
         ):
             answered.set()
 
@@ -77,11 +81,11 @@ def answers(index: str) -> bool:
     return answered.is_set()
 
 
-def install_from(index: str, requirement: str, options: list[str]) -> bool:
+def install_from(index: str, wanted: list[str], options: list[str]) -> bool:
     """Install torch from an index, without retries and dependencies, which pip installs later."""
     limits = ["--timeout", str(SECONDS), "--retries", "0"]
-    command = [*PIP, *options, "--no-deps", "--index-url", index, *limits, requirement]
-    return subprocess.run(command).returncode == 0
+    command = [*PIP, *options, "--no-deps", "--index-url", index, *limits, *wanted]
+    return subprocess.run(command).returncode == 0  # nosec B603 # pip of this Python
 
 
 def main() -> int:
@@ -90,22 +94,30 @@ def main() -> int:
     )
     parser.add_argument("requirement")
     parser.add_argument("--cpu-index", default=CPU_INDEX)
+    parser.add_argument("--lock", type=Path, help="file with the hash of the build for CPUs")
     given, options = parser.parse_known_args()
+    wanted = [given.requirement]
+    if given.lock is not None and reason_against() is None and not has_nvidia_gpu():
+        wanted = [*HASHED, str(given.lock)]
     note = ""
     if has_nvidia_gpu():
         note = " (an NVIDIA GPU was found)"
     elif sys.platform == "linux" and would_install_cuda(given.requirement, options):
         if not answers(given.cpu_index):
             note = f" ({given.cpu_index} did not answer within {SECONDS} s)"
-        elif install_from(given.cpu_index, given.requirement, options):
+        elif install_from(given.cpu_index, wanted, options):
             note = f" (from {given.cpu_index})"
         else:
             note = f" ({given.cpu_index} has no build that fits)"
+    if wanted != [given.requirement]:
+        failed = install([*PIP, *options], given.lock)
+        if failed:
+            return failed
     # All dependencies of torch, and torch itself if it is not installed yet.
-    done = subprocess.run([*PIP, *options, given.requirement])
+    done = subprocess.run([*PIP, *options, given.requirement])  # nosec B603 # pip of this Python
     if done.returncode != 0:
         return done.returncode
-    found = subprocess.run(
+    found = subprocess.run(  # nosec B603 # this Python
         [sys.executable, "-W", "ignore", "-c", REPORT], capture_output=True, text=True
     )
     print(

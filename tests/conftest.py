@@ -35,11 +35,22 @@ _shim: list[torch.library.Library] = []  # a library's definitions live as long 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow and oracle")
+    parser.addoption("--rows", metavar="ID,...", help="only tests of these rows of rows.toml")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _accept_interrupts()
     if config.getoption("--all"):
         _import_torchvision()
+
+
+def _accept_interrupts() -> None:
+    """Let SIGINT raise KeyboardInterrupt, in this process and in those that tests start.
+
+    A script starts its background jobs with SIGINT ignored, and child processes inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish() -> None:
@@ -47,12 +58,20 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--rows"):
+        rows = config.getoption("--rows").split(",")
+        items[:] = [item for item in items if _verifies(item, rows)]
     if config.getoption("--all"):
         return
     for item in items:
         for mark in ("slow", "oracle"):
             if mark in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=f"{mark}: runs with --all"))
+
+
+def _verifies(item: pytest.Item, rows: list[str]) -> bool:
+    """True if a test or its module is marked with one of the rows."""
+    return any(row in mark.args for mark in item.iter_markers("rows") for row in rows)
 
 
 def _import_torchvision() -> None:

@@ -27,6 +27,7 @@ def _small_files_only() -> None:
     )  # a checkpoint of the tiny model is larger
 
 
+@pytest.mark.rows("P4")
 @pytest.mark.parametrize(("method", "tier"), [("simclr", "host"), ("byol", "disk")])
 def test_disk_full_during_a_run(method: str, tier: str, federation: Any) -> None:
     memory = f"train.client_memory={tier}"
@@ -43,6 +44,7 @@ def test_disk_full_during_a_run(method: str, tier: str, federation: Any) -> None
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.rows("P4")
 @pytest.mark.parametrize(
     "file",
     [
@@ -58,6 +60,12 @@ def test_each_file_that_cannot_be_written(
     file: str, federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Path.open
+    real_descriptor = os.open
+
+    def full_descriptor(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if str(path).endswith(file) and flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(28, os.strerror(28), str(path))
+        return real_descriptor(path, flags, *args, **kwargs)
 
     def full(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if file in path.name and set(mode) & set("wax"):
@@ -66,6 +74,7 @@ def test_each_file_that_cannot_be_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
+        patch.setattr(os, "open", full_descriptor)
         with raises(RunError) as failure:
             federation.here("run", "simclr", "rounds=2")
     assert failure.value.exit_code == 4
@@ -120,6 +129,7 @@ def _in_row(damage: Any) -> Any:
     return harm
 
 
+@pytest.mark.rows("P5")
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize(
     "damage", [_truncate, _flip, Path.unlink], ids=["truncated", "one bit", "gone"]
@@ -143,6 +153,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
 
 
+@pytest.mark.rows("P5")
 @pytest.mark.parametrize("damage", [_truncate, Path.unlink], ids=["truncated", "gone"])
 def test_lost_client_memory(damage: Any, federation: Any) -> None:
     """Both checkpoints need it: the run is refused instead of resumed with empty memories."""
@@ -158,6 +169,7 @@ def test_lost_client_memory(damage: Any, federation: Any) -> None:
     } == before
 
 
+@pytest.mark.rows("P5")
 def test_no_checkpoint_is_whole(federation: Any, cli: Any) -> None:
     federation.here("run", "simclr")
     folder = federation.root / "run"
@@ -171,6 +183,7 @@ def test_no_checkpoint_is_whole(federation: Any, cli: Any) -> None:
     assert {p: p.read_bytes() for p in before} == before
 
 
+@pytest.mark.rows("P5")
 @pytest.mark.parametrize("key", ["rounds", "usual"])
 def test_a_manifest_with_a_changed_number_is_refused(key: str, federation: Any) -> None:
     """It is valid JSON, and every file that it names is whole: only its own hash differs."""
@@ -190,6 +203,7 @@ def test_a_manifest_with_a_changed_number_is_refused(key: str, federation: Any) 
     ]
 
 
+@pytest.mark.rows("P5")
 @pytest.mark.slow
 def test_a_hundred_flips(federation: Any) -> None:
     """For any flipped bit, the checkpoint is either refused or loads unchanged."""
@@ -247,6 +261,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory, make_federation: Any) -> Any
     return federation
 
 
+@pytest.mark.rows("P6")
 @pytest.mark.parametrize("key", REFUSED)
 def test_another_experiment_is_refused_with_the_difference(key: str, begun: Any, cli: Any) -> None:
     sets = [f"{key}={REFUSED[key]}"] + (
@@ -266,6 +281,7 @@ def test_another_experiment_is_refused_with_the_difference(key: str, begun: Any,
     assert (begun.root / "run/experiment.toml").read_text() == before
 
 
+@pytest.mark.rows("P6")
 def test_harmless_changes_are_allowed(federation: Any) -> None:
     federation.here("run", "simclr", "rounds=2")
     first = federation.rounds("run")
@@ -299,6 +315,7 @@ def test_results_of_a_shorter_run_are_not_those_of_a_longer_one(federation: Any)
     assert fedssl.Run(federation.root / "run").results == {}
 
 
+@pytest.mark.rows("P6")
 def test_other_images_in_the_same_directory(federation: Any) -> None:
     federation.here("run", "simclr", "rounds=1")
     path = federation.root / "data/tiny.npz"
@@ -321,6 +338,7 @@ def test_a_run_with_a_single_image_hash_resumes(federation: Any) -> None:
     assert path.read_text().split() == both
 
 
+@pytest.mark.rows("P6")
 def test_the_same_images_with_another_partition(federation: Any) -> None:
     lists = federation.root / "lists.json"
     settings = ("partition.name=listed", f"partition.path={lists}", "clients=2", "rounds=1")

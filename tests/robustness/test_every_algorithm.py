@@ -141,6 +141,7 @@ def recorded_round(case: str, topology: str = "star") -> Record:
     return record
 
 
+@pytest.mark.rows("U1", "U5", "U6")
 @pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("case", CASES)
 def test_a_bad_reply_equals_a_missing_one(case: str, mutation: str) -> None:
@@ -166,6 +167,7 @@ def test_the_bad_client_matters(case: str) -> None:
     assert bits(record.instead(record.replies[BAD])) != bits(record.without(BAD))
 
 
+@pytest.mark.rows("U7")
 @pytest.mark.parametrize("case", CASES)
 def test_only_the_first_reply_of_this_round_counts(case: str) -> None:
     """A duplicate, a second upload, a replay of the last round's reply and an unknown client's, at
@@ -287,6 +289,7 @@ def corrupted(draw: st.DrawFn, record: Record, reply: Reply) -> Reply:
     return _with(reply, draw(st.sampled_from(sorted(_strict(record)))), nothing)
 
 
+@pytest.mark.rows("U1", "U5", "U6")
 @given(st.data(), st.sampled_from(sorted(CASES)), st.integers(0, CLIENTS - 1))
 @settings(max_examples=500)
 def test_five_hundred_generated_replies(data: st.DataObject, case: str, client: int) -> None:

@@ -26,6 +26,8 @@ from fedssl.core.wrong_keys import MAX_LISTED
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import CHOICES, settings_class
 
+pytestmark = pytest.mark.rows("P13")
+
 HUGE = 2**63
 
 
@@ -237,6 +239,7 @@ def test_too_little_free_memory_is_detected_before_training(
         federation.here("run", "simclr", "rounds=1")
 
 
+@pytest.mark.rows("P9")
 def test_a_client_without_memory_on_a_cpu_is_dropped(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

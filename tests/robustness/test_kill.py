@@ -60,6 +60,7 @@ def _killed_and_resumed(
     return killed
 
 
+@pytest.mark.rows("P1")
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_a_killed_run_resumes_to_the_same_bits(
     tier: str, federation: Any, uninterrupted: Hashes, kill: Kill
@@ -72,6 +73,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert [line["round"] for line in federation.rounds("run")] == [1, 2, 3, 4]
 
 
+@pytest.mark.rows("P1")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", EVERY)
 def test_every_method_killed_at_random_moments(
@@ -149,6 +151,7 @@ def _cuts(
         assert [line["round"] for line in federation.rounds(f"cut{moment}")] == [1, 2, 3, 4]
 
 
+@pytest.mark.rows("P1")
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_power_cut_in_the_middle_of_writes(
     tier: str, federation: Any, monkeypatch: pytest.MonkeyPatch
@@ -165,6 +168,7 @@ def test_power_cut_in_the_middle_of_writes(
     )
 
 
+@pytest.mark.rows("P1")
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_power_cut_at_every_write(
@@ -257,6 +261,7 @@ def _check_saved(
     assert federation.hashes("run") == whole
 
 
+@pytest.mark.rows("P8")
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
 )
@@ -281,6 +286,7 @@ def test_a_signal_saves_finished_rounds(
     _check_saved(federation, 2, capsys, uninterrupted("simclr", *LONG))
 
 
+@pytest.mark.rows("P8")
 def test_further_signals_do_not_interrupt_saving(
     federation: Any, uninterrupted: Hashes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,6 +303,7 @@ def test_further_signals_do_not_interrupt_saving(
     _check_saved(federation, 2, capsys, uninterrupted("simclr", *LONG))
 
 
+@pytest.mark.rows("P1")
 def test_killed_while_a_comparison_trains(federation: Any, kill: Kill) -> None:
     sets = ("probe.baselines=['isolated']", "rounds=3")
     federation.here("whole", "simclr", *sets)
@@ -313,6 +320,7 @@ def test_killed_while_a_comparison_trains(federation: Any, kill: Kill) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.rows("P7")
 def test_two_processes_on_one_directory(federation: Any, kill: Kill) -> None:
     first = federation.start("run", "simclr", "train.epochs=2000")
     while not (federation.root / "run/checkpoints/00000.json").exists():
@@ -325,6 +333,7 @@ def test_two_processes_on_one_directory(federation: Any, kill: Kill) -> None:
         assert (federation.root / "run/run.lock").read_text() == str(os.getpid())
 
 
+@pytest.mark.rows("P8")
 def test_interrupted_while_images_are_read(federation: Any, kill: Kill) -> None:
     from PIL import Image
 

@@ -43,6 +43,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.rows("P12")
 @pytest.mark.parametrize("why", REFUSALS)
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "empty"])
 def test_a_refused_start_leaves_nothing(why: str, existing: bool, federation: Any) -> None:
@@ -57,6 +58,7 @@ def test_a_refused_start_leaves_nothing(why: str, existing: bool, federation: An
     assert len(federation.here("run", "simclr", "rounds=1").rounds) == 1
 
 
+@pytest.mark.rows("P12")
 def test_a_start_that_fails_at_its_first_checkpoint_does_not_block_another(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_start_that_fails_at_its_first_checkpoint_does_not_block_another(
         federation.here("run", "simclr", "rounds=1", "seed=1")
 
 
+@pytest.mark.rows("P12")
 def test_a_refused_resume_leaves_the_run_as_it_was(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +97,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
     assert federation.here("run", "simclr", "rounds=2").experiment.rounds == 2
 
 
+@pytest.mark.rows("P12")
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_that_cannot_be_created(federation: Any) -> None:
     federation.root.chmod(0o500)
@@ -116,6 +120,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.rows("C10")
 @pytest.mark.usefixtures("usual_umask")
 def test_a_run_directory_is_for_its_owner_alone(federation: Any) -> None:
     """An existing one keeps its mode: its owner may have opened it to others."""

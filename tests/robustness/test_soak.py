@@ -62,6 +62,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' /proc"),
     pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc's mallinfo2"),
+    pytest.mark.rows("P10"),
 ]
 
 

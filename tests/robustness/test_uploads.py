@@ -131,6 +131,7 @@ def _run(federation: Any, folder: str, settings: dict[str, Any]) -> fedssl.Run:
     )
 
 
+@pytest.mark.rows("U1", "U5")
 @pytest.mark.parametrize("kind", CORRUPTIONS)
 def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
     kind: str, federation: Any, listed: Callable[[str], dict[str, Any]]
@@ -156,6 +157,7 @@ def test_a_corrupt_upload_is_dropped_and_the_others_mean_is_exact(
         assert not line["failed"]
 
 
+@pytest.mark.rows("U6")
 @pytest.mark.parametrize("images", [-5, 0, math.nan, 10**9, 1e9, "many", True, 1.5])
 def test_a_wrong_number_of_images_is_dropped(
     images: Any,
@@ -180,6 +182,7 @@ def test_a_wrong_number_of_images_is_dropped(
     }
 
 
+@pytest.mark.rows("U2")
 def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> None:
     """A learning rate of 1e9 makes weights infinite in one step and the loss NaN in the next."""
     with raises(RunError):
@@ -194,6 +197,7 @@ def test_a_loss_that_is_not_finite_stops_the_client_alone(federation: Any) -> No
         assert {c["memory_advanced"] for c in line["clients"]} == {False}
 
 
+@pytest.mark.rows("U10")
 def test_a_merged_model_without_finite_features_is_never_exported(
     federation: Any, listed: Callable[[str], dict[str, Any]]
 ) -> None:
@@ -224,6 +228,7 @@ class BadNorms(FedBN):
         return upload, memory
 
 
+@pytest.mark.rows("U10")
 def test_statistics_that_are_uploaded_but_never_sent_have_a_bound_too(
     federation: Any, listed: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +244,7 @@ def test_statistics_that_are_uploaded_but_never_sent_have_a_bound_too(
         assert dropped["0"] is dropped["2"] is None
 
 
+@pytest.mark.rows("U13")
 def test_a_plan_that_cannot_reach_the_minimum_is_rejected_at_the_start(federation: Any) -> None:
     """One of three clients a round. Topologies that merge at no server are exempt."""
     with raises(ConfigError):
@@ -249,6 +255,7 @@ def test_a_plan_that_cannot_reach_the_minimum_is_rejected_at_the_start(federatio
         federation.here(topology, "simclr", "clients=2", f"topology={topology}", "rounds=1")
 
 
+@pytest.mark.rows("U4")
 @pytest.mark.parametrize("rounds", [2, 3, 6])
 def test_every_upload_invalid(
     rounds: int, federation: Any, listed: Callable[[str], dict[str, Any]]

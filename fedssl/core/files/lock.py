@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -66,7 +67,7 @@ def _locked_file(path: Path, wait: Notify | None) -> Iterator[IO[str]]:
     """Open the file, lock it and yield it."""
     while True:
         make_private(path.parent)  # a start that was refused may have removed it
-        with path.open("a+") as file:
+        with _opened(path) as file:
             while not _try_lock(file):
                 file.seek(0)
                 owner = file.read().strip() or "?"
@@ -83,6 +84,23 @@ def _locked_file(path: Path, wait: Notify | None) -> Iterator[IO[str]]:
                 return
 
 
+def _opened(path: Path) -> IO[str]:
+    """Open a lock file, and create it if it does not exist.
+
+    Its content is replaced, so a symbolic link is not followed: raise RunError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.fdopen(os.open(path, flags, 0o666), "a+")
+    except OSError as problem:
+        if problem.errno != errno.ELOOP:
+            raise
+        raise RunError(
+            f"{path} is a symbolic link, which is not followed; nothing was changed. Remove the "
+            "link"
+        ) from None
+
+
 def _try_lock(file: IO[str]) -> bool:
     """Lock a file; False if another process holds its lock."""
     try:
@@ -96,7 +114,7 @@ def _has_path(file: IO[str], path: Path) -> bool:
     """True if an open file still has this path: the previous owner of the lock may have removed it
     since it was opened."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:
         return False
 

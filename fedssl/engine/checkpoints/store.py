@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -24,6 +25,7 @@ from fedssl.algorithm import Sites
 from fedssl.core.errors import RunError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.blob_file import BlobFile, Extent
+from fedssl.core.files.purge_note import raise_if_purged
 from fedssl.core.files.sealed import seal, unseal
 from fedssl.core.state.codec import dumps, loads
 from fedssl.core.state.tree import Tree, Value
@@ -42,6 +44,7 @@ class Snapshot(NamedTuple):
     memory: Mapping[str, StoredMemory]
     # The median update that updates of the next round are compared with.
     typical_update: TypicalUpdate | None = None
+    releases: int = 0  # lines in the privacy ledger, at least
 
 
 class _Opened(NamedTuple):
@@ -122,6 +125,8 @@ class Store:
             "files": files,
             "usual": snapshot.typical_update,
         }
+        if snapshot.releases:
+            body["releases"] = snapshot.releases
         write_atomic(sites.with_suffix(".json"), seal(body))
         kept[snapshot.rounds] = extents
         self._forget_old()
@@ -129,6 +134,22 @@ class Store:
     def _manifests(self) -> list[Path]:
         numbered = (path for path in self.checkpoints.glob("*.json") if path.stem.isdecimal())
         return sorted(numbered, key=lambda path: int(path.stem), reverse=True)
+
+    def digest(self) -> str | None:
+        """Return a hash of all that the newest checkpoint contains; None if it cannot be read.
+
+        Equal states have equal digests, wherever their rows are. Files are not verified here.
+        """
+        newest = self._manifests()[:1]
+        if not newest:
+            return None
+        try:
+            body = unseal(newest[0].read_bytes())
+        except (OSError, ValueError):
+            return None
+        rows = {client: sha256 for client, (_, _, _, sha256) in body["memory"].items()}
+        content = [body["rounds"], body["sites"], sorted(body["files"].values()), rows]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def oldest(self) -> int:
         """Return the round of the oldest kept checkpoint, to which a run may have to return."""
@@ -189,6 +210,7 @@ class Store:
         Newer ones are renamed because training writes the checkpoints of those rounds again. The
         older one, the spare, is verified now, while the newest is intact.
         """
+        raise_if_purged(self.root)
         snapshot = self.load(notify)
         if snapshot is None:
             return None
@@ -249,7 +271,8 @@ class Store:
         flat = loads(data[f"checkpoints/{manifest.stem}.safetensors"])
         numbers = body.get("usual")
         typical = TypicalUpdate(*numbers) if numbers else None
-        return Snapshot(body["rounds"], _unflatten(flat, body["sites"]), memory, typical)
+        sites = _unflatten(flat, body["sites"])
+        return Snapshot(body["rounds"], sites, memory, typical, body.get("releases", 0))
 
 
 def _flatten(sites: Sites) -> dict[str, Value]:

@@ -57,6 +57,7 @@ def test_a_place_that_is_taken_cannot_be_claimed(extents: BlobFile) -> None:
     assert taken.length == 2 * BLOCK
 
 
+@pytest.mark.rows("P5")
 def test_damage_is_detected(extents: BlobFile) -> None:
     first = extents.put(b"abc")
     second = extents.put(b"def")

@@ -19,6 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.rows("P11")
 def test_any_changed_byte_of_the_record_is_repaired(folder: Path) -> None:
     path = folder / integrity.NAME
     intact = path.read_bytes()
@@ -46,6 +47,7 @@ def test_a_record_that_is_damaged_twice_is_refused(folder: Path) -> None:
     assert integrity.read(folder) is None
 
 
+@pytest.mark.rows("P11")
 def test_a_file_with_another_hash_is_damaged(folder: Path) -> None:
     assert integrity.verified(folder, "results.json")
     assert integrity.damaged(folder) == []
@@ -66,6 +68,7 @@ def test_a_file_with_another_hash_is_damaged(folder: Path) -> None:
     assert record.hashes == {}
 
 
+@pytest.mark.rows("P11")
 def test_a_damaged_file_is_read_from_its_copy(folder: Path) -> None:
     (folder / "experiment.toml").write_bytes(b"\xff")
     messages: list[str] = []

@@ -15,6 +15,8 @@ from error_messages import raises
 from fedssl.core.errors import RunError
 from fedssl.core.files.lock import locked, locked_directory
 
+pytestmark = pytest.mark.rows("P7")
+
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -119,3 +121,15 @@ def test_a_lock_on_a_deleted_file_is_not_held(
     with locked(tmp_path), raises(RunError), locked(tmp_path):
         raise AssertionError("held twice")
     assert len(tries) == 3
+
+
+def test_a_lock_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """Its target keeps its content."""
+    target = tmp_path / "letter"
+    target.write_text("content")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.lock").symlink_to(target)
+    with raises(RunError), locked(folder):
+        pass
+    assert target.read_text() == "content"

@@ -224,6 +224,7 @@ def test_one_sync_for_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(synced) == 4
 
 
+@pytest.mark.rows("P1")
 def test_rows_of_a_kept_checkpoint_are_never_written_to(tmp_path: Path, written: list[int]) -> None:
     """Also if the process is restarted, and if the sizes of memories change."""
     draw = random.Random(0)
@@ -299,6 +300,7 @@ def _falls_back(root: Path) -> None:
     assert messages[0].endswith("; trying the previous one")
 
 
+@pytest.mark.rows("P5")
 @pytest.mark.parametrize("name", NEWEST)
 def test_flipped_bits(name: str, whole: Path, tmp_path: Path) -> None:
     data, part = (whole / name).read_bytes(), _part(whole, name)
@@ -311,6 +313,7 @@ def test_flipped_bits(name: str, whole: Path, tmp_path: Path) -> None:
         _falls_back(root)
 
 
+@pytest.mark.rows("P5")
 @pytest.mark.parametrize("name", NEWEST)
 def test_truncated(name: str, whole: Path, tmp_path: Path) -> None:
     """a's last row is the last in the file."""
@@ -323,6 +326,7 @@ def test_truncated(name: str, whole: Path, tmp_path: Path) -> None:
         _falls_back(root)
 
 
+@pytest.mark.rows("P5")
 def test_deleted_files(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "x")
     (root / NEWEST[1]).unlink()
@@ -460,6 +464,7 @@ def test_reading_a_run_that_saves_too_fast(tmp_path: Path, monkeypatch: pytest.M
 # -- writing --
 
 
+@pytest.mark.rows("P1")
 def test_a_write_that_fails_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,6 +485,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.rows("P1")
 def test_several_writers_of_one_file(tmp_path: Path) -> None:
     """Four writers at a time: all succeed, and a reader always gets one of their files complete."""
     path, wholes = tmp_path / "x", [bytes([i]) * 50_000 for i in range(4)]
@@ -493,6 +499,7 @@ def test_several_writers_of_one_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.rows("P4")
 @pytest.mark.parametrize("fail_at", range(4))
 def test_a_full_disk_stops_safely(
     fail_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
