@@ -85,9 +85,11 @@ def _execute_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
     printed = io.StringIO()
     value = None
     with contextlib.redirect_stdout(printed):
-        exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
+        # Cells of our own notebooks.
+        exec(compile(ast.Module(body, []), "<cell>", "exec"), names)  # nosec B102
         if last is not None:
-            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
+            # The last expression of the same cell.
+            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)  # nosec B307
     outputs = []
     if printed.getvalue():
         text = printed.getvalue().splitlines(keepends=True)

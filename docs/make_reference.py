@@ -30,6 +30,8 @@ from reference_words import INTRO, MEANINGS, WORDS
 
 from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.data import PARTITIONS, SOURCES, Partition, Public, Source
+from fedssl.engine.means.mean_settings import MEANS, MeanSettings
+from fedssl.engine.privacy.settings import PrivacySettings
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS, MethodSettings
@@ -209,6 +211,12 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield "## `[topology]`"
     yield 'Which sites merge which uploads. Default: `name = "star"`.'
     yield from choices("topology", TOPOLOGIES, Topology, "", meanings)
+    yield "## `[mean]`"
+    yield (
+        "How a site averages models: the weighted mean, or a robust one that limits what "
+        '[bad clients](../how-to/bad-clients.md) can do. Default: `name = "weighted"`.'
+    )
+    yield from choices("mean", MEANS, MeanSettings, "", meanings)
     yield "## `[public]`"
     yield (
         "Images that every client may see, for algorithms that need them; others ignore the table "
@@ -224,9 +232,17 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield "## `[guard]`"
     yield (
         "Checks on uploads, in addition to the algorithm's schema and finite values. "
-        "See [guarantees](../explanation/guarantees.md#uploads)."
+        '`preset = "strict"`, or `guard = "strict"` without a table, sets tighter limits, '
+        "[with these values](../how-to/bad-clients.md#the-strict-guard); keys next to it replace "
+        "them. See [guarantees](../explanation/guarantees.md#uploads)."
     )
     yield rows(GuardSettings, list(GuardSettings.model_fields), ["guard."], meanings)
+    yield "## `[privacy]`"
+    yield (
+        "Client-level differential privacy, off unless `clip` is set. "
+        "See [differential privacy](../how-to/differential-privacy.md)."
+    )
+    yield rows(PrivacySettings, list(PrivacySettings.model_fields), ["privacy."], meanings)
     yield "## `[probe]`"
     yield "How the backbone is measured. These settings never affect training."
     yield rows(ProbeSettings, list(ProbeSettings.model_fields), ["probe."], meanings)

@@ -19,8 +19,10 @@ MEANINGS = {
     "data.folder.layout": "meaning of the folders directly inside; `clients-classes`: one folder "
     "per class in each client's folder; `flat`: none",
     "data.folder.channels": "1: grey, 3: RGB",
-    "data.folder.background": "colour under transparent pixels; half-transparent ones are mixed "
-    "with it",
+    "data.folder.background": "colour under transparent pixels, with which half-transparent ones "
+    'are mixed, and of the border with `fit = "pad"`',
+    "data.folder.fit": "how an image becomes a square. `crop`: its largest centred square; `pad`: "
+    "all of it, with a border in the colour of `background`",
     "data.folder.test": "another folder, looked up in the same way, with one folder per class: "
     "labelled test images",
     "data.npz.path": "the archive, looked up in the data directory (`--data-dir`), then in the "
@@ -34,6 +36,10 @@ MEANINGS = {
     "partition.classes.shuffled": "shuffle the classes first",
     "partition.dirichlet.alpha": "concentration; small: class distributions differ much",
     "partition.dirichlet.balanced": "all clients have the same number of images",
+    "partition.dirichlet.capped": "a client that holds N/K images gets none of the next classes; "
+    "excludes `balanced`",
+    "partition.clusters.capped": "a client that holds N/K images gets none of the next groups; "
+    "excludes `balanced`",
     "partition.skew.beta": "0: sorted by class, 1: IID",
     "method.backbone": "the network that is pre-trained; see below",
     "method.stem": "first layers of a ResNet: `cifar` keeps the resolution of the images (3x3 "
@@ -85,7 +91,7 @@ MEANINGS = {
     "topology.star.participation": "fraction of the clients that is selected in a round, at "
     "random; at least one client",
     "train.schedule": "schedule of the learning rate over rounds; it is constant within a round. "
-    "`step`: × 0.3 at 30, 60 and 90% of the rounds",
+    "`step`: × `step_factor` at 30, 60 and 90% of the rounds",
     "train.epochs": "passes over a client's images per round",
     "train.batch": "images per step; a client with fewer trains on one smaller batch",
     "train.optimizer": "the optimizer, which is reset in every round",
@@ -125,5 +131,8 @@ INTRO = (
     "The keys of a table with a `name` depend on the name. `--set method=byol` is short for "
     "`--set method.name=byol`. Other keys of the table keep their values if the new choice has "
     "them, unless the values are the old choice's defaults. "
-    "A key whose default is *none* is optional; without a value, it is omitted from the file."
+    "A key whose default is *none* is optional; without a value, it is omitted from the file.\n\n"
+    "In TOML, text is in quotes, a switch is `true` or `false`, and a path with backslashes is in "
+    "single quotes: `path = 'C:\\photos'`. An error in the file is shown with its line and what to "
+    "write instead."
 )

@@ -1,4 +1,4 @@
-"""Add CONTRIBUTING.md of the repository to the site, with links that work there."""
+"""Add CONTRIBUTING.md and SECURITY.md of the repository to the site, with links that work there."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-SOURCE = Path(__file__).parents[1] / "CONTRIBUTING.md"
-PAGE = "maintainers/contributing.md"
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "maintainers/contributing.md": "CONTRIBUTING.md",
+    "explanation/security.md": "SECURITY.md",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page; mkdocs calls this before it reads the navigation."""
-    text = SOURCE.read_text("utf-8").replace("](docs/", "](../")
-    files.append(File.generated(config, PAGE, content=text))
+    """Add the pages; mkdocs calls this before it reads the navigation."""
+    for page, source in PAGES.items():
+        text = (ROOT / source).read_text("utf-8").replace("](docs/", "](../")
+        files.append(File.generated(config, page, content=text))
     return files
