@@ -36,6 +36,7 @@ from fedssl.core import errors
 from fedssl.core.settings import validate
 from fedssl.core.user_modules import import_modules
 from fedssl.data import PARTITIONS, SOURCES
+from fedssl.downstream.object_detection.settings import DetectionSettings
 from fedssl.engine.federate import Round
 from fedssl.engine.privacy.merge import Spent
 from fedssl.engine.uploads.records import Report
@@ -43,7 +44,6 @@ from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.plain_values import parse_assignment
 from fedssl.method import METHODS
 from fedssl.nets import BACKBONES
-from fedssl.object_detection.settings import DetectionSettings
 from fedssl.paper_tables.reproduce import Outcome, find_table, select_cells
 from fedssl.paper_tables.sweep import sweep_table
 from fedssl.probes import PROBES

@@ -42,7 +42,7 @@ CANNOT_RUN = {
         "fedssl reproduce fedema-5 --cells ResNet-18 --seeds 1",
         "fedssl reproduce fedema-5 --cells '*-cifar10-noniid' --cells 'FedU, ResNet-50'",
     ],
-    "COCO is not on this machine; tests/object_detection fine-tunes on drawn shapes": [
+    "COCO is not on this machine; tests/downstream/object_detection fine-tunes on drawn shapes": [
         "fedssl finetune detection runs/fedema-cifar10-noniid --data coco",
         "fedssl finetune detection runs/fedema-cifar10-noniid --data coco --from random",
         "fedssl finetune detection backbone.safetensors --train-images photos "

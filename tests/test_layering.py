@@ -42,13 +42,13 @@ LAYERS = [
     "runs",
     "analysis",
     "paper_tables",
-    "object_detection",
+    "downstream",
     "flower",
     "fedssl",  # fedssl/__init__.py
     "cli",
     "__main__",
 ]
-INDEPENDENT = {"analysis", "paper_tables", "object_detection", "flower"}  # of each other
+INDEPENDENT = {"analysis", "paper_tables", "downstream", "flower"}  # of each other
 
 
 def test_layers_import_downwards_only() -> None:

@@ -1,6 +1,6 @@
 """Plain versions of two of torchvision's compiled operators, for a wheel that does not fit torch.
 
-Only tests use them. Both are written for clarity; tests/object_detection/test_operators.py has numbers
+Only tests use them. Both are written for clarity; tests/downstream/object_detection/test_operators.py has numbers
 worked out by hand, and compares `roi_align` with torchvision's own slow version of it.
 """
 

@@ -84,11 +84,11 @@ def detection(
     regions, flip, keep_empty, seed.
     """
     from fedssl.core.settings import validate
+    from fedssl.downstream.object_detection.backbone_file import find_backbone
+    from fedssl.downstream.object_detection.finetune import fine_tune
+    from fedssl.downstream.object_detection.locate import ExplicitPaths, locate
+    from fedssl.downstream.object_detection.settings import DetectionSettings
     from fedssl.experiment.plain_values import parse_assignment
-    from fedssl.object_detection.backbone_file import find_backbone
-    from fedssl.object_detection.finetune import fine_tune
-    from fedssl.object_detection.locate import ExplicitPaths, locate
-    from fedssl.object_detection.settings import DetectionSettings
 
     values = {"start": start, "iterations": iterations, "batch": batch, "lr": lr}
     values |= dict(map(parse_assignment, set))
@@ -101,7 +101,7 @@ def detection(
 
 
 def _print(metrics: dict[str, Any], as_json: bool) -> None:
-    from fedssl.object_detection.table import print_metrics
+    from fedssl.downstream.object_detection.table import print_metrics
 
     if as_json:
         print(json.dumps(metrics))

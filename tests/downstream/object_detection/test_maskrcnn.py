@@ -13,10 +13,10 @@ from shapes import parts
 from torch import Tensor
 
 from fedssl import nets
-from fedssl.object_detection import maskrcnn
-from fedssl.object_detection.backbone_file import read_backbone
-from fedssl.object_detection.finetune import fine_tune
-from fedssl.object_detection.settings import DetectionSettings
+from fedssl.downstream.object_detection import maskrcnn
+from fedssl.downstream.object_detection.backbone_file import read_backbone
+from fedssl.downstream.object_detection.finetune import fine_tune
+from fedssl.downstream.object_detection.settings import DetectionSettings
 
 pytestmark = [pytest.mark.slow]
 pytest.importorskip("pycocotools")

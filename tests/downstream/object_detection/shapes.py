@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from fedssl.object_detection.locate import ExplicitPaths, Part, locate
+from fedssl.downstream.object_detection.locate import ExplicitPaths, Part, locate
 
 CATEGORIES = {3: "circle", 7: "square", 40: "triangle"}
 COLOURS = {3: (230, 159, 0), 7: (86, 180, 233), 40: (0, 158, 115)}

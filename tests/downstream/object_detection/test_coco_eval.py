@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedssl.object_detection.coco import AnnotatedImage, CocoDataset, ObjectAnnotation
-from fedssl.object_detection.coco_eval import Detection, average_precision, convert
-from fedssl.object_detection.masks import encode
+from fedssl.downstream.object_detection.coco import AnnotatedImage, CocoDataset, ObjectAnnotation
+from fedssl.downstream.object_detection.coco_eval import Detection, average_precision, convert
+from fedssl.downstream.object_detection.masks import encode
 
 pytest.importorskip("pycocotools")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedssl.core.errors import DataError
-from fedssl.object_detection.masks import has_pixels
+from fedssl.downstream.object_detection.masks import has_pixels
 
 # Pixels: a smaller width or height would vanish in float32 at the far edge of an image.
 MIN_EXTENT = 0.01

@@ -11,7 +11,7 @@ from error_messages import raises
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.files import integrity
-from fedssl.object_detection.finetune import _check_identity, _read_finished
+from fedssl.downstream.object_detection.finetune import _check_identity, _read_finished
 
 IDENTITY: dict[str, Any] = {
     "settings": {"lr": 0.1, "seed": 3},

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError, RunError
-from fedssl.object_detection.backbone_file import find_backbone, read_backbone
-from fedssl.object_detection.checkpoints import Checkpoints
-from fedssl.object_detection.finetune import load
-from fedssl.object_detection.maskrcnn import check_settings, image_sizes
-from fedssl.object_detection.settings import DetectionSettings
+from fedssl.downstream.object_detection.backbone_file import find_backbone, read_backbone
+from fedssl.downstream.object_detection.checkpoints import Checkpoints
+from fedssl.downstream.object_detection.finetune import load
+from fedssl.downstream.object_detection.maskrcnn import check_settings, image_sizes
+from fedssl.downstream.object_detection.settings import DetectionSettings
 
 
 def export(
@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
 
 def test_settings_are_documented() -> None:
     """Names and defaults of the page's table."""
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "detection.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "detection.md").read_text("utf-8")
     table = page.partition("| setting |")[2].partition("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE))
     assert list(rows) == list(DetectionSettings.model_fields)

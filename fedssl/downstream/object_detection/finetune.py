@@ -28,14 +28,14 @@ from fedssl.core.files import integrity
 from fedssl.core.files.atomic import write_atomic
 from fedssl.core.files.lock import locked_directory
 from fedssl.core.provenance import environment
-from fedssl.object_detection import maskrcnn
-from fedssl.object_detection.backbone_file import ExportedBackbone, read_backbone
-from fedssl.object_detection.coco import CocoDataset, read_coco
-from fedssl.object_detection.coco_eval import average_precision, detect
-from fedssl.object_detection.loader import Batches
-from fedssl.object_detection.locate import Part
-from fedssl.object_detection.settings import DetectionSettings
-from fedssl.object_detection.training import Training
+from fedssl.downstream.object_detection import maskrcnn
+from fedssl.downstream.object_detection.backbone_file import ExportedBackbone, read_backbone
+from fedssl.downstream.object_detection.coco import CocoDataset, read_coco
+from fedssl.downstream.object_detection.coco_eval import average_precision, detect
+from fedssl.downstream.object_detection.loader import Batches
+from fedssl.downstream.object_detection.locate import Part
+from fedssl.downstream.object_detection.settings import DetectionSettings
+from fedssl.downstream.object_detection.training import Training
 
 SETTINGS = "settings.json"
 METRICS = "metrics.json"

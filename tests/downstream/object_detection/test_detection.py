@@ -18,19 +18,19 @@ from safetensors.torch import load_file
 from shapes import parts
 
 from fedssl.core.errors import ConfigError, RunError
-from fedssl.object_detection import finetune, maskrcnn, training
-from fedssl.object_detection.backbone_file import read_backbone
-from fedssl.object_detection.coco import read_coco
-from fedssl.object_detection.finetune import fine_tune
-from fedssl.object_detection.loader import Sample, load_sample
-from fedssl.object_detection.settings import DetectionSettings
+from fedssl.downstream.object_detection import finetune, maskrcnn, training
+from fedssl.downstream.object_detection.backbone_file import read_backbone
+from fedssl.downstream.object_detection.coco import read_coco
+from fedssl.downstream.object_detection.finetune import fine_tune
+from fedssl.downstream.object_detection.loader import Sample, load_sample
+from fedssl.downstream.object_detection.settings import DetectionSettings
 from fedssl.runs.local import STOPPING, Interrupted
 from fedssl.runs.rounds_log import read_rounds
 
 pytestmark = [pytest.mark.slow]
 pytest.importorskip("pycocotools")
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "detection.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "detection.md"
 Tiny = Callable[..., DetectionSettings]
 Make = Callable[..., Path]
 Cli = Callable[..., tuple[int, str, str]]

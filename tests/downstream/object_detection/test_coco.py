@@ -15,10 +15,10 @@ from PIL import Image
 from shapes import CATEGORIES, write_annotations, write_shapes
 
 from fedssl.core.errors import ConfigError, DataError
-from fedssl.object_detection.coco import CocoDataset, read_coco
-from fedssl.object_detection.finetune import FineTuning, _read_datasets
-from fedssl.object_detection.locate import ExplicitPaths, Part, locate
-from fedssl.object_detection.settings import DetectionSettings
+from fedssl.downstream.object_detection.coco import CocoDataset, read_coco
+from fedssl.downstream.object_detection.finetune import FineTuning, _read_datasets
+from fedssl.downstream.object_detection.locate import ExplicitPaths, Part, locate
+from fedssl.downstream.object_detection.settings import DetectionSettings
 
 SQUARE = [[2, 2, 8, 2, 8, 8, 2, 8]]
 GOOD: dict[str, Any] = {

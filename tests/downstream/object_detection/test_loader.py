@@ -13,9 +13,15 @@ from PIL import Image
 from shapes import run_lengths, write_shapes
 
 from fedssl.core.errors import DataError
-from fedssl.object_detection.coco import AnnotatedImage, ObjectAnnotation, read_coco
-from fedssl.object_detection.loader import Batches, load_sample, mirror, prefetch, read_image
-from fedssl.object_detection.masks import area, encode, rasterise, to_rle
+from fedssl.downstream.object_detection.coco import AnnotatedImage, ObjectAnnotation, read_coco
+from fedssl.downstream.object_detection.loader import (
+    Batches,
+    load_sample,
+    mirror,
+    prefetch,
+    read_image,
+)
+from fedssl.downstream.object_detection.masks import area, encode, rasterise, to_rle
 
 pytest.importorskip("pycocotools")
 

@@ -20,8 +20,8 @@ from torch import nn
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.seeds import derive
-from fedssl.object_detection.backbone_file import ExportedBackbone
-from fedssl.object_detection.settings import DetectionSettings
+from fedssl.downstream.object_detection.backbone_file import ExportedBackbone
+from fedssl.downstream.object_detection.settings import DetectionSettings
 
 CELL = {"imagenet": 4, "cifar": 1}  # pixels of an image per cell of the first level
 # Sides of an image in cells of the first level: 800 and 1,333 pixels with the ImageNet stem.

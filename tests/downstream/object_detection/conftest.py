@@ -12,7 +12,7 @@ import torch
 from shapes import write_shapes
 
 from fedssl import nets
-from fedssl.object_detection.settings import DetectionSettings
+from fedssl.downstream.object_detection.settings import DetectionSettings
 
 TINY = {"iterations": 3, "batch": 2, "size": 64, "width": 8, "regions": 16, "lr": 0.005}
 

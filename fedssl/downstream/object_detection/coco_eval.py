@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedssl.object_detection.coco import AnnotatedImage, CocoDataset
-from fedssl.object_detection.loader import prefetch, read_image
-from fedssl.object_detection.masks import area, encode, to_rle
+from fedssl.downstream.object_detection.coco import AnnotatedImage, CocoDataset
+from fedssl.downstream.object_detection.loader import prefetch, read_image
+from fedssl.downstream.object_detection.masks import area, encode, to_rle
 
 STATS = (
     "AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large",

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from fedssl.core.console import Advance
 from fedssl.core.errors import RunError
 from fedssl.core.seeds import derive
-from fedssl.object_detection.checkpoints import Checkpoint, Checkpoints
-from fedssl.object_detection.loader import Batches, Sample
-from fedssl.object_detection.maskrcnn import set_training_mode
-from fedssl.object_detection.settings import DetectionSettings
+from fedssl.downstream.object_detection.checkpoints import Checkpoint, Checkpoints
+from fedssl.downstream.object_detection.loader import Batches, Sample
+from fedssl.downstream.object_detection.maskrcnn import set_training_mode
+from fedssl.downstream.object_detection.settings import DetectionSettings
 from fedssl.runs.local import STOPPING, Interrupted
 from fedssl.runs.rounds_log import RoundsLog
 

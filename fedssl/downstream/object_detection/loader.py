@@ -26,8 +26,8 @@ from fedssl.core.errors import DataError
 from fedssl.core.seeds import generator
 from fedssl.data.decode import Unreadable
 from fedssl.data.decode_whole import decode_whole
-from fedssl.object_detection.coco import AnnotatedImage
-from fedssl.object_detection.masks import rasterise
+from fedssl.downstream.object_detection.coco import AnnotatedImage
+from fedssl.downstream.object_detection.masks import rasterise
 
 PREFETCHED_BATCHES = 3
 THREADS = 8
