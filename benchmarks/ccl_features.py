@@ -35,13 +35,13 @@ from torch import Tensor
 
 import fedssl
 from benchmarks.machine import machine
-from fedssl import federation_setup
 from fedssl.algorithms import CCL
 from fedssl.algorithms._averaging import load_model
 from fedssl.algorithms._instahide import coefficients, mixtures, partners
 from fedssl.algorithms._shared_rows import projected
 from fedssl.core.state.tree import model
 from fedssl.engine.checkpoints.store import Store
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data
 from fedssl.probes import knn_predict
 from fedssl.probes.features import Labelled

@@ -38,7 +38,7 @@ from fedssl.evaluation.evaluate import Evaluation, predict_labels
 from fedssl.evaluation.models import backbone_tensors, saved_models
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation_setup import build_method
+from fedssl.experiment.federation_setup import build_method
 from fedssl.probes import Labelled, embed, fine_tune, fine_tuning, linear_predict
 from fedssl.probes.protocol import LINEAR
 from fedssl.runs.collaborative_probe import PROBE, labelled_part, supervised

@@ -40,12 +40,12 @@ from benchmarks.machine import machine
 from benchmarks.peer_nets import NETS
 from benchmarks.peer_training import PeerBYOL, PeerClient, peer_round
 from benchmarks.peer_views import Pairs, View, make_view
-from fedssl import federation_setup
 from fedssl.core.devices.precision import numerics
 from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.federate import Round, federate
 from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.experiment import federation_setup
 from fedssl.experiment.experiment import Experiment
 from fedssl.training.trainer import resolve_mode
 from fedssl.views import Augment

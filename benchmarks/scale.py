@@ -28,7 +28,7 @@ import torch
 
 import fedssl
 from benchmarks.machine import machine
-from fedssl.federation_setup import build_method
+from fedssl.experiment.federation_setup import build_method
 from fedssl.nets import BACKBONES, CNN
 from fedssl.runs.rounds_log import read_rounds
 

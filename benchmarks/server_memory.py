@@ -38,7 +38,7 @@ from benchmarks.machine import machine
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.state.state import State
 from fedssl.engine.uploads.records import Reply
-from fedssl.federation_setup import build_method
+from fedssl.experiment.federation_setup import build_method
 from fedssl.flower.codec import decode, encode
 from fedssl.flower.messages import TRAIN, Hello, pack_hello, pack_reply, unpack_task
 from fedssl.flower.server_run import serve

@@ -36,10 +36,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.clock import digits, seconds, spread, timed
 from benchmarks.machine import machine
-from fedssl import federation_setup
 from fedssl.algorithms import FedAvg
 from fedssl.core.devices.precision import numerics
 from fedssl.core.errors import ConfigError
+from fedssl.experiment import federation_setup
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS
 from fedssl.training.trainer import Trainer, TrainingTask

@@ -12,7 +12,7 @@ import fedssl
 from fedssl.core.state.tree import model
 from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.experiment import load
-from fedssl.federation_setup import build_method
+from fedssl.experiment.federation_setup import build_method
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedssl import federation_setup
 from fedssl.analysis.analysis import Analysis, run_names
 from fedssl.analysis.local import ReadData, local_models
 from fedssl.core.console import Notify, meter
@@ -20,6 +19,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.experiment import federation_setup
 from fedssl.runs.run import Run
 
 

@@ -24,7 +24,7 @@ from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.runtimes.client_round import ClientRound, RoundPosition, RunContext, run_client
 from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation_setup import Federation
+from fedssl.experiment.federation_setup import Federation
 from fedssl.method import Method
 from fedssl.runs.run import Run
 from fedssl.training.trainer import resolve_precision

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedssl import federation_setup
 from fedssl.algorithm import ALGORITHMS, Sites
 from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError, FedsslError
@@ -22,6 +21,7 @@ from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.federate import Round, federate
 from fedssl.engine.runtimes.client_round import RoundPosition
 from fedssl.engine.runtimes.local import LocalRuntime
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS

@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedssl import federation_setup, nets
+from fedssl import nets
 from fedssl.cli.options import with_views
 from fedssl.cli.plain_views import IMAGES, plain_views_line
 from fedssl.core.console import print_to_stderr
 from fedssl.core.errors import FedsslError
 from fedssl.core.seeds import generator
 from fedssl.data import Dataset
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data, read_data
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.plots.contact_sheet import Strip, draw_sheet

@@ -23,7 +23,7 @@ from fedssl.evaluation.models import backbone_tensors
 from fedssl.evaluation.probe_settings import check_suits
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation_setup import build_backbone, build_method, normalisation
+from fedssl.experiment.federation_setup import build_backbone, build_method, normalisation
 from fedssl.probes import (
     LINEAR,
     PROBES,

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
-from fedssl import federation_setup
 from fedssl.core.console import ignore_message, names_hidden, print_to_stderr
 from fedssl.core.devices.precision import numerics
 from fedssl.core.devices.select import resolve_device, training_devices
@@ -24,6 +23,7 @@ from fedssl.core.version import __version__
 from fedssl.data import Dataset, HeldOut
 from fedssl.engine.runtimes.client_round import ClientRound, RunContext, Shard, run_client
 from fedssl.engine.uploads.records import Reply
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.deadline import training_deadline

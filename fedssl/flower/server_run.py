@@ -33,7 +33,7 @@ from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import check_plan, read_data, read_public
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation_setup import build_method, first_sites
+from fedssl.experiment.federation_setup import build_method, first_sites
 from fedssl.flower.messages import Hello, RoundTask
 from fedssl.flower.own_models import request_own_models
 from fedssl.flower.roster import Roster

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedssl import federation_setup
 from fedssl.core.console import Notify, approximate_time, ignore_message, print_to_stderr
 from fedssl.core.errors import FedsslError
 from fedssl.core.state.state import State
@@ -18,6 +17,7 @@ from fedssl.data import Dataset
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.verdict import THIS_RUN
+from fedssl.experiment import federation_setup
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import undamaged

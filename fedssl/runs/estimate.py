@@ -12,7 +12,7 @@ from fedssl.core.devices.select import resolve_device
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation_setup import Federation
+from fedssl.experiment.federation_setup import Federation
 from fedssl.runs.directories import default_dir, directory_line, titled_experiment
 from fedssl.runs.resume_checks import check_resumable
 from fedssl.runs.rounds_log import read_rounds

@@ -11,7 +11,7 @@ from fedssl.core.errors import RunError
 from fedssl.core.state.tree import Tree, to_device
 from fedssl.evaluation.evaluate import backbone_of
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation_setup import build_backbone, normalisation
+from fedssl.experiment.federation_setup import build_backbone, normalisation
 from fedssl.nets import Backbone
 from fedssl.probes import embed
 

@@ -25,7 +25,7 @@ from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation_setup import Federation
+from fedssl.experiment.federation_setup import Federation
 from fedssl.runs.progress import Progress
 from fedssl.runs.resume_checks import (
     FLOWER,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedssl import federation_setup, nets
+from fedssl import nets
 from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, RunError, explained_errors
@@ -25,6 +25,7 @@ from fedssl.evaluation.per_client import per_client
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.transfer import On, other_images, same_source, trained_on
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data, read_data, read_public, with_given_images
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import flatten

@@ -20,7 +20,7 @@ from fedssl.data.image_pool import as_pixels
 from fedssl.engine.runtimes.client_round import Shard
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation_setup import Federation
+from fedssl.experiment.federation_setup import Federation
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.plots.feature_map import MAPPED
 from fedssl.runs.baselines import baseline_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedssl.core.console import approximate_time
 from fedssl.core.state.layout import PARAMETERS
 from fedssl.experiment.experiment import Experiment
-from fedssl.federation_setup import Federation
+from fedssl.experiment.federation_setup import Federation
 from fedssl.runs.time_left import Later
 
 LONG = 15 * 60.0  # seconds, from which what makes a run shorter is printed

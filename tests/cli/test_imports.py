@@ -28,7 +28,7 @@ HEAVY = (
 TRAINING = (
     "fedssl.runs.run",
     "fedssl.cli.results",
-    "fedssl.federation_setup",
+    "fedssl.experiment.federation_setup",
     "fedssl.evaluation.evaluate",
     "matplotlib",
     "scipy",

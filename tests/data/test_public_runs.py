@@ -14,12 +14,12 @@ from public_experiments import dataset, experiment, images
 from torch import Tensor
 
 import fedssl
-from fedssl import federation_setup
 from fedssl.algorithm import ALGORITHMS
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.state.tree import Tree
 from fedssl.evaluation.models import models_of
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import read_public
 from fedssl.training.client import Client
 

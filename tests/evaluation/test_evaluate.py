@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedssl import federation_setup, nets
+from fedssl import nets
 from fedssl.core.console import Notify, ShowStep
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import Entry, Layout
@@ -28,6 +28,7 @@ from fedssl.evaluation.labelled_images import AUGMENTED, FROZEN, HEAD_ONLY
 from fedssl.evaluation.missing_labels import missing_labels
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score, percent
+from fedssl.experiment import federation_setup
 from fedssl.experiment.experiment import Experiment
 from fedssl.probes import LINEAR, Protocol
 

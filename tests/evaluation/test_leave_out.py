@@ -12,7 +12,6 @@ from factories import make_experiment, numbered_pixels
 from torch import Tensor
 
 import fedssl
-from fedssl import federation_setup
 from fedssl.analysis import analyse
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
@@ -20,6 +19,7 @@ from fedssl.data import Dataset, Images
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.labelled_images import HALVED, SEEN
 from fedssl.evaluation.probe_settings import with_probe_settings
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import left_out, partition_data, public_rows
 from fedssl.experiment.experiment import Experiment
 

@@ -234,7 +234,7 @@ def test_too_little_free_memory_is_detected_before_training(
     """Weights and gradients in float32 and the two views of 8 images of 12 × 12 take more than a
     megabyte.
     """
-    monkeypatch.setattr("fedssl.federation_setup.free_host_memory", lambda: 1_000_000)
+    monkeypatch.setattr("fedssl.experiment.federation_setup.free_host_memory", lambda: 1_000_000)
     with raises(OutOfMemory):
         federation.here("run", "simclr", "rounds=1")
 

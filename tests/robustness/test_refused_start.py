@@ -91,7 +91,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
         raise ConfigError("refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedssl.federation_setup.build_trainers", refuse)
+        patch.setattr("fedssl.experiment.federation_setup.build_trainers", refuse)
         with raises(ConfigError):
             federation.here("run", "simclr", "rounds=8")
     assert federation.here("run", "simclr", "rounds=2").experiment.rounds == 2

@@ -12,10 +12,11 @@ from factories import make_experiment
 from safetensors.torch import load_file
 
 import fedssl
-from fedssl import federation_setup, nets, views
+from fedssl import nets, views
 from fedssl.core.errors import ConfigError
 from fedssl.data import Dataset, Images
 from fedssl.evaluation.probe_settings import with_probe_settings
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.methods import Supervised

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedssl.evaluation.evaluate import Evaluation
-from fedssl.federation_setup import build_method
+from fedssl.experiment.federation_setup import build_method
 from fedssl.runs import probe_time
 from fedssl.runs.probe_time import ProbeSeconds, probe_seconds
 from tests.factories import bright_dataset, make_experiment

@@ -21,13 +21,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import fedssl
-from fedssl import federation_setup, nets
+from fedssl import nets
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.provenance import code
 from fedssl.data import Dataset, Images, from_python
 from fedssl.downstream.object_detection.backbone_file import find_backbone
 from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.baselines import untrained_models

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import fedssl
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
-from fedssl.federation_setup import Federation
+from fedssl.experiment.federation_setup import Federation
 from fedssl.runs.probe_time import ProbeSeconds
 from fedssl.runs.time_estimate import (
     baseline_model_count,

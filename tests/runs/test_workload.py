@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedssl.experiment.client_data import partition_data
-from fedssl.federation_setup import Federation
+from fedssl.experiment.federation_setup import Federation
 from fedssl.runs.time_left import Later
 from fedssl.runs.workload import shorter
 from tests.factories import bright_dataset, make_experiment

@@ -22,7 +22,7 @@ from fedssl.analysis.audit.result import (
 from fedssl.core.console import meter
 from fedssl.core.devices.precision import float32
 from fedssl.core.state.state import State
-from fedssl.federation_setup import build_method
+from fedssl.experiment.federation_setup import build_method
 from fedssl.method import Method
 from fedssl.training.client import Client
 

@@ -27,7 +27,7 @@ from fedssl.core.state.tree import Tree, model
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.store import Snapshot
 from fedssl.engine.runtimes.client_round import ClientRound, RunContext, run_client
-from fedssl.federation_setup import Federation, build_method
+from fedssl.experiment.federation_setup import Federation, build_method
 from fedssl.method import Constants, Method
 from fedssl.runs.run import Run
 from fedssl.training.step import Objective

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedssl import federation_setup
 from fedssl.analysis.audit.material import Material
 from fedssl.analysis.audit.membership import membership_group, same_classes, view_similarity
 from fedssl.analysis.audit.result import AttackResult, not_measured
@@ -20,6 +19,7 @@ from fedssl.core.state.state import State
 from fedssl.data import Images
 from fedssl.data.image_pool import PixelRows
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.experiment import federation_setup
 from fedssl.nets import Backbone
 
 ATTACK = "membership by view similarity"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from factories import known_settings, make_experiment, random_pixels
 
-from fedssl import federation_setup
 from fedssl.core.devices.precision import float32
 from fedssl.data import Dataset, Images
 from fedssl.evaluation import evaluate
 from fedssl.evaluation.evaluate import Evaluation, predict_labels
+from fedssl.experiment import federation_setup
 from fedssl.experiment.experiment import Experiment
 
 CPU = torch.device("cpu")

@@ -7,11 +7,11 @@ import torch
 from error_messages import raises
 from factories import make_experiment, random_pixels
 
-from fedssl import federation_setup
 from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.data import Dataset, Images
 from fedssl.evaluation.models import models_of
+from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data
 
 CPU = torch.device("cpu")
