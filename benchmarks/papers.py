@@ -66,7 +66,18 @@ def algorithm_on(recipe: str, algorithm: str, settings: Mapping[str, Any]) -> Ca
     return Case(recipe, {"algorithm.name": algorithm, **changes})
 
 
+def with_narrow_head(case: Case) -> Case:
+    """Return a case whose projections are as wide as the features of a ResNet-18."""
+    return case._replace(changes={**case.changes, "method.dim": 512})
+
+
+def with_random_queue(case: Case) -> Case:
+    """Return a case in which no key stays in a queue from one round to the next."""
+    return case._replace(changes={**case.changes, **RANDOM_QUEUE})
+
+
 BRIEFLY = {"rounds": 30}
+RANDOM_QUEUE = {"method.queue_start": "random"}
 LBFGS: Probe = ("linear", {"solver": "lbfgs"})
 # Fine-tuning with few labels: as in the papers, at a tenth of their learning rate, with fixed
 # features, and as in the authors' code.
@@ -109,10 +120,14 @@ GROUPS: dict[str, dict[str, Case]] = {
         "featarc": featarc(),
         "featarc-1-cluster": featarc(clusters=1),
         "featarc-lam0": featarc(lam=0),
+        "featarc-features": with_narrow_head(featarc(aligned_to="features")),
+        "featarc-narrow": with_narrow_head(featarc()),  # to compare the previous one with
         "fedmocov1": Case("fedmocov1-cifar10-noniid-short"),
         "fedmocov2": Case("fedmocov2-cifar10-noniid-short"),
         "fedmocov2-t01": Case("fedmocov2-cifar10-noniid-short", {"method.temperature": 0.1}),
+        "fedmocov2-random-queue": Case("fedmocov2-cifar10-noniid-short", RANDOM_QUEUE),
         "ccl": ccl(),
+        "ccl-contrast-only-random-queue": with_random_queue(ccl(fusion=False, lam=0)),
         "ccl-contrast-only": ccl(fusion=False, lam=0),
         "ccl-fusion-only": ccl(lam=0),
         "ccl-t02": ccl(tau=0.2),

@@ -133,7 +133,8 @@ class CCL(Algorithm):
         if self.lam:
             draw = candidates_among(constants["known"], self.candidates)
         client.train(self.objective, constants, draw)
-        return self._upload(client), keep(client, client.method.private)
+        parts = set(client.method.persistent_parts).intersection(client.method.private)
+        return self._upload(client), keep(client, parts)
 
     def _upload(self, client: Client) -> Tree:
         method = client.method

@@ -30,7 +30,12 @@ from fedssl.algorithms._averaging import (
     online_model,
     stored_models,
 )
-from fedssl.algorithms._feature_alignment import alignment, distance, projections
+from fedssl.algorithms._feature_alignment import (
+    align_to_features,
+    alignment,
+    anchors,
+    distance,
+)
 from fedssl.core.errors import ConfigError
 from fedssl.core.seeds import derive
 from fedssl.core.state.state import State
@@ -45,10 +50,14 @@ class FeatARC(Algorithm):
 
     averages_all: ClassVar[bool] = False  # one for each cluster
     personalises: ClassVar[bool] = True
+    added_later: ClassVar = ("aligned_to",)
 
     clusters: int = Field(2, ge=1, le=1000)  # the paper's C; 1: one model for all
     # the paper's λ, the weight of staying near the cluster's features; 0: no such term
     lam: float = Field(1.0, ge=0)
+    # what clients are held near: the cluster's projections, as in Algorithm 2, or its backbone
+    # features, as in the authors' code, which aligns the projections of both views with them
+    aligned_to: Literal["projections", "features"] = "projections"
     # whether all clusters have the same first weights
     start: Literal["common", "independent"] = "common"
     # how members of a cluster count: by their images, or all alike
@@ -115,16 +124,21 @@ class FeatARC(Algorithm):
         return memory
 
     def constants(self, client: Client, message: Tree) -> Constants:
-        """Return z_g, the projections under the cluster model, which is `message["model"]`."""
+        """Return z_g, computed with the cluster model, which is `message["model"]`."""
         if not self.lam:
             return {}
-        return projections(client, model(message, "model"))
+        output: Literal["h", "z"] = "z"
+        if self.aligned_to == "features":
+            output = "h"
+        return anchors(client, model(message, "model"), output)
 
     def objective(self, method: Method, batch: Batch, out: Output, constants: Constants) -> Tensor:
         loss = method.loss(out, constants)
-        if self.lam:
-            loss = loss + self.lam * alignment(method, batch, out, constants)
-        return loss
+        if not self.lam:
+            return loss
+        if self.aligned_to == "features":
+            return loss + self.lam * align_to_features(out, batch, constants)
+        return loss + self.lam * alignment(method, batch, out, constants)
 
     def received_keys(self, upload: Tree) -> Mapping[str, str]:
         return {"model": _key(int(number(upload, "cluster")))}

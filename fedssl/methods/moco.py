@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -75,11 +75,15 @@ class Queue(nn.Module):
 class MoCoSettings(MethodSettings):
     """Settings of both versions."""
 
+    added_later: ClassVar = ("queue_start",)
+
     dim: int = Field(128, gt=0)
     queue: int = Field(4096, gt=0)  # keys in the queue, the paper's K
     momentum: float = Field(0.99, ge=0, le=1)
     temperature: float = Field(0.07, gt=0)
     key: Literal["local", "reset"] = "local"  # between rounds: kept, or reset to the online one
+    # the queue at the start of a client's later rounds: as it was, or random as in the first one
+    queue_start: Literal["kept", "random"] = "kept"
 
 
 class MoCo(Method):
@@ -114,8 +118,13 @@ class MoCo(Method):
 
     @property
     def persistent_parts(self) -> tuple[str, ...]:
-        """The queue and, unless it is reset, the momentum copy."""
-        return super().persistent_parts if self.settings.key == "local" else self.private
+        """The queue and the momentum copy, unless they are reset."""
+        parts: list[str] = []
+        if self.settings.key == "local":
+            parts.append("target")
+        if self.settings.queue_start == "kept":
+            parts.append("queue")
+        return tuple(parts)
 
     @property
     def target_momentum(self) -> float:

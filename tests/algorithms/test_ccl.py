@@ -560,3 +560,28 @@ def test_a_method_without_a_queue_is_refused(small: Experiment) -> None:
     for name in ("simclr", "byol"):
         with raises(ConfigError):
             small.with_changes({"method": {"name": name}}).check()
+
+
+def test_a_random_queue_holds_no_keys_of_earlier_rounds() -> None:
+    """The first step of a client's second round has the negatives of a freshly filled queue."""
+    trainer = make_trainer("mocov2", queue_start="random")
+    started: list[Tensor] = []
+
+    class Recording(CCL):
+        def objective(
+            self, method: Method, batch: Batch, out: Output, constants: Constants
+        ) -> Tensor:
+            started.append(method.queue.keys.clone())
+            return super().objective(method, batch, out, constants)
+
+    algorithm = Recording(**TINY)
+    site = first_site(algorithm, trainer)
+    first = make_client(trainer, random_pixels(16), lr=0.1)
+    _, memory = algorithm.client_update(first, algorithm.broadcast(site, "a"))
+    assert memory == {}
+    second = make_client(trainer, random_pixels(16), lr=0.1, round=1, memory=memory)
+    started.clear()
+    algorithm.client_update(second, algorithm.broadcast(site, "a"))
+    filled = make_trainer("mocov2").method.queue
+    filled.fill(second.generator("fresh"))
+    assert torch.equal(started[0], filled.keys)

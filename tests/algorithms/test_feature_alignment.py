@@ -12,7 +12,13 @@ from error_messages import raises
 from factories import make_client, make_trainer, random_pixels
 from torch import Tensor
 
-from fedssl.algorithms._feature_alignment import KEY, alignment, distance, projections
+from fedssl.algorithms._feature_alignment import (
+    KEY,
+    align_to_features,
+    alignment,
+    anchors,
+    distance,
+)
 from fedssl.core.errors import ConfigError
 from fedssl.method import METHODS, Batch, Method
 from fedssl.nets import mlp
@@ -58,7 +64,7 @@ def test_against_a_loop(name: str) -> None:
     z_g = client.embed(other, "z")
     batch = _batch(trainer, images, [7, 0, 9, 3])
     out = method(batch)
-    found = alignment(method, batch, out, projections(client, other))
+    found = alignment(method, batch, out, anchors(client, other))
     augmented = out.p if name in ("byol", "simsiam") else out.z
     assert found.shape == ()
     assert found.item() == pytest.approx(slow_alignment(method, batch, augmented, z_g), abs=1e-5)
@@ -71,7 +77,7 @@ def test_constants_are_padded_to_a_power_of_two() -> None:
     shapes = {}
     for n in (2, 3, 4, 5, 8, 9, 16):
         client = make_client(trainer, random_pixels(n))
-        constants = projections(client, trainer.method.state)[KEY]
+        constants = anchors(client, trainer.method.state)[KEY]
         shapes[n] = len(constants)
         assert torch.equal(constants[:n], client.embed(trainer.method.state, "z"))
         assert not constants[n:].any()
@@ -83,7 +89,7 @@ def test_the_clean_pass_moves_no_statistics_and_no_counter() -> None:
     images = random_pixels(8)
     method = trainer.method.train()
     batch = _batch(trainer, images, [1, 2, 3])
-    constants = projections(make_client(trainer, images), method.state)
+    constants = anchors(make_client(trainer, images), method.state)
     out = method(batch)
     before = method.state.clone()
     passed = method.uncounted_batches
@@ -115,3 +121,33 @@ def test_predictions_of_another_width_are_refused() -> None:
     constants = {KEY: torch.zeros(8, 5)}
     with raises(ConfigError):
         alignment(method, batch, method(batch), constants)
+
+
+def test_projections_are_aligned_with_backbone_features_against_a_loop() -> None:
+    """Heads as wide as the backbone's features; no clean images pass the network."""
+    trainer = make_trainer("simclr", dim=make_trainer("simclr").method.features)
+    images = random_pixels(11)
+    method = trainer.method.train()
+    client = make_client(trainer, images)
+    other = method.state.pick(method.online)
+    other.floats.mul_(0.7)
+    h_g = client.embed(other, "h")
+    batch = _batch(trainer, images, [7, 0, 9, 3])
+    out = method(batch)
+    computed = align_to_features(out, batch, anchors(client, other, "h"))
+    total = 0.0
+    for i, row in enumerate(batch.index.tolist()):
+        for view in out.z:
+            total -= _cosine(view[i].tolist(), h_g[row].tolist()) / 2
+    assert computed.item() == pytest.approx(total / len(batch.index), abs=1e-5)
+    assert computed.requires_grad
+
+
+def test_projections_of_another_width_than_features_are_refused() -> None:
+    trainer = make_trainer("simclr")
+    images = random_pixels(8)
+    method = trainer.method.train()
+    batch = _batch(trainer, images, [0, 1, 2])
+    width = method.features + 1
+    with raises(ConfigError):
+        align_to_features(method(batch), batch, {KEY: torch.zeros(8, width)})

@@ -196,6 +196,12 @@ def test_target_moves_by_hand_numbers(cls: type[Method], make) -> None:
         (DINO, {}, {"backbone", "projector", "target", "centre"}, ("target", "centre")),
         (MoCoV1, {}, {"backbone", "projector", "target", "queue"}, ("target", "queue")),
         (MoCoV2, {"key": "reset"}, {"backbone", "projector", "target", "queue"}, ("queue",)),
+        (
+            MoCoV2,
+            {"queue_start": "random"},
+            {"backbone", "projector", "target", "queue"},
+            ("target",),
+        ),
     ],
 )
 def test_the_parts_and_capabilities_of_an_instance(cls, settings, parts, kept, make) -> None:
