@@ -20,8 +20,10 @@ from fedssl.algorithms._feature_alignment import (
     distance,
 )
 from fedssl.core.errors import ConfigError
-from fedssl.method import METHODS, Batch, Method
+from fedssl.core.state.state import State
+from fedssl.method import METHODS, Batch, Method, Output
 from fedssl.nets import mlp
+from fedssl.training.client import Client
 from fedssl.training.trainer import Trainer, TrainingTask
 
 
@@ -32,6 +34,16 @@ def _batch(trainer: Trainer, images: Tensor, index: list[int]) -> Batch:
     labels = torch.arange(len(images)) % 5 if trainer.method.learns_from_labels else None
     task = TrainingTask(images, labels, stream, 0.0, 0.0, None)  # type: ignore[arg-type]
     return trainer.step.batch(trainer._inputs(task, rows, images[rows]))
+
+
+def _step(trainer: Trainer) -> tuple[Method, Client, State, Batch, Output]:
+    """Return a step of a client with 11 images: method, client, cluster model, batch, output."""
+    images = random_pixels(11)
+    method = trainer.method.train()
+    cluster = method.state.pick(method.online)
+    cluster.floats.mul_(0.7)
+    batch = _batch(trainer, images, [7, 0, 9, 3])
+    return method, make_client(trainer, images), cluster, batch, method(batch)
 
 
 def _cosine(a: list[float], b: list[float]) -> float:
@@ -55,20 +67,14 @@ def test_against_a_loop(name: str) -> None:
     """With every method: without a predictor, projections are aligned; without a projector,
     features.
     """
-    trainer = make_trainer(name)
-    images = random_pixels(11)
-    method = trainer.method.train()
-    client = make_client(trainer, images)
-    other = method.state.pick(method.online)
-    other.floats.mul_(0.7)
-    z_g = client.embed(other, "z")
-    batch = _batch(trainer, images, [7, 0, 9, 3])
-    out = method(batch)
-    found = alignment(method, batch, out, anchors(client, other))
+    method, client, cluster, batch, out = _step(make_trainer(name))
+    z_g = client.embed(cluster, "z")
+    computed = alignment(method, batch, out, anchors(client, cluster))
     augmented = out.p if name in ("byol", "simsiam") else out.z
-    assert found.shape == ()
-    assert found.item() == pytest.approx(slow_alignment(method, batch, augmented, z_g), abs=1e-5)
-    assert found.requires_grad
+    expected = slow_alignment(method, batch, augmented, z_g)
+    assert computed.shape == ()
+    assert computed.item() == pytest.approx(expected, abs=1e-5)
+    assert computed.requires_grad
 
 
 def test_constants_are_padded_to_a_power_of_two() -> None:
@@ -125,16 +131,10 @@ def test_predictions_of_another_width_are_refused() -> None:
 
 def test_projections_are_aligned_with_backbone_features_against_a_loop() -> None:
     """Heads as wide as the backbone's features; no clean images pass the network."""
-    trainer = make_trainer("simclr", dim=make_trainer("simclr").method.features)
-    images = random_pixels(11)
-    method = trainer.method.train()
-    client = make_client(trainer, images)
-    other = method.state.pick(method.online)
-    other.floats.mul_(0.7)
-    h_g = client.embed(other, "h")
-    batch = _batch(trainer, images, [7, 0, 9, 3])
-    out = method(batch)
-    computed = align_to_features(out, batch, anchors(client, other, "h"))
+    width = make_trainer("simclr").method.features
+    _, client, cluster, batch, out = _step(make_trainer("simclr", dim=width))
+    h_g = client.embed(cluster, "h")
+    computed = align_to_features(out, batch, anchors(client, cluster, "h"))
     total = 0.0
     for i, row in enumerate(batch.index.tolist()):
         for view in out.z:
