@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from fedssl.core.devices.precision import threads
 from fedssl.core.state.buffers import row
 
 # Elements, two megabytes of float32. With less, the slow first reads of each operation matter.
@@ -51,13 +52,18 @@ def divide(total: Tensor, divisor: float) -> Tensor:
 
 
 def squared_distance(one: Tensor, other: Tensor) -> Tensor:
-    """Return Σ (one − other)² of two rows (n,) of float32, as a 0-d float64 on their device."""
+    """Return Σ (one − other)² of two rows (n,) of float32, as a 0-d float64 on their device.
+
+    On a CPU one thread adds: the order of a sum, and thus its last bits, would otherwise depend on
+    the number of threads, and with them the models that are mixed or clipped by a distance.
+    """
     scratch = _scratch(one)
     sums = []
-    for a, b in _pieces(one, other):
-        difference = torch.sub(a, b, out=_first(scratch, a.numel()))
-        sums.append(difference.square_().sum())
-    return torch.stack(sums).sum(dtype=torch.float64)
+    with threads(1):
+        for a, b in _pieces(one, other):
+            difference = torch.sub(a, b, out=_first(scratch, a.numel()))
+            sums.append(difference.square_().sum())
+        return torch.stack(sums).sum(dtype=torch.float64)
 
 
 def finite(values: Tensor) -> bool:

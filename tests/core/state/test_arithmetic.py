@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedssl.core.devices.precision import threads
 from fedssl.core.state import arithmetic
 
 LENGTHS = [0, 1, 7, 8, 9, 16, 50]
@@ -60,6 +61,23 @@ def test_distance_and_finiteness_in_pieces(length: int) -> None:
             odd[position] = bad
             assert not arithmetic.finite(odd)
             assert not torch.isfinite(arithmetic.squared_distance(odd, b))
+
+
+@pytest.mark.parametrize("_piece", [1 << 19], indirect=True)
+def test_a_distance_does_not_depend_on_the_number_of_threads() -> None:
+    """Plain sums of the same squares differ in their last bits."""
+    rows = [random(length) for length in range(100_000, 500_000, 50_000)]
+    distances = set()
+    plain_sums = set()
+    for count in (1, 2, 4):
+        with threads(count):
+            zero = [torch.zeros_like(row) for row in rows]
+            pairs = list(zip(rows, zero, strict=True))
+            distances.add(tuple(arithmetic.squared_distance(a, b).item() for a, b in pairs))
+            plain_sums.add(tuple(row.square().sum().item() for row in rows))
+            assert torch.get_num_threads() == count
+    assert len(plain_sums) > 1
+    assert len(distances) == 1
 
 
 def test_a_sum_that_overflows_is_still_finite() -> None:
