@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedssl.engine.privacy.accountant import gaussian_epsilon
 from fedssl.engine.privacy.clipped_sum import ClippedSum
 from fedssl.engine.privacy.ledger import read_charges
 from fedssl.nets import read_weights
+from fedssl.runs.private_run import UNCOVERED
 from fedssl.runs.resume_checks import undamaged
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.session import Interrupted
@@ -208,6 +210,32 @@ def test_a_finished_run_with_a_shorter_ledger_is_not_measured_again(tmp_path: Pa
         train(tmp_path / "run", {"noise": 4.0}, probe__k=3)
 
 
+@pytest.mark.parametrize(
+    ("privacy", "other"),
+    [({"noise": 4.0}, {"noise": 1000.0}), ({"epsilon": 3.0}, {"epsilon": 1.0})],
+)
+def test_the_ledger_of_another_run_is_refused(
+    privacy: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its noise is larger, so that ε would be too small; computed noise is not in the settings."""
+    train(tmp_path / "run", privacy)
+    train(tmp_path / "other", other)
+    for name in ("privacy.jsonl", "privacy.jsonl.copy"):
+        shutil.copy(tmp_path / "other" / name, tmp_path / "run" / name)
+    with raises(RunError):
+        train(tmp_path / "run", privacy, probe__k=3)
+    with raises(RunError):
+        train(tmp_path / "run", privacy, rounds=3)
+
+
+def test_results_state_that_accuracies_are_not_covered(tmp_path: Path) -> None:
+    """With labels, kNN learns from the clients' images; without, nothing is measured."""
+    labelled = train(tmp_path / "labelled", {"noise": 4.0})
+    assert labelled.results["notes"][1] == UNCOVERED
+    unlabelled = train(tmp_path / "not", {"noise": 4.0}, from_python(random_pixels(48, 1)))
+    assert UNCOVERED not in unlabelled.results["notes"]
+
+
 def test_results_have_no_hash_of_the_clients_images(tmp_path: Path) -> None:
     """Who guesses all images of a client could confirm the guess."""
     run = train(tmp_path / "run", {"noise": 4.0})
@@ -272,6 +300,23 @@ def test_with_computed_noise_a_kill_costs_a_round(tmp_path: Path) -> None:
     assert len(run.rounds) == 1
     assert run.results["privacy"]["releases"] == 2
     assert run.results["privacy"]["epsilon"] <= 3
+
+
+def test_a_run_whose_budget_is_spent_before_its_first_round_has_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget is for one release, which a kill lost: an untrained model must not be exported."""
+
+    def kill(total: ClippedSum, clients: int) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClippedSum, "noised_mean", kill)
+        with pytest.raises(Killed):
+            train(tmp_path / "run", {"epsilon": 3.0}, rounds=1)
+    with raises(RunError):
+        train(tmp_path / "run", {"epsilon": 3.0}, rounds=1)
+    assert not (tmp_path / "run" / "backbone.safetensors").exists()
 
 
 def test_a_client_is_charged_for_its_own_rounds(tmp_path: Path) -> None:
