@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 from error_messages import raises
-from factories import bright_dataset, interrupted_in_round, make_experiment, random_pixels
+from factories import (
+    bright_dataset,
+    bright_pixels,
+    interrupted_in_round,
+    make_experiment,
+    random_pixels,
+)
 
 import fedssl
 from fedssl.core.errors import ConfigError, RunError
@@ -240,6 +246,24 @@ def test_results_have_no_hash_of_the_clients_images(tmp_path: Path) -> None:
     """Who guesses all images of a client could confirm the guess."""
     run = train(tmp_path / "run", {"noise": 4.0})
     assert {"training_images", "checkpoints"}.isdisjoint(run.results)
+
+
+def test_results_have_no_hash_of_the_clients_labels(tmp_path: Path) -> None:
+    """Of the labels, only those of the test images are hashed, which are the same in both runs."""
+    pixels, labels = bright_pixels(48)
+    hashes = []
+    for name, training in (("one", labels), ("other", labels.flip(0))):
+        dataset = from_python((pixels, training), bright_pixels(24, 1))
+        hashes.append(train(tmp_path / name, {"noise": 4.0}, dataset).results["labels"])
+    assert hashes[0] is not None
+    assert hashes[0] == hashes[1]
+
+
+def test_no_baseline_trains_without_noise_unless_it_is_named(tmp_path: Path) -> None:
+    """By default, clients also train alone; their accuracies would be in the results."""
+    run = train(tmp_path / "run", {"noise": 4.0}, probe__baselines=None)
+    assert run.results["table"].keys() == {"this run", "random"}
+    assert not (run.dir / "isolated").exists()
 
 
 def test_the_log_too_shows_that_the_ledger_lost_a_line(tmp_path: Path) -> None:
