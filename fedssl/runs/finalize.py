@@ -190,6 +190,8 @@ def _describe(
     if privacy is not None:
         results["privacy"] = privacy
         results["notes"].insert(0, private_run.note(privacy))
+        if _measurable(evaluation, models):
+            results["notes"].insert(1, private_run.UNCOVERED)
     if _measurable(evaluation, models):
         results["knn_settings"] = evaluation.knn_settings
     if imports := imported_hashes():

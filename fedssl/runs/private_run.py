@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedssl.core.console import Notify, ignore_message
-from fedssl.core.errors import ConfigError
+from fedssl.core.errors import ConfigError, RunError
 from fedssl.engine.checkpoints.store import Snapshot
 from fedssl.engine.privacy.accountant import Account, Plans, most_releases, noise_for
-from fedssl.engine.privacy.ledger import Charge, Ledger, check_complete, read_charges
+from fedssl.engine.privacy.ledger import NAME, Charge, Ledger, check_complete, read_charges
 from fedssl.engine.privacy.merge import PrivateMerge, Spent
 from fedssl.engine.round_rules import RoundRules
 from fedssl.engine.uploads.validate import Schema
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.privacy_check import check_delta
 from fedssl.runs.rounds_log import read_rounds
+
+# With accuracies, whose images and labels no noise hides.
+UNCOVERED = (
+    "ε does not cover the accuracies: they depend, without noise, on the labelled images, which in "
+    "a simulation may be those of clients"
+)
 
 
 def plans_of(experiment: Experiment, clients: Sequence[str]) -> Plans:
@@ -64,12 +71,15 @@ def open_ledger(
 ) -> Ledger | None:
     """Return the ledger of a run with [privacy], None of others.
 
-    Raise RunError if it lost lines. Call this before lines of the rounds log are removed: they show
-    how many releases were made since the last checkpoint.
+    Raise RunError if it lost lines, or is that of another run. Call this before lines of the rounds
+    log are removed: they show how many releases were made since the last checkpoint.
     """
     if not experiment.privacy.enabled:
         return None
-    return Ledger(folder, max(last.releases, _logged_releases(folder)), notify)
+    logged = _logged_epsilons(folder)
+    ledger = Ledger(folder, max([last.releases, *logged]), notify)
+    _check_is_of_run(experiment, folder, ledger.charges, logged)
+    return ledger
 
 
 def private_merge(
@@ -93,12 +103,45 @@ def private_merge(
     )
 
 
-def _logged_releases(folder: Path) -> int:
-    """Return the largest number of releases in the rounds log."""
-    logged = [0]
+def _logged_epsilons(folder: Path) -> dict[int, float | None]:
+    """Return ε by the number of releases, from the rounds log."""
+    logged: dict[int, float | None] = {}
     for line in read_rounds(folder / "rounds.jsonl", ignore_message):
-        logged.append(line.get("privacy", {}).get("releases", 0))
-    return max(logged)
+        if "privacy" in line:
+            logged[line["privacy"]["releases"]] = line["privacy"]["epsilon"]
+    return logged
+
+
+def _check_is_of_run(
+    experiment: Experiment,
+    folder: Path,
+    charges: Sequence[Charge],
+    logged: Mapping[int, float | None],
+) -> None:
+    """Raise RunError if a complete ledger contradicts the settings of its run, or the rounds log.
+
+    Otherwise a file that was restored from another directory could make ε too small.
+    """
+    privacy = experiment.privacy
+    problem = None
+    for number, charge in enumerate(charges, 1):
+        noise = charge.noise if privacy.noise is None else privacy.noise
+        if (charge.clip, charge.noise, charge.delta) != (privacy.clip, noise, privacy.delta):
+            problem = f"line {number} has other settings than the run"
+        elif number in logged and not _nearly_equal(charge.epsilon, logged[number]):
+            problem = f"line {number} has another ε than rounds.jsonl after {number} releases"
+        if problem is not None:
+            raise RunError(
+                f"{folder / NAME} is not the ledger of this run: {problem}. Nothing was changed. "
+                "Restore the file from a backup, or start again in a new directory"
+            )
+
+
+def _nearly_equal(a: float | None, b: float | None) -> bool:
+    """True if two values of ε are equal, up to the rounding of versions of the accountant."""
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a, b, rel_tol=1e-6)
 
 
 def describe(spent: Spent | Charge) -> str:
@@ -111,13 +154,15 @@ def describe(spent: Spent | Charge) -> str:
 def summarise(experiment: Experiment, folder: Path, last: Snapshot) -> dict[str, Any] | None:
     """Return the privacy of a run as plain values for results.json; None without [privacy].
 
-    Raise RunError if the ledger lost lines. The `last` checkpoint has fewer rounds than planned if
-    the budget was spent.
+    Raise RunError if the ledger lost lines, or is that of another run. The `last` checkpoint has
+    fewer rounds than planned if the budget was spent.
     """
     if not experiment.privacy.enabled:
         return None
     charges = list(read_charges(folder, ignore_message))
-    check_complete(folder, len(charges), max(last.releases, _logged_releases(folder)))
+    logged = _logged_epsilons(folder)
+    check_complete(folder, len(charges), max([last.releases, *logged]))
+    _check_is_of_run(experiment, folder, charges, logged)
     if not charges:
         return None
     newest = charges[-1]

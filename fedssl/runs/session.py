@@ -12,7 +12,7 @@ import torch
 
 from fedssl.algorithm import Sites
 from fedssl.core.console import Notify, print_to_stderr
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import FedsslError, RunError
 from fedssl.core.provenance import code
 from fedssl.core.signals import repeats_ignored, signals_ignored
 from fedssl.core.state.tree import Tree, to_device
@@ -133,13 +133,23 @@ class Session:
             self.notify(f"resuming after round {last.rounds} of {self.experiment.rounds}")
 
     def _announce_end(self, last: Snapshot) -> None:
-        """Print why training ends, if it is before the last round."""
+        """Print why training ends, if it is before the last round.
+
+        Raise RunError if it is before the first one: the model is not trained.
+        """
         rounds = self.experiment.rounds
-        if last.rounds < rounds:
-            self.notify(
-                f"training ends after round {last.rounds} of {rounds}: another one would exceed "
-                f"the budget of ε = {self.experiment.privacy.epsilon:g} (privacy.epsilon)"
+        if last.rounds == rounds:
+            return
+        reason = (
+            "another one would exceed the budget of ε = "
+            f"{self.experiment.privacy.epsilon:g} (privacy.epsilon)"
+        )
+        if last.rounds == 0:
+            raise RunError(
+                f"{self.folder}: no round was finished, and {reason}, because rounds that were "
+                "interrupted are charged too. Start again in a new directory, or without a budget"
             )
+        self.notify(f"training ends after round {last.rounds} of {rounds}: {reason}")
 
     def _rounds(
         self, active: ActiveRuntime, schema: Schema, last: Snapshot, ledger: Ledger | None

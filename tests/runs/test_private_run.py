@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from error_messages import raises
-from factories import bright_dataset, interrupted_in_round, make_experiment, random_pixels
+from factories import (
+    bright_dataset,
+    bright_pixels,
+    interrupted_in_round,
+    make_experiment,
+    random_pixels,
+)
 
 import fedssl
 from fedssl.core.errors import ConfigError, RunError
@@ -19,6 +26,7 @@ from fedssl.engine.privacy.accountant import gaussian_epsilon
 from fedssl.engine.privacy.clipped_sum import ClippedSum
 from fedssl.engine.privacy.ledger import read_charges
 from fedssl.nets import read_weights
+from fedssl.runs.private_run import UNCOVERED
 from fedssl.runs.resume_checks import undamaged
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.session import Interrupted
@@ -208,10 +216,54 @@ def test_a_finished_run_with_a_shorter_ledger_is_not_measured_again(tmp_path: Pa
         train(tmp_path / "run", {"noise": 4.0}, probe__k=3)
 
 
+@pytest.mark.parametrize(
+    ("privacy", "other"),
+    [({"noise": 4.0}, {"noise": 1000.0}), ({"epsilon": 3.0}, {"epsilon": 1.0})],
+)
+def test_the_ledger_of_another_run_is_refused(
+    privacy: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its noise is larger, so that ε would be too small; computed noise is not in the settings."""
+    train(tmp_path / "run", privacy)
+    train(tmp_path / "other", other)
+    for name in ("privacy.jsonl", "privacy.jsonl.copy"):
+        shutil.copy(tmp_path / "other" / name, tmp_path / "run" / name)
+    with raises(RunError):
+        train(tmp_path / "run", privacy, probe__k=3)
+    with raises(RunError):
+        train(tmp_path / "run", privacy, rounds=3)
+
+
+def test_results_state_that_accuracies_are_not_covered(tmp_path: Path) -> None:
+    """With labels, kNN learns from the clients' images; without, nothing is measured."""
+    labelled = train(tmp_path / "labelled", {"noise": 4.0})
+    assert labelled.results["notes"][1] == UNCOVERED
+    unlabelled = train(tmp_path / "not", {"noise": 4.0}, from_python(random_pixels(48, 1)))
+    assert UNCOVERED not in unlabelled.results["notes"]
+
+
 def test_results_have_no_hash_of_the_clients_images(tmp_path: Path) -> None:
     """Who guesses all images of a client could confirm the guess."""
     run = train(tmp_path / "run", {"noise": 4.0})
     assert {"training_images", "checkpoints"}.isdisjoint(run.results)
+
+
+def test_results_have_no_hash_of_the_clients_labels(tmp_path: Path) -> None:
+    """Of the labels, only those of the test images are hashed, which are the same in both runs."""
+    pixels, labels = bright_pixels(48)
+    hashes = []
+    for name, training in (("one", labels), ("other", labels.flip(0))):
+        dataset = from_python((pixels, training), bright_pixels(24, 1))
+        hashes.append(train(tmp_path / name, {"noise": 4.0}, dataset).results["labels"])
+    assert hashes[0] is not None
+    assert hashes[0] == hashes[1]
+
+
+def test_no_baseline_trains_without_noise_unless_it_is_named(tmp_path: Path) -> None:
+    """By default, clients also train alone; their accuracies would be in the results."""
+    run = train(tmp_path / "run", {"noise": 4.0}, probe__baselines=None)
+    assert run.results["table"].keys() == {"this run", "random"}
+    assert not (run.dir / "isolated").exists()
 
 
 def test_the_log_too_shows_that_the_ledger_lost_a_line(tmp_path: Path) -> None:
@@ -272,6 +324,23 @@ def test_with_computed_noise_a_kill_costs_a_round(tmp_path: Path) -> None:
     assert len(run.rounds) == 1
     assert run.results["privacy"]["releases"] == 2
     assert run.results["privacy"]["epsilon"] <= 3
+
+
+def test_a_run_whose_budget_is_spent_before_its_first_round_has_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget is for one release, which a kill lost: an untrained model must not be exported."""
+
+    def kill(total: ClippedSum, clients: int) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClippedSum, "noised_mean", kill)
+        with pytest.raises(Killed):
+            train(tmp_path / "run", {"epsilon": 3.0}, rounds=1)
+    with raises(RunError):
+        train(tmp_path / "run", {"epsilon": 3.0}, rounds=1)
+    assert not (tmp_path / "run" / "backbone.safetensors").exists()
 
 
 def test_a_client_is_charged_for_its_own_rounds(tmp_path: Path) -> None:

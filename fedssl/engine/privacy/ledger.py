@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fedssl.core.console import Notify
 from fedssl.core.errors import RunError
 from fedssl.core.files import checked_lines
+from fedssl.core.files.atomic import sync_folder
 from fedssl.core.files.sealed import seal, unseal
 
 NAME = "privacy.jsonl"
@@ -42,9 +43,12 @@ class Ledger:
         check_complete(folder, len(self.charges), known)
 
     def append(self, charge: Charge) -> None:
-        """Write a line, and flush it to the disk."""
+        """Write a line, and flush it to the disk, with the folder's entry of a new file."""
         line = seal(charge._asdict()) + b"\n"
+        is_new = not self.path.exists()
         checked_lines.append(self.path, len(self.charges), line)
+        if is_new:
+            sync_folder(self.path.parent)
         self.charges.append(charge)
 
 

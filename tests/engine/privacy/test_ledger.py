@@ -10,6 +10,7 @@ import pytest
 from error_messages import raises
 
 from fedssl.core.errors import FedsslError, RunError
+from fedssl.engine.privacy import ledger as ledger_module
 from fedssl.engine.privacy.ledger import NAME, Charge, Ledger, read_charges
 
 pytestmark = pytest.mark.rows("C5")
@@ -51,6 +52,19 @@ def test_any_changed_byte_is_repaired_or_refused(folder: Path) -> None:
 def test_one_of_the_files_may_be_lost(folder: Path, lost: str) -> None:
     (folder / lost).unlink()
     assert Ledger(folder, 4, lambda text: None).charges == CHARGES
+
+
+def test_a_new_ledger_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is synced after the first line, and before the append returns; not later."""
+    synced = []
+    monkeypatch.setattr(
+        ledger_module, "sync_folder", lambda path: synced.append((path / NAME).read_bytes())
+    )
+    ledger = Ledger(tmp_path, 0, print)
+    ledger.append(CHARGES[0])
+    assert synced == [(tmp_path / NAME).read_bytes()]
+    ledger.append(CHARGES[1])
+    assert len(synced) == 1
 
 
 def test_lost_lines_are_refused(folder: Path) -> None:

@@ -16,6 +16,7 @@ from fedssl.algorithms.fedavg import FedAvg
 from fedssl.algorithms.fedavgm import FedAvgM
 from fedssl.core.errors import RunError
 from fedssl.core.state.tree import Tree, model
+from fedssl.engine.privacy.accountant import gaussian_epsilon
 from fedssl.engine.privacy.clipped_sum import ClippedSum
 from fedssl.engine.privacy.ledger import Ledger, read_charges
 from fedssl.engine.privacy.merge import WITHHELD, PrivateMerge
@@ -107,6 +108,16 @@ def test_a_release_is_charged_before_it_is_made(
     merge(1, PLAN, SITE, uploads(11.0))
     assert seen == [[1], [1, 2]]
     assert merge.spent.releases == 2
+
+
+def test_a_repeated_round_counts_twice_after_another_start(tmp_path: Path) -> None:
+    """Lines 1, 2, 2 of the ledger are three releases: σ/√3."""
+    merge = make_merge(tmp_path, noise=5.0)
+    for round in (0, 1, 1):
+        merge(round, PLAN, SITE, uploads(11.0))
+    resumed = make_merge(tmp_path, noise=5.0)
+    assert resumed.spent == merge.spent
+    assert resumed.spent.epsilon == pytest.approx(gaussian_epsilon(5 / math.sqrt(3), 1e-5))
 
 
 def test_too_few_uploads_release_and_cost_nothing(tmp_path: Path) -> None:
