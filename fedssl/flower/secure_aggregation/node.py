@@ -61,12 +61,13 @@ class SecureNode:
             masked, masks = client.receive_shares(state, request.ciphertexts)
             return masked, (state.roster, masks)
 
-        roster, masks = self._secrets(task).advance(Shared, step)
+        secrets = self._secrets(task)
+        roster, masks = secrets.advance(Shared, step)
         try:
             reply = self._node.train_round(task, message)
             words = self._encode(reply, message, roster, norm_limit=request.norm_limit)
         except Exception:
-            self._secrets(task).finish()
+            secrets.finish()
             raise
         apply_masks(words, masks)
         metrics = reply.metrics
