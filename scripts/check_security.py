@@ -2,9 +2,10 @@
 
     python scripts/check_security.py
 
-The exit code is 1 for a finding of bandit, a known vulnerability or a missing tool. pip-audit needs a database on
-the network. If it cannot be reached, or does not list the packages, a line reports what was not
-checked, and the exit code is not affected: nothing was found, but nothing was checked either.
+The exit code is 1 for a finding of bandit, a known vulnerability or a missing tool. pip-audit needs
+a database on the network. If it cannot be reached, or does not list the packages, a line reports
+what was not checked, and the exit code is not affected: nothing was found, but nothing was checked
+either.
 """
 
 from __future__ import annotations
