@@ -28,7 +28,7 @@ from fedssl.flower.secure_aggregation.messages import (
 )
 from fedssl.flower.secure_aggregation.roster import Member, SecureRoster, SessionId
 from fedssl.flower.secure_aggregation.storage import SecretFile
-from fedssl.flower.secure_aggregation.vector import VectorLayout
+from fedssl.flower.secure_aggregation.vector import VectorLayout, upload_digest
 
 
 class SecureNode:
@@ -66,6 +66,8 @@ class SecureNode:
         try:
             reply = self._node.train_round(task, message)
             words = self._encode(reply, message, roster, norm_limit=request.norm_limit)
+            assert reply.upload is not None
+            secrets.record_upload(upload_digest(reply.upload))
         except Exception:
             secrets.finish()
             raise

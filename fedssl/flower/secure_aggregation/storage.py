@@ -41,6 +41,10 @@ UNREADABLE = (
     f"{FILE} in the memory folder of this client cannot be read, so the sums that it has helped to "
     "unmask are unknown and it takes no part in this run: start a new run with another seed"
 )
+SENT_IN_ANOTHER_RUN = (
+    "this client has sent the same upload in another run, and the difference of two sums could "
+    "reveal uploads: start the run with another seed"
+)
 _CONFIG = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
 S = TypeVar("S", Advertised, Shared, Masked)
 R = TypeVar("R")
@@ -55,6 +59,7 @@ class Stored(NamedTuple):
     revealed: dict[int, str]
     phase: str  # the name of the state's class
     state: str  # as JSON
+    sent: dict[int, str] = {}  # by round, a hash of the upload
 
 
 _STORED: TypeAdapter[Stored] = TypeAdapter(Stored, config=_CONFIG)
@@ -124,6 +129,22 @@ class SecretFile:
             self._write(stored._replace(revealed=revealed), following)
             return result
 
+    def record_upload(self, digest: str) -> None:
+        """Record a hash of the upload that is about to be sent.
+
+        Raise ClientError if the client has sent an equal one in another run, as it does if a run is
+        repeated with the same seed: the difference of the sums of the two runs could be the upload
+        of a client that is in one of them.
+        """
+        with locked(self._memory.folder, ignore_message):
+            stored, state = self._expect(Masked)
+            sent = {**stored.sent, self._session.round: digest}
+            self._replace(stored._replace(sent=sent), state)
+        # Afterwards: of two runs that send it at the same time, at least one notices the other.
+        for path in self._memory.folder.parent.glob(f"*/{FILE}"):
+            if path != self.path and digest in _sent_in(path):
+                raise ClientError(SENT_IN_ANOTHER_RUN)
+
     def finish(self) -> None:
         """Remove the secrets of this session.
 
@@ -160,7 +181,7 @@ class SecretFile:
         except OSError:
             raise ClientError(UNREADABLE) from None
         try:
-            stored = _STORED.validate_json(unseal(content)["stored"])
+            stored = _parse(content)
             _state(stored)
         except (ValueError, KeyError):
             raise ClientError(UNREADABLE) from None
@@ -177,6 +198,19 @@ class SecretFile:
         stored = stored._replace(phase=kind, state=text)
         with replaced_file(self.path, mode=0o600) as file:
             file.write(seal({"stored": _STORED.dump_json(stored).decode()}))
+
+
+def _parse(content: bytes) -> Stored:
+    """Return the contents of a file; raises ValueError or KeyError if it is damaged."""
+    return _STORED.validate_json(unseal(content)["stored"])
+
+
+def _sent_in(path: Path) -> set[str]:
+    """Return the hashes of the uploads of another run; none if its file cannot be read."""
+    try:
+        return set(_parse(path.read_bytes()).sent.values())
+    except (OSError, ValueError, KeyError):
+        return set()
 
 
 def _sum_digest(roster: SecureRoster, survivors: Sequence[int]) -> str:

@@ -22,6 +22,7 @@ from fedssl.flower.messages import ADVERTISE, SHARE, TRAIN_MASKED, UNMASK
 from fedssl.flower.secure_aggregation import node as secure_node
 from fedssl.flower.secure_aggregation.fixed_point import FLOATS
 from fedssl.flower.secure_aggregation.masks import Mask, Words, apply_masks
+from fedssl.flower.secure_aggregation.storage import SENT_IN_ANOTHER_RUN
 from fedssl.runs.rounds_log import read_rounds
 
 pytestmark = pytest.mark.rows("C8")
@@ -330,6 +331,23 @@ def test_a_killed_server_resumes_with_the_same_bits(phase: str, nodes: Nodes) ->
     nodes.serve(experiment, grid, secure_aggregation=True)
     assert nodes.dropped() == [dict.fromkeys("012")] * 2
     assert nodes.bits() == nodes.bits("whole")
+
+
+def test_uploads_of_a_run_are_not_sent_in_a_second_one(nodes: Nodes) -> None:
+    """With the same seed, the uploads of the first round are the same. Client 2 drops out of the
+    second run: the difference of the two sums would be its upload."""
+    experiment = _experiment(clients=4)
+    nodes.serve(experiment, nodes.grid(experiment), "first", secure_aggregation=True)
+    grid = nodes.grid(experiment)
+    grid.nodes[12] = failing(grid.nodes[12], TRAIN_MASKED)
+    settings = {"secure_aggregation": True, "secure_threshold": 0.5}
+    with raises(RunError):
+        nodes.serve(experiment, grid, **settings)
+    dropped = set(nodes.dropped()[0].values())
+    assert SENT_IN_ANOTHER_RUN in dropped
+    other = experiment.with_changes({"seed": 8})
+    nodes.serve(other, nodes.grid(other), "other", **settings)
+    assert nodes.dropped("other") == [dict.fromkeys("0123")]
 
 
 def _kill_before(phase: str, message: Message) -> None:
