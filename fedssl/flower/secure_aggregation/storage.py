@@ -57,9 +57,9 @@ class Stored(NamedTuple):
     # By round, a hash of the sum that this client has helped to unmask: see `_sum_digest`. Rounds
     # are never removed: a server that was restored from a backup may go back to any of them.
     revealed: dict[int, str]
+    sent: dict[int, str]  # by round, a hash of the upload
     phase: str  # the name of the state's class
     state: str  # as JSON
-    sent: dict[int, str] = {}  # by round, a hash of the upload
 
 
 _STORED: TypeAdapter[Stored] = TypeAdapter(Stored, config=_CONFIG)
@@ -87,7 +87,8 @@ class SecretFile:
         with locked(self._memory.folder, ignore_message):
             stored = self._read()
             if stored is None:
-                stored = Stored(secrets.token_bytes(IDENTITY_BYTES), {}, "Finished", "")
+                identity = secrets.token_bytes(IDENTITY_BYTES)
+                stored = Stored(identity, revealed={}, sent={}, phase="Finished", state="")
             elif self._session <= _state(stored).session:
                 raise ClientError(
                     "this client has begun the secure sum of this round or of a later one"

@@ -136,7 +136,7 @@ def test_secrets_are_private_and_removed(tmp_path: Path) -> None:
     assert state.keys.masking.hex() in file.path.read_text()
     file.finish()
     body = json.loads(json.loads(json.loads(file.path.read_text())["body"])["stored"])
-    assert body[1:] == [{}, "Finished", json.dumps([[RUN, 0, 3]]).replace(" ", ""), {}]
+    assert body[1:] == [{}, {}, "Finished", json.dumps([[RUN, 0, 3]]).replace(" ", "")]
     assert [path.name for path in file.path.parent.glob(f"*{FILE}*")] == [FILE]
 
 
