@@ -1,10 +1,10 @@
-"""Attack the demo, the demo with clipped and noised updates, and a short run of FedCA.
+"""Attack the demo, its clipped and noised updates, those of a small ViT, and a run of FedCA.
 
     python -m benchmarks.audit [--runs DIR] [--only NAME …] [--out results/demo/audit.json]
                                [--picture docs/how-to/audit.png]
 
 Finished runs in DIR are not trained again; rows that are not chosen are kept. The images are those
-of Fashion-MNIST, which are public, so their reconstructions may be shown. About 10 CPU minutes with
+of Fashion-MNIST, which are public, so their reconstructions may be shown. About 12 CPU minutes with
 the training.
 """
 
@@ -25,6 +25,7 @@ from fedssl.analysis.audit import audit
 from fedssl.core.provenance import environment
 
 DEMO: Mapping[str, Any] = {"probe.baselines": []}
+VIT: Mapping[str, Any] = {**DEMO, "method.backbone": "vit_mini", "rounds": 1}
 FEDCA: Mapping[str, Any] = {**DEMO, "algorithm.name": "fedca", "rounds": 6}
 PAIRS = {"attacks": ["inversion"], "batches": [2], "whole_round": False}
 # Of each row: the run, its changes to the demo, and the settings of the audit.
@@ -36,6 +37,13 @@ ROWS: dict[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         DEMO,
         {**PAIRS, "clip": 1.0, "noise": 0.01},
     ),
+    "vit, clipped, no statistics": ("vit", VIT, {**PAIRS, "clip": 1.0}),
+    "vit, clipped, no statistics, noise 0.01": (
+        "vit",
+        VIT,
+        {**PAIRS, "clip": 1.0, "noise": 0.01},
+    ),
+    "vit, clipped, no statistics, noise 0.1": ("vit", VIT, {**PAIRS, "clip": 1.0, "noise": 0.1}),
     "fedca": ("fedca", FEDCA, {"attacks": ["membership", "features"]}),
 }
 PICTURES = ("demo", "fedca")

@@ -2,9 +2,10 @@
 
     python scripts/check_security.py
 
-The exit code is 1 for a finding of bandit or a known vulnerability. pip-audit needs a database on
-the network. If it cannot be reached, or does not list the packages, a line reports what was not
-checked, and the exit code is not affected: nothing was found, but nothing was checked either.
+The exit code is 1 for a finding of bandit, a known vulnerability or a missing tool. pip-audit needs
+a database on the network. If it cannot be reached, or does not list the packages, a line reports
+what was not checked, and the exit code is not affected: nothing was found, but nothing was checked
+either.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,10 @@ def check_code() -> int:
 
 
 def check_packages() -> int:
-    """Run pip-audit; return 1 if a package has a known vulnerability."""
+    """Run pip-audit; return 1 if a package has a known vulnerability, or without pip-audit."""
+    if find_spec("pip_audit") is None:
+        print('pip-audit: not installed: pip install ".[dev]"', file=sys.stderr)
+        return 1
     command = [sys.executable, "-m", "pip_audit", "--local", "--skip-editable", "--format", "json"]
     try:
         done = subprocess.run(  # nosec B603 # this Python

@@ -57,3 +57,11 @@ def test_results_of_pip_audit(
 ) -> None:
     assert script.report(packages) == code
     assert capsys.readouterr() == (out, err)
+
+
+def test_a_missing_tool_is_no_missing_database(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "find_spec", lambda name: None)
+    assert script.check_packages() == 1
+    assert "pip-audit: not installed" in capsys.readouterr().err

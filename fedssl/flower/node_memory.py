@@ -78,11 +78,6 @@ class NodeMemory:
             }
             write_atomic(self.folder / "claim.json", seal(claim))
 
-    @property
-    def oldest(self) -> int:
-        """The round that the server may go back to, but not further."""
-        return self._task.oldest
-
     def _read_claim(self) -> dict[str, Any]:
         """Return the newest claim.
 

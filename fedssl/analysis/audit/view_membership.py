@@ -136,7 +136,8 @@ def _result(
     if trained.tpr is not None:
         result += f", TPR {trained.tpr:.1%} at {MAX_FPR:.0%} FPR"
         guessing += f", TPR {MAX_FPR:.0%}"
-    return AttackResult(ATTACK, case, result, guessing, _meaning(trained, untrained), details)
+    meaning = membership_meaning(trained, untrained)
+    return AttackResult(ATTACK, case, result, guessing, meaning, details)
 
 
 def _figures(separated: Separation) -> dict[str, object]:
@@ -147,7 +148,7 @@ def _figures(separated: Separation) -> dict[str, object]:
     }
 
 
-def _meaning(trained: Separation, untrained: Separation) -> str:
+def membership_meaning(trained: Separation, untrained: Separation) -> str:
     """Return one sentence; an untrained model shows a difference that is not due to training."""
     control = f"an untrained backbone gives {untrained.auc:.3f}"
     if trained.low > max(0.5, untrained.high):

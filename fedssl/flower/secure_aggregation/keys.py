@@ -18,6 +18,7 @@ from fedssl.core.errors import ClientError
 from fedssl.flower.secure_aggregation.shamir import SHARE_BYTES
 
 KEY_BYTES = 32
+FIELD = 2**255 - 19  # X25519 computes modulo this prime
 MASK = b"pairwise mask"
 # Each key encrypts one message, so that the nonce need not differ.
 _NONCE = bytes(12)
@@ -59,6 +60,14 @@ def public_key(private: bytes) -> bytes:
     """Return the public half of a private key."""
     key: bytes = X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
     return key
+
+
+def is_canonical(public: bytes) -> bool:
+    """Return whether these are the bytes that X25519 implementations write for a public key.
+
+    It ignores the highest bit and reduces the rest, so that other bytes can mean the same key.
+    """
+    return int.from_bytes(public, "little") < FIELD
 
 
 def agree(private: bytes, public: bytes, purpose: bytes, binding: bytes) -> bytes:

@@ -28,7 +28,7 @@ from fedssl.flower.secure_aggregation.messages import (
 )
 from fedssl.flower.secure_aggregation.roster import Member, SecureRoster, SessionId
 from fedssl.flower.secure_aggregation.storage import SecretFile
-from fedssl.flower.secure_aggregation.vector import VectorLayout
+from fedssl.flower.secure_aggregation.vector import VectorLayout, upload_digest
 
 
 class SecureNode:
@@ -61,12 +61,15 @@ class SecureNode:
             masked, masks = client.receive_shares(state, request.ciphertexts)
             return masked, (state.roster, masks)
 
-        roster, masks = self._secrets(task).advance(Shared, step)
+        secrets = self._secrets(task)
+        roster, masks = secrets.advance(Shared, step)
         try:
             reply = self._node.train_round(task, message)
             words = self._encode(reply, message, roster, norm_limit=request.norm_limit)
+            assert reply.upload is not None
+            secrets.record_upload(upload_digest(reply.upload))
         except Exception:
-            self._secrets(task).finish()
+            secrets.finish()
             raise
         apply_masks(words, masks)
         metrics = reply.metrics

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedssl.core.errors import ClientError
 from fedssl.flower.messages import RoundTask
-from fedssl.flower.secure_aggregation.keys import KEY_BYTES, PublicKeys
+from fedssl.flower.secure_aggregation.keys import KEY_BYTES, PublicKeys, is_canonical
 
 MIN_UPLOADS = 3  # in a sum: of two, each client could subtract its own
 IDENTITY_BYTES = 16
@@ -39,6 +39,11 @@ class Member(NamedTuple):
     encryption: Key
     masking: Key
     identity: Identity  # random, and the same in all rounds of a run
+
+    @property
+    def has_canonical_keys(self) -> bool:
+        """True if two equal keys of members also have equal bytes."""
+        return is_canonical(self.encryption) and is_canonical(self.masking)
 
 
 class SecureRoster(NamedTuple):
@@ -105,6 +110,8 @@ class SecureRoster(NamedTuple):
         """Raise ClientError if no honest server would send this roster."""
         values: list[bytes] = []
         for member in self.members:
+            if not member.has_canonical_keys:
+                raise ClientError("a public key in the roster of the secure sum is not canonical")
             values += member
         if len(set(values)) != len(values):
             raise ClientError("the roster of the secure sum contains a client or a key twice")

@@ -54,6 +54,8 @@ class SecureSum:
         for other in self._advertised.values():
             if {*member} & {*other}:
                 raise ValueError("its public keys or its identity are those of another client")
+        if not member.has_canonical_keys:
+            raise ValueError("one of its public keys is not canonical")
         if len(set(member)) < len(member):
             raise ValueError("its two public keys are equal")
         self._advertised[client] = member

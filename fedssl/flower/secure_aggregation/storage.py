@@ -8,6 +8,8 @@ upload. A client whose process ends within a phase drops out of the round.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,12 +30,20 @@ from fedssl.flower.secure_aggregation.client import (
     Masked,
     Shared,
 )
-from fedssl.flower.secure_aggregation.roster import IDENTITY_BYTES, SessionId
+from fedssl.flower.secure_aggregation.roster import (
+    IDENTITY_BYTES,
+    SecureRoster,
+    SessionId,
+)
 
 FILE = "secure-sum.json"
 UNREADABLE = (
     f"{FILE} in the memory folder of this client cannot be read, so the sums that it has helped to "
-    "unmask are unknown and it takes no part: restore the file from a backup, or start a new run"
+    "unmask are unknown and it takes no part in this run: start a new run with another seed"
+)
+SENT_IN_ANOTHER_RUN = (
+    "this client has sent the same upload in another run, and the difference of two sums could "
+    "reveal uploads: start the run with another seed"
 )
 _CONFIG = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
 S = TypeVar("S", Advertised, Shared, Masked)
@@ -44,8 +54,10 @@ class Stored(NamedTuple):
     """The contents of the file."""
 
     identity: bytes  # of this client among the clients of the run
-    # By round, the sum that this client has helped to unmask: the largest weight, and the clients.
-    revealed: dict[int, list[str]]
+    # By round, a hash of the sum that this client has helped to unmask: see `_sum_digest`. Rounds
+    # are never removed: a server that was restored from a backup may go back to any of them.
+    revealed: dict[int, str]
+    sent: dict[int, str]  # by round, a hash of the upload
     phase: str  # the name of the state's class
     state: str  # as JSON
 
@@ -75,7 +87,8 @@ class SecretFile:
         with locked(self._memory.folder, ignore_message):
             stored = self._read()
             if stored is None:
-                stored = Stored(secrets.token_bytes(IDENTITY_BYTES), {}, "Finished", "")
+                identity = secrets.token_bytes(IDENTITY_BYTES)
+                stored = Stored(identity, revealed={}, sent={}, phase="Finished", state="")
             elif self._session <= _state(stored).session:
                 raise ClientError(
                     "this client has begun the secure sum of this round or of a later one"
@@ -106,23 +119,43 @@ class SecretFile:
         with locked(self._memory.folder, ignore_message):
             stored, state = self._expect(Masked)
             following, result = step(state)
-            unmasked = [str(state.roster.max_weight), *state.roster.identities(survivors)]
+            unmasked = _sum_digest(state.roster, survivors)
             round = self._session.round
             if stored.revealed.get(round, unmasked) != unmasked:
                 raise ClientError(
                     "the sum of this round was unmasked before the server was restarted, with "
                     "other clients or weights: the difference of the two sums would reveal uploads"
                 )
-            kept = {r: names for r, names in stored.revealed.items() if r >= self._memory.oldest}
-            self._write(stored._replace(revealed={**kept, round: unmasked}), following)
+            revealed = {**stored.revealed, round: unmasked}
+            self._write(stored._replace(revealed=revealed), following)
             return result
 
+    def record_upload(self, digest: str) -> None:
+        """Record a hash of the upload that is about to be sent.
+
+        Raise ClientError if the client has sent an equal one in another run, as it does if a run is
+        repeated with the same seed: the difference of the sums of the two runs could be the upload
+        of a client that is in one of them.
+        """
+        with locked(self._memory.folder, ignore_message):
+            stored, state = self._expect(Masked)
+            sent = {**stored.sent, self._session.round: digest}
+            self._replace(stored._replace(sent=sent), state)
+        # Afterwards: of two runs that send it at the same time, at least one notices the other.
+        for path in self._memory.folder.parent.glob(f"*/{FILE}"):
+            if path != self.path and digest in _sent_in(path):
+                raise ClientError(SENT_IN_ANOTHER_RUN)
+
     def finish(self) -> None:
-        """Remove the secrets of this session."""
+        """Remove the secrets of this session.
+
+        It needs no claim: training has claimed the folder again since, and nothing is removed if
+        another session has begun.
+        """
         with locked(self._memory.folder, ignore_message):
             stored = self._read()
             if stored is not None and _state(stored).session == self._session:
-                self._write(stored, Finished(self._session))
+                self._replace(stored, Finished(self._session))
 
     def _expect(self, kind: type[S]) -> tuple[Stored, S]:
         """Return the contents with a state of this kind and session; raises without one."""
@@ -149,7 +182,7 @@ class SecretFile:
         except OSError:
             raise ClientError(UNREADABLE) from None
         try:
-            stored = _STORED.validate_json(unseal(content)["stored"])
+            stored = _parse(content)
             _state(stored)
         except (ValueError, KeyError):
             raise ClientError(UNREADABLE) from None
@@ -158,11 +191,33 @@ class SecretFile:
     def _write(self, stored: Stored, state: ClientState) -> None:
         if not self._memory.holds_claim():
             raise ClientError(SUPERSEDED)
+        self._replace(stored, state)
+
+    def _replace(self, stored: Stored, state: ClientState) -> None:
         kind = type(state).__name__
         text = _STATES[kind].dump_json(state).decode()
         stored = stored._replace(phase=kind, state=text)
         with replaced_file(self.path, mode=0o600) as file:
             file.write(seal({"stored": _STORED.dump_json(stored).decode()}))
+
+
+def _parse(content: bytes) -> Stored:
+    """Return the contents of a file; raises ValueError or KeyError if it is damaged."""
+    return _STORED.validate_json(unseal(content)["stored"])
+
+
+def _sent_in(path: Path) -> set[str]:
+    """Return the hashes of the uploads of another run; none if its file cannot be read."""
+    try:
+        return set(_parse(path.read_bytes()).sent.values())
+    except (OSError, ValueError, KeyError):
+        return set()
+
+
+def _sum_digest(roster: SecureRoster, survivors: Sequence[int]) -> str:
+    """Return a hash of what a sum of uploads depends on: the clients, and where weights are cut."""
+    content = [str(roster.max_weight), *roster.identities(survivors)]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _state(stored: Stored) -> ClientState:

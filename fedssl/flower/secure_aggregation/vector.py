@@ -6,6 +6,7 @@ a sum in which a mask is left is detected: its first word is random.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,6 +116,17 @@ class VectorLayout:
                 values = row.detach().cpu().numpy()
                 yield Section(position, len(values), numbers), values
                 position += len(values)
+
+
+def upload_digest(upload: Tree) -> str:
+    """Return a hash of an upload's models."""
+    digest = hashlib.sha256()
+    for key in sorted(upload):
+        state = model(upload, key)
+        digest.update(key.encode())
+        for row in (state.floats, state.counts):
+            digest.update(row.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def share_word(share: float) -> np.uint64:

@@ -13,6 +13,8 @@ from fedssl.analysis.audit.feature_inversion import link_meaning
 from fedssl.analysis.audit.inversion import Attacked, Compared, control_psnr, update_meaning
 from fedssl.analysis.audit.layer_inversion import layer_result
 from fedssl.analysis.audit.result import NO_TEST
+from fedssl.analysis.audit.roc import Separation
+from fedssl.analysis.audit.view_membership import membership_meaning
 from fedssl.core.console import ignore_message
 
 pytestmark = pytest.mark.rows("C9")
@@ -61,6 +63,28 @@ def test_an_original_must_be_closer_than_both_ways_of_guessing() -> None:
 def test_linked_rows_are_compared_with_guessing() -> None:
     assert link_meaning(10, 200, 0.01).startswith("10 of 200 rows are linked to their image")
     assert "no better than guessing" in link_meaning(2, 200, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("trained", "untrained", "expected"),
+    [
+        ((0.65, 0.75), (0.45, 0.55), "training images are separated from others"),
+        ((0.65, 0.75), (0.60, 0.70), "not clearly because of training"),
+        ((0.45, 0.55), (0.45, 0.55), "cannot tell training images from others"),
+        # Others are more alike than members: an interval below 0.5 is no membership either.
+        ((0.30, 0.40), (0.45, 0.55), "cannot tell training images from others"),
+    ],
+)
+def test_an_untrained_backbone_is_the_control_of_membership(
+    trained: tuple[float, float], untrained: tuple[float, float], expected: str
+) -> None:
+    """Two sets of images may differ by themselves: an interval above 0.5 is not enough."""
+    meaning = membership_meaning(_separation(*trained), _separation(*untrained))
+    assert expected in meaning
+
+
+def _separation(low: float, high: float) -> Separation:
+    return Separation((low + high) / 2, low, high, tpr=None)
 
 
 def _attacked(rows: list[int], brightness: float, found: float) -> Attacked:

@@ -18,6 +18,7 @@ from fedssl.flower.secure_aggregation.keys import (
     decrypt_shares,
     direction,
     encrypt_shares,
+    is_canonical,
 )
 
 BINDING = bytes(32)
@@ -64,6 +65,18 @@ def test_invalid_public_keys_are_rejected(public: bytes) -> None:
     """Zero is a point of small order: the shared secret would be known to all."""
     with raises(ClientError):
         agree(PrivateKeys.new().masking, public, MASK, BINDING)
+
+
+@pytest.mark.parametrize("addend", [2**255, 2**255 - 19])
+def test_other_bytes_of_the_same_key_are_not_canonical(addend: int) -> None:
+    """X25519 ignores the highest bit, and reduces modulo 2²⁵⁵ − 19: 9, the base point, has two more
+    encodings. All agree on one secret."""
+    private = PrivateKeys.new().masking
+    base = (9).to_bytes(32, "little")
+    other = (9 + addend).to_bytes(32, "little")
+    assert agree(private, base, MASK, BINDING) == agree(private, other, MASK, BINDING)
+    assert is_canonical(base)
+    assert not is_canonical(other)
 
 
 def test_shares_are_encrypted_and_authenticated() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fedssl.core.errors import ClientError, ConfigError, RunError
 from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree
 from fedssl.engine.uploads.records import Reply
+from fedssl.flower.deadline import DEADLINE_PASSED
 from fedssl.flower.messages import RoundTask
 from fedssl.flower.node import Node, NodeConfig
 from fedssl.flower.secure_aggregation.messages import MaskRequest, UnmaskRequest
@@ -165,6 +167,24 @@ def test_an_invalid_upload_is_not_masked(fault: str, ready: Round) -> None:
         ready.upload[MODEL] = state.pick(["backbone"])
     with raises(ClientError):
         ready.mask(norm_limit=limit)
+    file = SecretFile(ready.nodes[0].open_memory(ready.task(0)), SessionId(RUN, 0, 0))
+    assert "Finished" in file.path.read_text()
+
+
+def test_a_client_that_trains_until_the_deadline_has_no_secrets_left(
+    ready: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it states this reason."""
+    task = ready.task(0)._replace(until=time.time() + 1)
+
+    def train(task: RoundTask, message: Tree) -> Reply:
+        time.sleep(task.until - time.time() + 0.01)
+        raise ClientError(DEADLINE_PASSED)
+
+    monkeypatch.setattr(ready.nodes[0], "train_round", train)
+    request = MaskRequest(ready.server.digest, ready.server.ciphertexts_for("0"), None)
+    with raises(ClientError):
+        SecureNode(ready.nodes[0]).train_masked(task, request, ready.sent)
     file = SecretFile(ready.nodes[0].open_memory(ready.task(0)), SessionId(RUN, 0, 0))
     assert "Finished" in file.path.read_text()
 

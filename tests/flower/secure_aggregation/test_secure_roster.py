@@ -68,6 +68,17 @@ def test_a_repeated_key_is_refused() -> None:
         roster._replace(members=repeated).check()
 
 
+@pytest.mark.parametrize("key", ["encryption", "masking"])
+def test_a_key_that_is_repeated_with_other_bytes_is_refused(key: str) -> None:
+    """The second client has the key of the first: X25519 ignores the highest bit."""
+    roster = _roster()
+    first = getattr(roster.members[0], key)
+    same = first[:-1] + bytes([first[-1] | 0x80])
+    forged = roster.members[1]._replace(**{key: same})
+    with raises(ClientError):
+        roster._replace(members=(roster.members[0], forged, *roster.members[2:])).check()
+
+
 def test_a_client_that_is_not_in_the_roster_refuses_it() -> None:
     with raises(ClientError):
         _roster().index_of(PrivateKeys.new().public)

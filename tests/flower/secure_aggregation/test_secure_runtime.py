@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +19,10 @@ from fedssl.core.state.tree import model
 from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.messages import ADVERTISE, SHARE, TRAIN_MASKED, UNMASK
+from fedssl.flower.secure_aggregation import node as secure_node
 from fedssl.flower.secure_aggregation.fixed_point import FLOATS
+from fedssl.flower.secure_aggregation.masks import Mask, Words, apply_masks
+from fedssl.flower.secure_aggregation.storage import SENT_IN_ANOTHER_RUN
 from fedssl.runs.rounds_log import read_rounds
 
 pytestmark = pytest.mark.rows("C8")
@@ -326,6 +331,53 @@ def test_a_killed_server_resumes_with_the_same_bits(phase: str, nodes: Nodes) ->
     nodes.serve(experiment, grid, secure_aggregation=True)
     assert nodes.dropped() == [dict.fromkeys("012")] * 2
     assert nodes.bits() == nodes.bits("whole")
+
+
+def test_uploads_of_a_run_are_not_sent_in_a_second_one(nodes: Nodes) -> None:
+    """With the same seed, the uploads of the first round are the same. Client 2 drops out of the
+    second run: the difference of the two sums would be its upload."""
+    experiment = _experiment(clients=4)
+    nodes.serve(experiment, nodes.grid(experiment), "first", secure_aggregation=True)
+    grid = nodes.grid(experiment)
+    grid.nodes[12] = failing(grid.nodes[12], TRAIN_MASKED)
+    settings = {"secure_aggregation": True, "secure_threshold": 0.5}
+    with raises(RunError):
+        nodes.serve(experiment, grid, **settings)
+    dropped = set(nodes.dropped()[0].values())
+    assert SENT_IN_ANOTHER_RUN in dropped
+    other = experiment.with_changes({"seed": 8})
+    nodes.serve(other, nodes.grid(other), "other", **settings)
+    assert nodes.dropped("other") == [dict.fromkeys("0123")]
+
+
+def _kill_before(phase: str, message: Message) -> None:
+    """Kill the server before it sends the last client's message of a phase."""
+    if (message.metadata.message_type, message.metadata.dst_node_id) == (phase, 12):
+        raise Killed
+
+
+def test_no_mask_is_used_for_two_uploads(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is killed twice in one round. Two uploads with the same masks would reveal their
+    difference: a pair's mask is used by its two clients, once each, and a self mask once."""
+    used: list[tuple[bytes, bool]] = []
+
+    def recorded(words: Words, masks: Sequence[Mask]) -> None:
+        used.extend((mask.key, mask.subtract) for mask in masks)
+        apply_masks(words, masks)
+
+    monkeypatch.setattr(secure_node, "apply_masks", recorded)
+    experiment = _experiment(clients=3)
+    grid = nodes.grid(experiment)
+
+    for phase in (TRAIN_MASKED, UNMASK):
+        grid.on_push = partial(_kill_before, phase)
+        with pytest.raises(Killed):
+            nodes.serve(experiment, grid, secure_aggregation=True)
+    grid.on_push = lambda message: None
+    nodes.serve(experiment, grid, secure_aggregation=True)
+    # Two clients have sent uploads when the third one's message was not, then all three twice.
+    assert len(used) == (2 + 3 + 3) * 3
+    assert len(set(used)) == len(used)
 
 
 def test_a_repeated_round_is_not_unmasked_with_other_clients(nodes: Nodes) -> None:

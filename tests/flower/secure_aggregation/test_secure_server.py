@@ -142,6 +142,9 @@ def test_keys_of_another_client_are_rejected() -> None:
         server.add_member("1", Member(other.encryption, other.masking, b"0" * 16), 1)
     with pytest.raises(ValueError, match="are equal"):
         server.add_member("2", Member(other.masking, other.masking, b"2" * 16), 1)
+    same = keys.masking[:-1] + bytes([keys.masking[-1] | 0x80])  # X25519 ignores this bit
+    with pytest.raises(ValueError, match="not canonical"):
+        server.add_member("1", Member(other.encryption, same, b"1" * 16), 1)
 
 
 def test_invalid_vectors_are_rejected() -> None:

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.rows("C8")
 RUN = "0" * 32
 
 
-def _file(root: Path, round: int = 3, attempt: int = 0) -> SecretFile:
-    task = RoundTask(RUN, "a", round, attempt, (0,) * (attempt + 1))
+def _file(root: Path, round: int = 3, attempt: int = 0, oldest: int = 0) -> SecretFile:
+    task = RoundTask(RUN, "a", round, attempt, (0,) * (attempt + 1), oldest)
     return SecretFile(NodeMemory(root, task), SessionId.of(task))
 
 
@@ -108,6 +108,18 @@ def test_a_restarted_server_repeats_the_round_with_new_keys(tmp_path: Path) -> N
         _file(tmp_path, 3, attempt=0)
 
 
+def test_secrets_are_removed_by_a_process_that_lost_its_claim(tmp_path: Path) -> None:
+    """Training claims the folder again; secrets of a session that began since are not its own."""
+    _begin(tmp_path, 3)
+    file = _file(tmp_path, 3)
+    _file(tmp_path, 3)
+    file.finish()
+    assert "Finished" in file.path.read_text()
+    _begin(tmp_path, 4)
+    file.finish()
+    assert "Advertised" in file.path.read_text()
+
+
 def test_messages_of_another_round_do_not_change_the_state(tmp_path: Path) -> None:
     _begin(tmp_path, 3)
     with raises(ClientError):
@@ -124,7 +136,7 @@ def test_secrets_are_private_and_removed(tmp_path: Path) -> None:
     assert state.keys.masking.hex() in file.path.read_text()
     file.finish()
     body = json.loads(json.loads(json.loads(file.path.read_text())["body"])["stored"])
-    assert body[1:] == [{}, "Finished", json.dumps([[RUN, 0, 3]]).replace(" ", "")]
+    assert body[1:] == [{}, {}, "Finished", json.dumps([[RUN, 0, 3]]).replace(" ", "")]
     assert [path.name for path in file.path.parent.glob(f"*{FILE}*")] == [FILE]
 
 
@@ -160,6 +172,21 @@ def test_a_repeated_round_reveals_the_same_sum_only(tmp_path: Path) -> None:
         with raises(ClientError):
             _reveal(tmp_path, state, attempt, survivors)
     _reveal(tmp_path, state, 4, [4, 3, 2, 1])
+
+
+def test_a_restored_server_cannot_repeat_an_old_round_with_other_clients(tmp_path: Path) -> None:
+    """Its backup is of round 3; it had gone on to round 9, and kept the checkpoints from 8 on."""
+    state = _states(5)[Masked]
+    assert isinstance(state, Masked)
+    _reveal(tmp_path, state, 0, [1, 2, 3, 4, 5])
+    _begin(tmp_path, 9)
+    session = SessionId(RUN, 0, 9)
+    file = _file(tmp_path, 9, oldest=8)
+    file.advance(Advertised, lambda _: (state._replace(session=session), None))
+    file.reveal(lambda masked: (Finished(session), None), [1, 2, 3, 4, 5])
+    with raises(ClientError):
+        _reveal(tmp_path, state, 1, [1, 2, 3, 4])
+    _reveal(tmp_path, state, 2, [1, 2, 3, 4, 5])
 
 
 def test_a_repeated_round_reveals_no_sum_with_other_weights(tmp_path: Path) -> None:
