@@ -1,7 +1,10 @@
 """Backbones with torchvision's and timm's key names, heads, and files of weights."""
 
-from fedssl.nets.backbone import BACKBONES, Backbone, Stem, build
+from fedssl.nets.backbone import BACKBONES, Backbone, PatchBackbone, Stem
+from fedssl.nets.backbone_check import check_backbone
+from fedssl.nets.build import build, is_own
 from fedssl.nets.cnn import CNN, CNN5
+from fedssl.nets.given_backbone import give_backbone, given_weights
 from fedssl.nets.group_norm import GroupNorm, Norm, use_norm
 from fedssl.nets.heads import expander, linear, mlp, two_layers
 from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
@@ -19,6 +22,7 @@ __all__ = [
     "BatchNorm2d",
     "GroupNorm",
     "Norm",
+    "PatchBackbone",
     "ResNet",
     "ResNet18",
     "ResNet34",
@@ -29,7 +33,11 @@ __all__ = [
     "ViTTiny",
     "backbone_file",
     "build",
+    "check_backbone",
     "expander",
+    "give_backbone",
+    "given_weights",
+    "is_own",
     "linear",
     "load_backbone",
     "mlp",
