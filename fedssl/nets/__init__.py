@@ -11,7 +11,13 @@ from fedssl.nets.norm import BatchNorm1d, BatchNorm2d
 from fedssl.nets.resnet import ResNet, ResNet18, ResNet34, ResNet50
 from fedssl.nets.uninitialized import uninitialized
 from fedssl.nets.vit import ViT, ViTMini, ViTTiny
-from fedssl.nets.weights import backbone_file, load_backbone, read_weights, save_backbone
+from fedssl.nets.weights import (
+    backbone_file,
+    load_backbone,
+    read_weights,
+    save_backbone,
+    unused_tensors,
+)
 
 __all__ = [
     "BACKBONES",
@@ -45,5 +51,6 @@ __all__ = [
     "save_backbone",
     "two_layers",
     "uninitialized",
+    "unused_tensors",
     "use_norm",
 ]
