@@ -27,18 +27,19 @@ def check_backbone(
 ) -> None:
     """Raise ConfigError if a backbone cannot be trained on images of these heights and widths.
 
-    Try a copy of it on a few images of noise. No random number is drawn from a global generator.
+    Try a copy of it on a few images of noise. The global random generators are left as they are.
     """
     label = f'backbone "{name}"'
     _check_tensors(backbone, label)
     trial = copy.deepcopy(backbone)
     state = flatten_module(trial, "cpu")
-    for height, width in dict.fromkeys(shapes):
-        images = _noise(channels, height, width)
-        with torch.no_grad():
-            features = _try(trial.eval(), images, label)
-        _check_features(features, backbone.dim, label)
-    _check_training(trial, state, images, label)
+    with _SharedRandomness():
+        for height, width in dict.fromkeys(shapes):
+            images = _noise(channels, height, width)
+            with torch.no_grad():
+                features = _try(trial.eval(), images, label)
+            _check_features(features, backbone.dim, label)
+        _check_training(trial, state, images, label)
 
 
 def _check_tensors(backbone: nn.Module, label: str) -> None:

@@ -107,8 +107,11 @@ def _name_in_backbone(name: str, expected: Mapping[str, Tensor]) -> str:
         name = name.removeprefix(prefix)
     if name in expected:
         return name
+    renamed = name
     for pattern, replacement in _RENAMES:
-        name = re.sub(pattern, replacement, name)
+        renamed = re.sub(pattern, replacement, renamed)
+    if renamed in expected or _LAYER_SCALE.fullmatch(renamed):
+        return renamed
     return name
 
 

@@ -99,8 +99,9 @@ def build_timm(name: str, channels: int) -> Backbone:
     known = timm.list_models()
     if name not in known:
         hint = suggest(name, known) or "; timm.list_models() in Python lists the names"
-        tag = ", without the tag after the dot" if name.partition(".")[0] in known else hint
-        raise ConfigError(f'timm {timm.__version__} has no model "{name}"{tag}')
+        if name.partition(".")[0] in known:
+            hint = ": leave out the tag after the dot, which names weights to download"
+        raise ConfigError(f'timm {timm.__version__} has no model "{name}"{hint}')
     label = f"timm:{name}"
     model = _create(timm, name, channels)
     dim = getattr(model, "head_hidden_size", None) or model.num_features

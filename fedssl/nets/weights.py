@@ -109,10 +109,9 @@ def read_weights(path: Path | str) -> tuple[dict[str, str], dict[str, Tensor]]:
     The file is verified if fedssl wrote a hash into it.
     """
     path = Path(path)
+    data = b""
     try:
         data = path.read_bytes()
-        if data.startswith(_PICKLED):
-            raise ConfigError(_how_to_convert(path))
         header = _header(data)
         if header.keys() & {_ALGORITHM, _DIGEST} and not _is_intact(data, header):
             raise ConfigError(
@@ -123,6 +122,8 @@ def read_weights(path: Path | str) -> tuple[dict[str, str], dict[str, Tensor]]:
     except FileNotFoundError:
         raise ConfigError(f"there is no weights file {path}") from None
     except (SafetensorError, OSError, ValueError, KeyError) as failure:
+        if data.startswith(_PICKLED):  # so may a safetensors file, with the size of its header
+            raise ConfigError(_how_to_convert(path)) from None
         raise ConfigError(
             f"{path} is not a safetensors file ({failure}): download it again, or write it with "
             "safetensors.torch.save_file"
@@ -132,7 +133,9 @@ def read_weights(path: Path | str) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _how_to_convert(path: Path) -> str:
     """Return the error for a pickled file, with the lines of Python that convert it."""
-    converted = path.with_suffix(".safetensors").name
+    converted = f"{path.stem}.safetensors"
+    if converted == path.name:
+        converted = f"{path.stem}-converted.safetensors"
     return (
         f"{path} is a pickled file; fedssl reads safetensors only, because a pickle can run code. "
         "Convert it once, in Python:\n"
