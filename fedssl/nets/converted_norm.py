@@ -18,7 +18,11 @@ _WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct")
 
 
 class _ConvertedBatchNorm(_GroupedBatchNorm):
-    """A grouped BatchNorm with the tensors and settings of another layer, then its activation."""
+    """A grouped BatchNorm with the tensors and settings of another layer, then its activation.
+
+    It computes in plain torch on CUDA too: the layer that follows may change its result in place,
+    which the fused kernels do not allow.
+    """
 
     def __init__(self, layer: _BatchNorm) -> None:
         super().__init__(layer.num_features)
@@ -33,18 +37,12 @@ class _ConvertedBatchNorm(_GroupedBatchNorm):
         self.num_batches_tracked = layer.num_batches_tracked
         self.drop = _unless_identity(getattr(layer, "drop", None))
         self.act = _unless_identity(getattr(layer, "act", None))
-        if isinstance(self.act, nn.ReLU) and self.drop is None:
-            self.relu = True
-            self.act = None
         self.training = layer.training
 
     def twice(self, images: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the result after the activation twice."""
-        if self.weight is None or images.ndim == 3:
-            self.fused = False  # the kernels need weights, and the channels last
-        out, other = super().twice(images, residual)
-        if self.drop is None and self.act is None:
-            return out, other
+        self.fused = False
+        out, _ = super().twice(images, residual)
         if self.drop is not None:
             out = self.drop(out)
         if self.act is not None:
