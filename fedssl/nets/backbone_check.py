@@ -19,7 +19,7 @@ from fedssl.nets.backbone import Backbone
 from fedssl.nets.norm import _GroupedBatchNorm
 
 _IMAGES = 2  # of a trial: BatchNorm in training needs more than one
-_TOLERANCE = 1e-3  # relative: sums over a batch of another size are rounded differently
+_TOLERANCE = 1e-3  # relative, of equal features: sums may be rounded differently
 
 
 def check_backbone(
@@ -88,7 +88,7 @@ def _check_training(trial: Backbone, state: State, images: Tensor, label: str) -
         state.load(first)
         other = _try(trial, images, label)
         state.load(first)
-    if randomness.used or not torch.equal(one, other):
+    if randomness.used or _differ(one, other):
         raise ConfigError(
             f"{label} draws random numbers in training, which a resumed run could not repeat: "
             "switch off its random layers. fedssl does so for dropout and drop path of torch, "
@@ -128,15 +128,17 @@ def _check_batch(trial: Backbone, state: State, images: Tensor, label: str) -> N
         together = trial(images)[:1]
         alone = trial(images[:1])
     trial.train()
-    if not torch.allclose(together, alone, rtol=_TOLERANCE, atol=_TOLERANCE * _largest(alone)):
+    if _differ(together, alone):
         raise ConfigError(
             f"{label} has a layer, other than BatchNorm, that mixes the images of a batch in "
             "training: replace it, since views of an image are encoded in one batch"
         )
 
 
-def _largest(features: Tensor) -> float:
-    return float(features.abs().max())
+def _differ(features: Tensor, others: Tensor) -> bool:
+    """True if features differ by more than rounding."""
+    most = _TOLERANCE * float(others.abs().max())
+    return not torch.allclose(features, others, rtol=_TOLERANCE, atol=most)
 
 
 def _try(trial: nn.Module, images: Tensor, label: str) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedssl.core.errors import ConfigError
 from fedssl.nets.adopted import adopt
@@ -42,26 +43,38 @@ def give_backbone(backbone: Any) -> str:
     """
     if isinstance(backbone, str):
         return backbone
+    module = _module_of(backbone)
+    if any(map(is_lazy, module.parameters())):
+        raise ConfigError(
+            f"{type(module).__name__} has layers without shapes (torch's lazy modules): encode a "
+            "batch of images once before you pass it, or state the widths of its layers"
+        )
+    width = _width(module)
+    name = f"{type(module).__name__}-{_digest(module)}"
     if isinstance(backbone, nn.Module):
-        module = copy.deepcopy(backbone)
-        made = _Given(lambda: module, _width(module), _hash_weights(module))
-    elif callable(backbone):
-        with torch.random.fork_rng(devices=[]):
-            module = backbone()
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                "backbone= must be a torch.nn.Module, or a function without arguments that "
-                f"returns one (it returned a {type(module).__name__})"
-            )
-        made = _Given(backbone, _width(module), None)
+        _given[name] = _Given(lambda: module, width, _hash_weights(module))
     else:
+        _given[name] = _Given(backbone, width, None)
+    return f"{GIVEN}:{name}"
+
+
+def _module_of(backbone: Any) -> nn.Module:
+    """Return a copy of a module, or the module that a function makes."""
+    if isinstance(backbone, nn.Module):
+        return copy.deepcopy(backbone)
+    if not callable(backbone):
         raise ConfigError(
             "backbone= must be a torch.nn.Module, a function without arguments that returns one, "
-            f"or the name of a backbone (got a {type(backbone).__name__})"
+            f"or the name of a backbone (got {type(backbone).__name__})"
         )
-    name = f"{type(module).__name__}-{_digest(module)}"
-    _given[name] = made
-    return f"{GIVEN}:{name}"
+    with torch.random.fork_rng(devices=[]):
+        module = backbone()
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            "backbone= must be a torch.nn.Module, or a function without arguments that returns "
+            f"one (it returned {type(module).__name__})"
+        )
+    return module
 
 
 def build_given(name: str, channels: int) -> Backbone:

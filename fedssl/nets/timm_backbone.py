@@ -96,10 +96,10 @@ class TimmViT(AdoptedBackbone, PatchBackbone):
 def build_timm(name: str, channels: int) -> Backbone:
     """Return a model of timm with random weights, for images of this many channels."""
     timm = _import_timm()
-    known = timm.list_models()
-    if name not in known:
-        hint = suggest(name, known) or "; timm.list_models() in Python lists the names"
-        if name.partition(".")[0] in known:
+    architecture, dot, _ = name.partition(".")
+    if dot or not timm.is_model(name):
+        hint = suggest(name, timm.list_models()) or "; timm.list_models() lists the names in Python"
+        if timm.is_model(architecture):
             hint = ": leave out the tag after the dot, which names weights to download"
         raise ConfigError(f'timm {timm.__version__} has no model "{name}"{hint}')
     label = f"timm:{name}"

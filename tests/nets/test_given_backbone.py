@@ -128,7 +128,9 @@ def test_what_is_no_backbone() -> None:
     class Compiled(Net):
         channels = 5  # a backbone has another meaning of this word
 
-    for wrong in (3, lambda: 3, nn.Linear(2, 2)):
+    lazy = Net()
+    lazy.conv = nn.LazyConv2d(6, 3)  # type: ignore[assignment]
+    for wrong in (3, lambda: 3, nn.Linear(2, 2), lazy):
         with raises(ConfigError):
             give_backbone(wrong)
     with raises(ConfigError):
