@@ -41,13 +41,13 @@ MEANINGS = {
     "partition.clusters.capped": "a client that holds N/K images gets none of the next groups; "
     "excludes `balanced`",
     "partition.skew.beta": "0: sorted by class, 1: IID",
-    "method.backbone": "the network that is pre-trained; see below",
+    "method.backbone": "the network that is pre-trained; see below. `timm:NAME` is a model of timm",
     "method.stem": "first layers of a ResNet: `cifar` keeps the resolution of the images (3x3 "
     "convolution of stride 1, no max-pooling) and is initialised like torch's layers, `imagenet` "
     "reduces it to a quarter and is initialised like torchvision's; for a ViT, the patch size",
     "method.view_size": "side of the views in pixels; none: that of the images",
     "method.init": "a safetensors file, relative to the current directory, with the initial "
-    "weights of the backbone; names of torchvision and timm are supported",
+    "weights of the backbone; names of torchvision, timm and DINOv2 are supported",
     "method.augment": "augmentation; see the table `[method.augment]` below",
     "method.byol.hidden": "width of the heads' hidden layer",
     "method.byol.dim": "width of projections and predictions",

@@ -104,10 +104,17 @@ PYTHON = [
     if b.language == "python" and not b.info and b.page not in COMMANDS_BEFORE_PYTHON
 ]
 WITH_TORCHVISION = [b for b in PYTHON if "torchvision" in b.text]
+WITH_TIMM = [b for b in PYTHON if "import timm" in b.text]
+
+
+def marks(text: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of a test of this text: timm is an optional library."""
+    return [pytest.mark.oracle] if "timm:" in text else []
 
 
 def parametrized(blocks: list[Block]) -> Any:
-    return pytest.mark.parametrize("block", blocks, ids=str)
+    parameters = [pytest.param(block, marks=marks(block.text)) for block in blocks]
+    return pytest.mark.parametrize("block", parameters, ids=str)
 
 
 def execute(block: Block, names: dict[str, Any]) -> None:
@@ -166,7 +173,8 @@ def test_python_runs(
 
     A block that is to be saved as a file is imported instead.
     """
-    blocks = [b for b in PYTHON if b.page == page and b not in WITH_TORCHVISION]
+    optional = [*WITH_TORCHVISION, *WITH_TIMM]
+    blocks = [b for b in PYTHON if b.page == page and b not in optional]
     if find_spec("onnx") is None:
         blocks = [b for b in blocks if "torch.onnx" not in b.text]
     file = saved_file(page)
@@ -215,6 +223,13 @@ def test_torchvision_loads_the_backbone(
         torch.testing.assert_close(names["model"].eval()(images), backbone(images))
 
 
+@pytest.mark.oracle
+@parametrized(WITH_TIMM)
+def test_timm_loads_the_backbone(block: Block, sandbox: Path) -> None:
+    pytest.importorskip("timm")
+    execute(block, {})
+
+
 @parametrized([b for b in BLOCKS if b.language == "toml"])
 def test_toml_loads(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -240,7 +255,7 @@ def commands() -> Iterator[tuple[Block, list[str]]]:
 
 @pytest.mark.parametrize(
     ("block", "words"),
-    list(commands()),
+    [pytest.param(*command, marks=marks(" ".join(command[1]))) for command in commands()],
     ids=lambda value: shlex.join(value) if isinstance(value, list) else str(value),
 )
 def test_command_exists(block: Block, words: list[str], own_modules: Path) -> None:

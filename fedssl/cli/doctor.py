@@ -37,7 +37,7 @@ EXTRAS = {
 PURPOSES = {
     "viz": "pictures",
     "maps": "maps by UMAP",
-    "vision": "detection, and pre-trained weights",
+    "vision": "backbones of timm, and detection",
     "flower": "clients on their own machines",
 }
 TORCHVISION_MISMATCH = (

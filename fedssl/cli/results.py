@@ -19,6 +19,7 @@ MAX_SEPARATE = 5
 _NAMES = {
     "this run": "this run",
     "random": "random backbone",
+    "start": "start of training",
     "isolated": "each client alone",
     "centralized": "all images pooled",
     MEAN: "mean of the peers",
@@ -27,7 +28,12 @@ _NAMES = {
 
 
 # So that a table with gains fits into 80 columns.
-_SHORT_NAMES = {"isolated": "clients alone", "random": "random", "centralized": "pooled"}
+_SHORT_NAMES = {
+    "isolated": "clients alone",
+    "random": "random",
+    "start": "start",
+    "centralized": "pooled",
+}
 
 
 def print_results(run: Run) -> None:

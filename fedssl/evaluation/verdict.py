@@ -18,6 +18,7 @@ from fedssl.evaluation.score import rounded
 THIS_RUN = "this run"
 # Rows that a run is compared with, in the order of interest, as the verdict calls them.
 AGAINST = {
+    "start": "the weights that training started from",
     "isolated": "clients that train alone",
     "random": "an untrained backbone",
     "centralized": "training on all images in one place",

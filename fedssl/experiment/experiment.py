@@ -23,6 +23,7 @@ from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
 from fedssl.engine.means.mean_settings import MeanSettings, WeightedMean
 from fedssl.engine.privacy.settings import NO_PRIVACY, PrivacySettings
 from fedssl.engine.uploads.settings import GuardSettings
+from fedssl.experiment.baseline_names import BASELINES, UNTRAINED
 from fedssl.experiment.hashed_settings import hashed_settings
 from fedssl.experiment.lookup import load_values
 from fedssl.experiment.merge_checks import check_mean, check_uploads
@@ -41,8 +42,6 @@ from fedssl.method import METHODS, Method, MethodSettings
 from fedssl.probes import ProbeSettings
 from fedssl.topologies.topology import TOPOLOGIES, Star, Topology
 from fedssl.training.settings import TrainSettings
-
-BASELINES = ("random", "isolated", "centralized")
 
 
 def _chosen(table: str) -> BeforeValidator:
@@ -244,7 +243,7 @@ class Experiment(Settings):
             )
         for name in self.probe.baselines or ():
             # Here "random" is an untrained backbone, not the graph of that name.
-            if name != "random" and not TOPOLOGIES[name].has_server:
+            if name not in UNTRAINED and not TOPOLOGIES[name].has_server:
                 raise ConfigError(
                     f'baseline "{name}" has no server, but algorithm "{self._algorithm_name}" '
                     "needs one: remove it from probe.baselines"

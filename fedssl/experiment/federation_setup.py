@@ -23,6 +23,7 @@ from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
 from fedssl.engine.runtimes.local import LocalRuntime, ignore_reply
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.validate import Schema
+from fedssl.experiment.backbone_trial import try_backbone
 from fedssl.experiment.client_data import INITIAL_CLIENT
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method, Normalisation
@@ -183,6 +184,7 @@ def build_trainers(
     `most_images` is the number of images of the largest client, if known.
     """
     settings = experiment.train
+    try_backbone(experiment, image)
     devices = training_devices(device)
     placements = _placements(experiment, image, devices)
     count = min(settings.workers or len(placements), clients)

@@ -9,6 +9,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import Layout
 from fedssl.engine.privacy.accountant import need_accountant
 from fedssl.engine.privacy.settings import PrivacySettings
+from fedssl.experiment.baseline_names import UNTRAINED
 from fedssl.method import Method
 from fedssl.topologies.topology import Topology
 
@@ -69,7 +70,7 @@ def _check_uploads(algorithm: Algorithm, method: Method) -> None:
 
 def _check_baselines(baselines: Sequence[str]) -> None:
     """Raise ConfigError for baselines that train without noise, and would be in the results."""
-    trained = [name for name in baselines if name != "random"]
+    trained = [name for name in baselines if name not in UNTRAINED]
     if trained:
         raise ConfigError(
             f'probe.baselines: "{trained[0]}" trains on the clients\' images without noise, and '

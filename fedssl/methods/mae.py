@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedssl.core.errors import ConfigError
 from fedssl.method import METHODS, Batch, Constants, Method, MethodSettings, Output
-from fedssl.nets import ViT
+from fedssl.nets import PatchBackbone
 from fedssl.nets.vit import Block, initialise, sines
 from fedssl.views import ViewGroup
 
@@ -88,10 +88,10 @@ class MAE(Method):
 
     Settings = MAESettings
     settings: MAESettings
-    backbone: ViT
+    backbone: PatchBackbone
 
     def __init__(self, settings: MAESettings, backbone: nn.Module, size: int) -> None:
-        if not isinstance(backbone, ViT):
+        if not isinstance(backbone, PatchBackbone):
             raise ConfigError(
                 'method "mae" masks patches, so its backbone must be a vision transformer '
                 "such as vit_tiny"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.settings import Registry
-from fedssl.core.suggestions import suggest
-from fedssl.nets.group_norm import Norm, use_norm
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -43,20 +41,27 @@ class Backbone(nn.Module, ABC):
         """Return the features (n, dim) of images (n, channels, h, w)."""
 
 
+class PatchBackbone(Backbone):
+    """A vision transformer: it cuts images into patches, and its features are those of tokens."""
+
+    patch: int  # side of a patch, in pixels
+    heads: int  # of each attention layer
+
+    def cut(self, height: int, width: int) -> tuple[int, int]:
+        """Return the grid (rows, columns) of patches in an image of this size."""
+        if height % self.patch or width % self.patch:
+            raise ConfigError(
+                f"this vision transformer cuts images into patches of {self.patch} x {self.patch} "
+                f"pixels, but {height} x {width} is not a multiple of that"
+            )
+        return int(height) // self.patch, int(width) // self.patch  # traced as tensors for ONNX
+
+    @abstractmethod
+    def tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return the class token and one token per patch, (n, 1 + t, dim).
+
+        If `keep` (n, t) is given, only the patches with these indices enter.
+        """
+
+
 BACKBONES: Registry[Backbone] = Registry("backbone", "fedssl.backbones")
-
-
-def build(name: str, channels: int = 3, stem: str = "cifar", norm: Norm = "batch") -> Backbone:
-    """Return a backbone by name, its weights drawn from torch's default generator.
-
-    `norm = "group"` replaces its BatchNorm layers, in both training and evaluation.
-    """
-    stems = get_args(Stem)
-    if stem not in stems:
-        hint = suggest(stem, stems) or f"; known: {', '.join(stems)}"
-        raise ConfigError(f'unknown stem "{stem}"{hint}')
-    if channels < 1:
-        raise ConfigError(f"images must have at least one channel (got {channels})")
-    backbone = BACKBONES[name](channels, stem)  # type: ignore[arg-type]  # checked above
-    use_norm(backbone, norm)
-    return backbone

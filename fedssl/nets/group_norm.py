@@ -41,6 +41,19 @@ class GroupNorm(nn.GroupNorm):
         return out, out
 
 
+class ActivatedGroupNorm(GroupNorm):
+    """GroupNorm with another activation than a ReLU."""
+
+    def __init__(self, groups: int, features: int, activation: nn.Module) -> None:
+        super().__init__(groups, features)
+        self.act = activation
+
+    def forward(self, images: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the activation of the normalised images (n, C, …)."""
+        out: Tensor = self.act(super().forward(images, residual))
+        return out
+
+
 def group_count(channels: int) -> int:
     """Return the number of groups of a map with this many channels, as torch.nn.GroupNorm has it.
 
@@ -70,4 +83,10 @@ def _replacement(batch_norm: BatchNorm1d | BatchNorm2d) -> GroupNorm:
     if isinstance(batch_norm, BatchNorm2d):
         groups = group_count(features)
     norm = GroupNorm(groups, features, batch_norm.relu)
-    return norm.requires_grad_(batch_norm.weight.requires_grad)
+    activation = getattr(batch_norm, "act", None)  # of a layer converted from timm
+    if activation is not None:
+        norm = ActivatedGroupNorm(groups, features, activation)
+    weight: Tensor | None = batch_norm.weight
+    if weight is None:
+        return norm
+    return norm.requires_grad_(weight.requires_grad)

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedssl.core.errors import ConfigError
-from fedssl.nets.backbone import BACKBONES, Backbone, Stem
+from fedssl.nets.backbone import BACKBONES, PatchBackbone, Stem
 
 # Pixels a side for which positions are learned.
 NOMINAL: dict[Stem, int] = {"cifar": 32, "imagenet": 224}
@@ -138,7 +137,7 @@ def resample(positions: Tensor, old: int, grid: tuple[int, int]) -> Tensor:
     return resampled.reshape(1, height * width, -1)
 
 
-class ViT(Backbone):
+class ViT(PatchBackbone):
     """Maps (n, channels, h, w) to the class token (n, dim).
 
     h and w must be multiples of the patch's side.
@@ -146,7 +145,6 @@ class ViT(Backbone):
 
     width: ClassVar[int]
     depth: ClassVar[int]
-    heads: ClassVar[int]
     patches: ClassVar[dict[Stem, int]]  # side of a patch, in pixels
 
     def __init__(self, channels: int = 3, stem: Stem = "cifar") -> None:
@@ -163,15 +161,6 @@ class ViT(Backbone):
         with torch.no_grad():
             self.pos_embed.zero_()[0, 1:] = sines(self.grid, self.dim)
         initialise(self.blocks)
-
-    def cut(self, height: int, width: int) -> tuple[int, int]:
-        """Return the grid (rows, columns) of patches in an image of this size."""
-        if height % self.patch or width % self.patch:
-            raise ConfigError(
-                f"this vision transformer cuts images into patches of {self.patch} x {self.patch} "
-                f"pixels, but {height} x {width} is not a multiple of that"
-            )
-        return int(height) // self.patch, int(width) // self.patch  # traced as tensors for ONNX
 
     def tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """Return the class token and one token per patch, (n, 1 + t, dim).

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import write_atomic
+from fedssl.nets.pretrained import Fitted, fit
 
-_PREFIXES = ("module.", "backbone.", "encoder.")
-_CLASSIFIERS = ("fc.", "head.")
+_PICKLED = (b"PK", b"\x80")  # the first bytes of files that torch.save writes
 _COUNTER = "num_batches_tracked"
 _ALGORITHM = "fedssl.hash"
 _DIGEST = "fedssl.sha256"
@@ -24,23 +24,38 @@ _NO_DIGEST = "0" * 64
 
 
 def load_backbone(backbone: nn.Module, path: Path | str) -> None:
-    """Load the weights of a file with fedssl's, torchvision's or timm's names into a backbone.
+    """Load the weights of a file into a backbone; names and positions are fitted to it.
 
-    Names may have the prefixes `module.`, `backbone.` and `encoder.`. A classifier (`fc.*`,
-    `head.*`) is ignored; batch counters, which old files lack, may be missing. A first convolution
-    for another number of channels is adapted (`adapt_channels`). Any other tensor that is missing,
-    surplus or of another shape is a ConfigError.
+    Names may be those of fedssl, torchvision, timm or DINOv2 (`pretrained.fit`). A classifier and
+    other heads are ignored; batch counters, which old files lack, may be missing. A first
+    convolution for another number of channels is adapted (`adapt_channels`). Any other tensor that
+    is missing, surplus or of another shape is a ConfigError.
     """
+    fitted = _fit_file(backbone, path)
+    backbone.load_state_dict({**backbone.state_dict(), **fitted.tensors})
+
+
+def unused_tensors(backbone: nn.Module, path: Path | str) -> list[str]:
+    """Return the names of the tensors in a file that have no place in a backbone.
+
+    The backbone may be on the meta device. Raise ConfigError if the file does not fit it.
+    """
+    return _fit_file(backbone, path).unused
+
+
+def _fit_file(backbone: nn.Module, path: Path | str) -> Fitted:
+    """Return the tensors of a file that fit a backbone, and the names of those not used."""
     expected = backbone.state_dict()
     _, tensors = read_weights(path)
-    loaded = _rename_tensors(tensors, expected)
+    fitted = fit(tensors, expected)
+    loaded = fitted.tensors
     first = next((name for name, tensor in expected.items() if tensor.dim() == 4), "")
     if first in loaded:
         loaded[first] = adapt_channels(loaded[first], expected[first].shape[1])
     problem = _mismatch(loaded, expected)
     if problem is not None:
         raise ConfigError(f"{path} does not fit this backbone: {problem}")
-    backbone.load_state_dict({**expected, **loaded})
+    return fitted
 
 
 def adapt_channels(weight: Tensor, channels: int) -> Tensor:
@@ -94,6 +109,7 @@ def read_weights(path: Path | str) -> tuple[dict[str, str], dict[str, Tensor]]:
     The file is verified if fedssl wrote a hash into it.
     """
     path = Path(path)
+    data = b""
     try:
         data = path.read_bytes()
         header = _header(data)
@@ -106,11 +122,26 @@ def read_weights(path: Path | str) -> tuple[dict[str, str], dict[str, Tensor]]:
     except FileNotFoundError:
         raise ConfigError(f"there is no weights file {path}") from None
     except (SafetensorError, OSError, ValueError, KeyError) as failure:
+        if data.startswith(_PICKLED):  # so may a safetensors file, with the size of its header
+            raise ConfigError(_how_to_convert(path)) from None
         raise ConfigError(
-            f"{path} is not a safetensors file ({failure}). Pickled weights are not supported: "
-            "convert them with safetensors.torch.save_file"
+            f"{path} is not a safetensors file ({failure}): download it again, or write it with "
+            "safetensors.torch.save_file"
         ) from None
     return header, tensors
+
+
+def _how_to_convert(path: Path) -> str:
+    """Return the error for a pickled file, with the lines of Python that convert it."""
+    converted = f"{path.stem}.safetensors"
+    if converted == path.name:
+        converted = f"{path.stem}-converted.safetensors"
+    return (
+        f"{path} is a pickled file; fedssl reads safetensors only, because a pickle can run code. "
+        "Convert it once, in Python:\n"
+        f'    weights = torch.load("{path.name}", map_location="cpu", weights_only=True)\n'
+        f'    safetensors.torch.save_file(weights, "{converted}")'
+    )
 
 
 def _header(data: bytes) -> dict[str, str]:
@@ -157,30 +188,6 @@ def _mismatch(loaded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> s
         if tensor.shape != expected[name].shape:
             return f"its {name} is {tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
     return None
-
-
-def _rename_tensors(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the tensors without prefixes in their names, and without a classifier's."""
-    renamed: dict[str, Tensor] = {}
-    for full_name, tensor in tensors.items():
-        name = _strip_prefixes(full_name, expected)
-        if name in renamed:
-            raise ConfigError(
-                f"the weights file has {name} twice, under different prefixes: remove one of them"
-            )
-        if name in expected or not name.startswith(_CLASSIFIERS):
-            renamed[name] = tensor
-    return renamed
-
-
-def _strip_prefixes(name: str, expected: Mapping[str, Tensor]) -> str:
-    """Remove known prefixes until the backbone has the name: its own names may start with one."""
-    while name not in expected and name.startswith(_PREFIXES):
-        prefix = next(prefix for prefix in _PREFIXES if name.startswith(prefix))
-        name = name.removeprefix(prefix)
-    return name
 
 
 def _first_names(names: list[str], limit: int = 3) -> str:

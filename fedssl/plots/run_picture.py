@@ -34,6 +34,7 @@ NAMES = {
     "isolated": "each client alone",
     "random": "random backbone",
     "centralized": "all images pooled",
+    "start": "start of training",
 }
 INTERVAL_STYLE: dict[str, Any] = {"color": "black", "capsize": 3, "linewidth": 1.2}
 MODEL_STYLE: dict[str, Any] = {
@@ -158,9 +159,10 @@ def _row_styles(table: Table) -> dict[str, dict[str, str]]:
 
 def _knn_by_round(rounds: Rounds, table: Table) -> list[tuple[int, float]]:
     """Return measurements as (round, accuracy); those of the table are the first and the last."""
-    accuracies = {}
-    if "random" in table:
-        accuracies[0] = table["random"]["knn"]["mean"]
+    accuracies: dict[int, float] = {}
+    for name in ("start", "random"):
+        if name in table:
+            accuracies.setdefault(0, table[name]["knn"]["mean"])
     for line in rounds:
         if line["knn"] is not None:
             accuracies[line["round"]] = line["knn"]

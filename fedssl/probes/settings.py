@@ -44,8 +44,9 @@ class ProbeSettings(Settings):
     # of `collaborative`: the new classifier; "mlp" has a hidden layer; default: the protocol's
     head: Literal["linear", "mlp"] | None = None
     picture: bool = False  # picture.png at the end: kNN curve, maps before and after training
-    # measured too: "random" weights, "isolated", "centralized" runs; default: those that take at
-    # most twice the time of the run
+    # measured too: "random" weights, the weights at the "start" of training, "isolated",
+    # "centralized" runs; default: those that take at most twice the time of the run, with "start"
+    # in place of "random" if weights are given
     baselines: tuple[str, ...] | None = None
 
 

@@ -18,6 +18,7 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.verdict import THIS_RUN
 from fedssl.experiment import federation_setup
+from fedssl.experiment.baseline_names import UNTRAINED, first_model_name
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import undamaged
@@ -40,7 +41,7 @@ def baselines_of(evaluation: Evaluation, folder: Path, alone: bool) -> Choice:
         return Choice([])
     choice = choose_baselines(evaluation.experiment, read_rounds(folder / "rounds.jsonl"))
     if alone:
-        return Choice([name for name in choice.names if name == "random"])
+        return Choice([name for name in choice.names if name in UNTRAINED])
     return choice
 
 
@@ -71,9 +72,10 @@ def baseline_names(experiment: Experiment, relative: float) -> list[str]:
     """Return the baselines, if clients that train alone take `relative` times as long as the run."""
     if experiment.probe.baselines is not None:
         return list(experiment.probe.baselines)
+    first = first_model_name(experiment.method)
     if relative <= MAX_RELATIVE_TIME and _can_train_alone(experiment):
-        return ["random", "isolated"]
-    return ["random"]
+        return [first, "isolated"]
+    return [first]
 
 
 def _can_train_alone(experiment: Experiment) -> bool:
@@ -120,7 +122,7 @@ class Baselines:
     data: Dataset
     public: Tensor | None
     device: torch.device
-    names: list[str]  # topologies, and "random" for untrained models
+    names: list[str]  # topologies, and those of models before training
     quiet: bool
 
     def is_same_training(self, name: str) -> bool:
@@ -174,9 +176,13 @@ class Baselines:
 
 
 def untrained_models(
-    experiment: Experiment, image: tuple[int, int, int], device: torch.device
+    experiment: Experiment, image: tuple[int, int, int], device: torch.device, name: str
 ) -> dict[str, State]:
-    """Return the model with the first weights that the seed gives, without `method.init`."""
-    method = experiment.method.model_copy(update={"init": None})
-    untrained = experiment.model_copy(update={"method": method})
-    return {"random": federation_setup.build_method(untrained, image, device).state}
+    """Return the model before training by the name of its baseline.
+
+    `start` has the weights of `method.init`, `random` those that the seed gives without it.
+    """
+    if name == "random":
+        method = experiment.method.model_copy(update={"init": None})
+        experiment = experiment.model_copy(update={"method": method})
+    return {name: federation_setup.build_method(experiment, image, device).state}

@@ -131,11 +131,12 @@ def knn_curve(group: Group) -> list[CurvePoint]:
 
 
 def _knn_by_round(run: RunSummary) -> dict[int, float]:
-    """Return the kNN accuracies of a run; round 0 is the untrained backbone, if measured."""
-    accuracies = {}
-    untrained = run.results["table"].get("random", {}).get("knn")
-    if untrained is not None:
-        accuracies[0] = untrained["mean"]
+    """Return the kNN accuracies of a run; round 0 is before training, if measured."""
+    accuracies: dict[int, float] = {}
+    for name in ("start", "random"):
+        untrained = run.results["table"].get(name, {}).get("knn")
+        if untrained is not None:
+            accuracies.setdefault(0, untrained["mean"])
     for line in read_rounds(run.folder / "rounds.jsonl", ignore_message):
         if line.get("knn") is not None:
             accuracies[line["round"]] = line["knn"]

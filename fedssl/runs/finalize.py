@@ -24,6 +24,7 @@ from fedssl.evaluation.models import Models, export, models_of
 from fedssl.evaluation.outcomes import OUTCOMES, outcomes_of, write_outcomes
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.verdict import THIS_RUN, judge, line
+from fedssl.experiment.baseline_names import UNTRAINED
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs import private_run
 from fedssl.runs.baselines import Baselines, announce, baselines_of, untrained_models
@@ -285,10 +286,9 @@ def _rows(
     own = evaluation.measure(models, chosen, models.excluded)
     yield THIS_RUN, own
     for name in baselines.names:
-        if name == "random":
-            untrained = untrained_models(
-                experiment, evaluation.data.train.image_shape, evaluation.device
-            )
+        if name in UNTRAINED:
+            image = evaluation.data.train.image_shape
+            untrained = untrained_models(experiment, image, evaluation.device, name)
             yield name, evaluation.measure(untrained, chosen)
         elif baselines.is_same_training(name):
             yield name, own

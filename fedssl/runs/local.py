@@ -26,6 +26,7 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
+from fedssl.runs.first_weights import announce_unused
 from fedssl.runs.progress import Progress
 from fedssl.runs.resume_checks import (
     FLOWER,
@@ -149,6 +150,8 @@ class LocalSession:
         last = resumed
         if last is None:
             self._print_workload(done=0)
+            channels = self._run.data.train.image_shape[0]
+            announce_unused(self._federation.experiment, channels, self._run.notify)
             sites = self._federation.first_sites(partial(meter, notify=self._run.notify))
             record()
             last = self._session.begin(sites)

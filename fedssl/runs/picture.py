@@ -20,6 +20,7 @@ from fedssl.evaluation.intervals import accuracy_interval
 from fedssl.evaluation.models import Models
 from fedssl.evaluation.outcomes import read_outcomes
 from fedssl.evaluation.verdict import THIS_RUN, Verdict, judge
+from fedssl.experiment.baseline_names import first_model_name
 from fedssl.plots.feature_map import MAPPED
 from fedssl.plots.run_picture import draw_run
 from fedssl.plots.style import encode_png, need_matplotlib
@@ -49,7 +50,8 @@ def draw(
     need_matplotlib()
     mapped = test.select(torch.arange(min(MAPPED, len(test))))
     image = evaluation.data.train.image_shape
-    untrained = untrained_models(evaluation.experiment, image, evaluation.device)
+    name = first_model_name(evaluation.experiment.method)
+    untrained = untrained_models(evaluation.experiment, image, evaluation.device, name)
     verdict = _verdict(folder)
     learned = {}
     for probe in table.get(THIS_RUN, {}):

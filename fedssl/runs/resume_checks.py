@@ -23,6 +23,7 @@ from fedssl.engine.privacy.ledger import check_complete, read_charges
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import may_change
 from fedssl.experiment.plain_values import differences
+from fedssl.nets import given_weights
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.training.trainer import resolve_precision
 
@@ -196,6 +197,9 @@ def check_same_images(
     digest = hashlib.sha256()
     if method.init is not None and method.init.is_file():
         digest.update(hashlib.sha256(method.init.read_bytes()).digest())
+    given = given_weights(method.backbone)
+    if given is not None:
+        digest.update(given.encode())
     if method.method.learns_from_labels and data.train.labelled:
         digest.update(data.train.labels.to(torch.int64).numpy().data)
     if public is not None:
@@ -208,7 +212,7 @@ def check_same_images(
         problem = "images, or their assignment to clients,"
         if method.method.learns_from_labels:
             problem += " or labels,"
-        if method.init is not None:
+        if method.init is not None or given is not None:
             problem += " or first weights,"
         raise ConfigError(
             f"{folder} holds a run whose {problem} differ from this experiment's. "

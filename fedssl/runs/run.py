@@ -17,7 +17,7 @@ from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, RunError, explained_errors
 from fedssl.core.files import integrity
 from fedssl.core.state.state import State
-from fedssl.data import Dataset, from_python
+from fedssl.data import Dataset
 from fedssl.data.folder import BACKGROUNDS, background_of, fit_of
 from fedssl.evaluation.evaluate import Evaluation, backbone_of
 from fedssl.evaluation.models import Models, saved_models
@@ -26,13 +26,18 @@ from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.transfer import On, other_images, same_source, trained_on
 from fedssl.experiment import federation_setup
-from fedssl.experiment.client_data import partition_data, read_data, read_public, with_given_images
+from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import flatten
 from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
 from fedssl.runs.directories import default_dir, directory_line, titled_experiment
 from fedssl.runs.finalize import finish
+from fedssl.runs.given_inputs import (
+    check_same_backbone,
+    images_from_python,
+    with_given_inputs,
+)
 from fedssl.runs.input_images import load_as_input
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import (
@@ -57,8 +62,8 @@ class Run:
     """A run directory, finished or not: its experiment, rounds log, models and results.
 
     Opening a run reads no images and changes no file. `data_dir`, by default `data`, has the data
-    sets that probes need; `dataset` are the images of a run that was started with images from
-    Python. `dir` is the path of the directory, `experiment` the experiment that was started there,
+    sets that probes need; `dataset` are the images, and `backbone` the module or the function that
+    makes it, of a run that was started with them from Python. `dir` is the path of the directory, `experiment` the experiment that was started there,
     and `device` where models are measured.
 
     Raises ConfigError if the directory holds no run, or a run of classes whose module is not
@@ -71,10 +76,13 @@ class Run:
         data_dir: str | Path | None = None,
         device: str = "auto",
         dataset: Any = None,
+        backbone: Any = None,
     ) -> None:
         self.dir = Path(folder)
         check_run_directory(self.dir)
         self.experiment = read_experiment(self.dir, print_to_stderr)
+        if backbone is not None:
+            check_same_backbone(self.experiment, backbone)
         self.device = resolve_device(device)
         self._data_dir = Path(data_dir or "data")
         self._dataset = dataset
@@ -165,7 +173,8 @@ class Run:
         A backbone without convolutions does not tell them; the images do.
         """
         for entry in state.layout.entries:
-            if entry.part == "backbone" and len(entry.shape) == 4:
+            is_weight = entry.name.endswith(".weight")  # not the positions of a transformer
+            if entry.part == "backbone" and is_weight and len(entry.shape) == 4:
                 return entry.shape[1]
         return self._image()[0]
 
@@ -248,6 +257,7 @@ def run(
     dataset: Any = None,
     test: Any = None,
     *,
+    backbone: Any = None,
     quiet: bool = False,
     set: Mapping[str, Any] | None = None,
     **changes: Any,
@@ -258,13 +268,12 @@ def run(
     (`rounds=3`, `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`);
     a table changes only the keys that it names, in both. `dataset`, and `test` for labelled images
     to measure with, take images straight from Python: a pair of arrays, a torch or a Hugging Face
-    data set. `dataset` may also be a dict {client: images}, which defines the clients. Raises a
-    FedsslError if the experiment cannot be run.
+    data set. `dataset` may also be a dict {client: images}, which defines the clients. `backbone`
+    is the name of a backbone, a torch module that maps images to features, or a function that
+    makes one. Raises a FedsslError if the experiment cannot be run.
     """
-    changed = flatten(changes) | flatten(set or {})
-    if dataset is not None:
-        changed = with_given_images(changed, dataset)
-    dataset = _from_python(dataset, test)
+    changed = with_given_inputs(flatten(changes) | flatten(set or {}), dataset, backbone)
+    dataset = images_from_python(dataset, test)
     title, original, chosen = titled_experiment(experiment, changed)
     on = resolve_device(device)
     folder = default_dir(title, chosen, original, on) if dir is None else Path(dir)
@@ -280,15 +289,3 @@ def run(
         if not finish(folder, data, public, device=on, quiet=quiet):
             notify(already_finished(folder, chosen))
     return Run(folder, root, device, dataset)
-
-
-def _from_python(dataset: Any, test: Any) -> Dataset | None:
-    """Return the images that a caller passes to `run`; None if there are none."""
-    if dataset is not None and not isinstance(dataset, Dataset):
-        return from_python(dataset, test)
-    if test is not None:
-        raise ConfigError(
-            "test= is used only together with training images in dataset=; a fedssl Dataset "
-            "contains its test images already"
-        )
-    return dataset

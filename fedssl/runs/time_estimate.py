@@ -19,6 +19,7 @@ from fedssl.core.seeds import generator
 from fedssl.data.image_pool import as_pixels
 from fedssl.engine.runtimes.client_round import Shard
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.experiment.baseline_names import UNTRAINED
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
 from fedssl.method import Batch, Constants, Method, Output
@@ -108,7 +109,7 @@ def busiest_worker(sizes: Sequence[int], workers: int) -> int:
 
 def _share_left(experiment: Experiment, folder: Path, name: str) -> float:
     """Return the share of a baseline's rounds that must be trained; 0 for untrained models."""
-    if name == "random":
+    if name in UNTRAINED:
         return 0.0
     if experiment.with_changes({"topology.name": name}).topology == experiment.topology:
         return 0.0  # the run itself
@@ -194,7 +195,7 @@ def model_count(experiment: Experiment, clients: Sequence[str]) -> int:
 
 def baseline_model_count(experiment: Experiment, clients: Sequence[str], name: str) -> int:
     """Return the number of models of a baseline that are measured in addition to the run's own."""
-    if name == "random":
+    if name in UNTRAINED:
         return 1
     baseline = experiment.with_changes({"topology.name": name})
     if baseline.topology == experiment.topology:

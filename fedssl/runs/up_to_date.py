@@ -14,6 +14,7 @@ from fedssl.core.files import integrity
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.experiment.baseline_names import UNTRAINED
 from fedssl.runs.baselines import Baselines
 
 # Keys of results.json that tell results of the same models and images from others.
@@ -114,11 +115,11 @@ def can_be_restored(results: Mapping[str, Any], wanted: Wanted, baselines: Basel
 def checkpoint_digests(rows: Iterable[str], baselines: Baselines) -> dict[str, str | None]:
     """Return what identifies the trained models of each row; None if they are not here.
 
-    The untrained models of the row "random" follow from the experiment.
+    Models before training follow from the experiment.
     """
     digests = {}
     for row in rows:
-        if row != "random":
+        if row not in UNTRAINED:
             digests[row] = Store(baselines.folder_of(row)).digest()
     return digests
 

@@ -117,7 +117,7 @@ def test_the_first_misfit_is_named(tmp_path: Path) -> None:
     del tensors["layer3.0.conv2.weight"]
     with raises(ConfigError):
         load_backbone(Tiny(), _saved(tmp_path, tensors))
-    surplus = {**Tiny().state_dict(), **{f"projector.{i}.bias": torch.ones(1) for i in range(5)}}
+    surplus = {**Tiny().state_dict(), **{f"layer5.{i}.bias": torch.ones(1) for i in range(5)}}
     with raises(ConfigError):
         load_backbone(Tiny(), _saved(tmp_path, surplus))
     with raises(ConfigError):

@@ -54,6 +54,11 @@ def test_an_algorithm_that_needs_a_server_cannot_train_clients_alone() -> None:
     assert choose_baselines(experiment, _rounds("ab")).names == ["random"]
 
 
+def test_a_run_with_first_weights_is_compared_with_them() -> None:
+    experiment = default_experiment(method__init="backbone.safetensors")
+    assert choose_baselines(experiment, _rounds("ab", "ab")).names == ["start", "isolated"]
+
+
 def test_named_baselines_are_used_whatever_their_time() -> None:
     experiment = default_experiment(probe__baselines=["centralized"])
     assert choose_baselines(experiment, _rounds("ab", "cd", "ef")) == (["centralized"], None)

@@ -803,7 +803,7 @@ def test_a_method_that_learns_from_labels_is_resumed_with_the_same_ones(
     fedssl.run(small, tmp_path / "byol", "cpu", dataset=others, quiet=True)
 
 
-def test_the_comparison_with_random_weights_ignores_method_init(
+def test_the_baselines_before_training_are_random_weights_and_those_of_method_init(
     small: Experiment, labelled: Dataset, tmp_path: Path
 ) -> None:
     trained = fedssl.run(small, tmp_path / "first", "cpu", dataset=labelled, quiet=True)
@@ -817,12 +817,14 @@ def test_the_comparison_with_random_weights_ignores_method_init(
         .floats
         for e in (small, again)
     )
-    random = (
-        untrained_models(again, labelled.train.image_shape, torch.device("cpu"))["random"]
+    random, start = (
+        untrained_models(again, labelled.train.image_shape, torch.device("cpu"), name)[name]
         .pick(("backbone",))
         .floats
+        for name in ("random", "start")
     )
     assert torch.equal(random, untrained)
+    assert torch.equal(start, started)
     assert not torch.equal(random, started)
     nets.save_backbone({n: t + 1 for n, t in load_file(file).items()}, file, {})
     with raises(ConfigError):

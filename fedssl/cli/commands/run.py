@@ -31,9 +31,10 @@ Baselines = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="Baselines to compare with, comma-separated: random (an untrained backbone), isolated "
-        "(each client alone), centralized. Default: random, and isolated if training it takes at "
-        "most twice as long as the run.",
+        help="Baselines to compare with, comma-separated: random (an untrained backbone), start "
+        "(the weights of method.init), isolated (each client alone), centralized. Default: random, "
+        "or start with method.init, and isolated if training it takes at most twice as long as the "
+        "run.",
     ),
 ]
 NoBaselines = Annotated[bool, typer.Option("--no-baselines", help="Compare with no baseline.")]

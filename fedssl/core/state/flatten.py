@@ -90,7 +90,7 @@ def _entries(module: nn.Module) -> Iterator[Entry]:
     layer's type."""
     for name, tensor in module.state_dict(keep_vars=True).items():
         owner, _ = _owner(module, name)
-        in_norm = isinstance(owner, _NormBase | nn.LayerNorm | nn.GroupNorm)
+        in_norm = _is_norm(owner)
         role: Role
         if not tensor.is_floating_point():
             role = "counter"
@@ -99,3 +99,10 @@ def _entries(module: nn.Module) -> Iterator[Entry]:
         else:
             role = "statistic" if in_norm else "buffer"
         yield Entry(name, tuple(tensor.shape), role)
+
+
+def _is_norm(layer: nn.Module) -> bool:
+    """True for a normalisation layer of torch or, by the attribute that it shares, of timm."""
+    if isinstance(layer, _NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
+        return True
+    return hasattr(layer, "normalized_shape")

@@ -39,8 +39,11 @@ class Entry(NamedTuple):
     @property
     def group(self) -> int:
         """Sort key of the role: parameters first, so that an optimizer updates one slice of the
-        row; then statistics, buffers, counters."""
-        return max(0, _ORDER.index(self.role) - 1)
+        row; then statistics, buffers, counters of batches and other integers."""
+        group = max(0, _ORDER.index(self.role) - 1)
+        if self.is_counter and not self.name.endswith(".num_batches_tracked"):
+            group += 1
+        return group
 
 
 class SharedSlice(NamedTuple):

@@ -105,7 +105,8 @@ class ResidentModule(nn.Module):
     def fuse(self, fused: bool) -> None:
         """Choose whether layers with fused kernels train with them."""
         for module in self.modules():
-            if hasattr(module, "fused"):
+            # Of the class: an attribute of an instance has another meaning in other libraries.
+            if hasattr(type(module), "fused"):
                 module.fused = fused  # type: ignore[assignment]
 
     def shadow(self) -> Shadow:
