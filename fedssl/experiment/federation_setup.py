@@ -25,6 +25,7 @@ from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.validate import Schema
 from fedssl.experiment.client_data import INITIAL_CLIENT
 from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.init_file import load_init
 from fedssl.method import Method, Normalisation
 from fedssl.training.client import Client, Meter, unmetered
 from fedssl.training.trainer import Trainer
@@ -164,8 +165,7 @@ def build_method(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(experiment.seed, "weights"))
         backbone = build_backbone(experiment, channels)
-        if experiment.method.init is not None:
-            nets.load_backbone(backbone, experiment.method.init)
+        load_init(backbone, experiment.method)
         return experiment.method.build(
             backbone, height, device, normalisation(experiment, channels)
         )
@@ -190,7 +190,13 @@ def build_trainers(
     if device.type == "cpu":
         batch = min(settings.batch, most_images)
         _check_host_memory(experiment, image, len(placements), batch)
-    return [Trainer(build_method(experiment, image, chosen), settings) for chosen in placements]
+    first: dict[torch.device, Method] = {}  # on each device
+    trainers = []
+    for chosen in placements:
+        method = build_method(experiment, image, chosen)
+        method.share_frozen(first.setdefault(chosen, method).backbone)
+        trainers.append(Trainer(method, settings))
+    return trainers
 
 
 def _placements(

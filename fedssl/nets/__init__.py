@@ -1,5 +1,6 @@
 """Backbones with torchvision's and timm's key names, heads, and files of weights."""
 
+from fedssl.nets.adapters import AdapterSettings, add_adapters, frozen_size, share_frozen
 from fedssl.nets.backbone import BACKBONES, Backbone, Stem, build
 from fedssl.nets.cnn import CNN, CNN5
 from fedssl.nets.group_norm import GroupNorm, Norm, use_norm
@@ -14,6 +15,7 @@ __all__ = [
     "BACKBONES",
     "CNN",
     "CNN5",
+    "AdapterSettings",
     "Backbone",
     "BatchNorm1d",
     "BatchNorm2d",
@@ -27,14 +29,17 @@ __all__ = [
     "ViT",
     "ViTMini",
     "ViTTiny",
+    "add_adapters",
     "backbone_file",
     "build",
     "expander",
+    "frozen_size",
     "linear",
     "load_backbone",
     "mlp",
     "read_weights",
     "save_backbone",
+    "share_frozen",
     "two_layers",
     "uninitialized",
     "use_norm",

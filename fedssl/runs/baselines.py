@@ -177,6 +177,6 @@ def untrained_models(
     experiment: Experiment, image: tuple[int, int, int], device: torch.device
 ) -> dict[str, State]:
     """Return the model with the first weights that the seed gives, without `method.init`."""
-    method = experiment.method.model_copy(update={"init": None})
+    method = experiment.method.model_copy(update={"init": None, "adapters": None})
     untrained = experiment.model_copy(update={"method": method})
     return {"random": federation_setup.build_method(untrained, image, device).state}

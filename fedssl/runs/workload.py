@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from fedssl.core.console import approximate_time
-from fedssl.core.state.layout import PARAMETERS
+from fedssl.core.state.layout import PARAMETERS, Layout
+from fedssl.engine.uploads.validate import Schema
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
+from fedssl.method import Method
+from fedssl.nets.adapters import adapted_layers, frozen_size
 from fedssl.runs.time_left import Later
 
 LONG = 15 * 60.0  # seconds, from which what makes a run shorter is printed
@@ -18,7 +21,8 @@ def workload(title: str, federation: Federation, done: int) -> str:
     """Return what is trained, on which device, for how many rounds; `done` are finished."""
     experiment = federation.experiment
     layout = federation.trainer.method.state.layout
-    weights = layout.pick(("backbone",), PARAMETERS).floats
+    frozen = frozen_size(federation.trainer.method.backbone)
+    weights = layout.pick(("backbone",), PARAMETERS).floats + frozen
     clients = f"{len(federation.clients):,} clients"
     plan = experiment.topology.plan(federation.clients, 0, experiment.seed)
     if len(plan.site_of) < len(federation.clients):
@@ -31,6 +35,40 @@ def workload(title: str, federation: Federation, done: int) -> str:
         f"{title}: training {experiment.method.backbone} ({weights:,} weights) on "
         f"{federation.device}, {clients}, {images:,} images, {rounds}"
     )
+
+
+def adapter_line(method: Method, schema: Schema) -> str | None:
+    """Return what adapters save, for uploads of this schema; None without adapters."""
+    frozen = frozen_size(method.backbone)
+    if not frozen:
+        return None
+    trained = method.state.layout.pick(("backbone",), PARAMETERS).floats
+    sent = 0
+    saved = 0
+    heads = 0
+    for layout in schema.values():
+        if isinstance(layout, Layout):
+            sent += layout.nbytes
+            others = [part for part in layout.parts if part not in ("backbone", "target")]
+            heads += layout.pick(others).nbytes
+            if adapted_layers([entry.name for entry in layout.entries]):
+                saved += 4 * frozen
+    line = (
+        f"adapters: {_millions(trained)} of {_millions(trained + frozen)} weights of the backbone "
+        f"are trained and sent; an upload has {_megabytes(sent)} instead of "
+        f"{_megabytes(sent + saved)}"
+    )
+    if heads > sent / 2:
+        line += f", of which {_megabytes(heads)} are heads: smaller heads shorten it"
+    return line
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.2f}M"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f} MB"
 
 
 def shorter(federation: Federation, training: float, all_rounds: float, later: Later) -> str | None:
