@@ -184,7 +184,9 @@ def _model_at(cls: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel
         if field is None:
             break
         choices = (field.annotation, *get_args(field.annotation))  # a table, or a table or None
-        tables = [each for each in choices if isinstance(each, type) and issubclass(each, BaseModel)]
+        tables = [
+            each for each in choices if isinstance(each, type) and issubclass(each, BaseModel)
+        ]
         if not tables:
             break
         cls = tables[0]

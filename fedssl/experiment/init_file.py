@@ -63,6 +63,13 @@ def init_changes(method: MethodSettings) -> dict[str, str]:
     return {SHA256: file_sha256(method.init)}
 
 
+def absolute_init(method: MethodSettings) -> dict[str, str]:
+    """Return the absolute path of `method.init` as a change of the experiment, if it is set."""
+    if method.init is None:
+        return {}
+    return {"method.init": str(method.init.resolve())}
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file; raise ConfigError if it cannot be read."""
     try:

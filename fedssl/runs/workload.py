@@ -54,17 +54,13 @@ def adapter_line(method: Method, schema: Schema) -> str | None:
             if adapted_layers([entry.name for entry in layout.entries]):
                 saved += 4 * frozen
     line = (
-        f"adapters: {_millions(trained)} of {_millions(trained + frozen)} weights of the backbone "
+        f"adapters: {trained:,} of {trained + frozen:,} weights of the backbone "
         f"are trained and sent; an upload has {_megabytes(sent)} instead of "
         f"{_megabytes(sent + saved)}"
     )
     if heads > sent / 2:
         line += f", of which {_megabytes(heads)} are heads: smaller heads shorten it"
     return line
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:,.2f}M"
 
 
 def _megabytes(count: int) -> str:
