@@ -194,7 +194,8 @@ def build_trainers(
     trainers = []
     for chosen in placements:
         method = build_method(experiment, image, chosen)
-        method.share_frozen(first.setdefault(chosen, method).backbone)
+        if experiment.method.adapters is not None:
+            method.share_frozen(first.setdefault(chosen, method).backbone)
         trainers.append(Trainer(method, settings))
     return trainers
 

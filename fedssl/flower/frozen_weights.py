@@ -36,6 +36,11 @@ def difference(expected: str | None, found: str | None) -> str | None:
     if expected == found:
         return None
     return (
-        f"its file of method.init has SHA-256 {found or 'unknown'}, that of the run has "
-        f"{expected or 'none'}: {ADVICE}"
+        f"its file of method.init has SHA-256 {_short(found)}, that of the run has "
+        f"{_short(expected)}: {ADVICE}"
     )
+
+
+def _short(digest: str | None) -> str:
+    """Return the beginning of a hash, since the length of a reason is limited."""
+    return "unknown" if digest is None else f"{digest[:16]}…"

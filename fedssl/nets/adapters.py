@@ -34,7 +34,7 @@ B = "lora_B"
 class AdapterSettings(Settings):
     """Settings of low-rank adapters."""
 
-    rank: int = Field(8, ge=1, le=1024)  # the paper's r
+    rank: int = Field(ge=1, le=1024)  # the paper's r, such as 8
     alpha: float = Field(16.0, gt=0)  # the paper's α: the change is scaled by alpha / rank
     # names of layers to adapt, such as qkv; empty: all linear layers and convolutions but the first
     # convolution

@@ -18,7 +18,6 @@ from fedssl.data import Dataset
 from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.init_file import file_sha256, init_changes
-from fedssl.experiment.overrides import merge_changes
 from fedssl.runs.local import Interrupted
 
 
@@ -61,18 +60,17 @@ def test_the_default_changes_no_hash() -> None:
     assert changed.with_changes({"method.adapters": "none"}).hash() == plain.hash()
 
 
-def test_an_empty_table_has_the_defaults() -> None:
-    experiment = Experiment.from_dict(
-        merge_changes(make_experiment().to_dict(), {"method": {"adapters": {}}})
-    )
-    table = {"method": {**make_experiment().to_dict()["method"], "adapters": {}}}
-    from_toml = Experiment.from_dict({**make_experiment().to_dict(), **table})
-    assert from_toml.to_dict()["method"]["adapters"] == {"rank": 8, "alpha": 16.0, "layers": []}
-    assert experiment.method.adapters in (None, from_toml.method.adapters)
-
-
 @pytest.mark.parametrize(
-    "adapters", [{"rank": 0}, {"alpha": 0}, {"rnk": 8}, {"sha256": "abc"}, {"layers": "qkv"}, 8]
+    "adapters",
+    [
+        {"rank": 0},
+        {"rank": 8, "alpha": 0},
+        {"rnk": 8},
+        {"rank": 8, "sha256": "abc"},
+        {"rank": 8, "layers": "qkv"},
+        {},
+        8,
+    ],
 )
 def test_wrong_settings_are_named(adapters: Any) -> None:
     table = {"method": {**make_experiment().to_dict()["method"], "adapters": adapters}}
@@ -114,9 +112,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, labelled: Dataset
     assert bits(tmp_path / "killed") == bits(tmp_path / "whole")
 
 
-def test_another_or_no_file_is_rejected_with_both_hashes(
-    tmp_path: Path, labelled: Dataset
-) -> None:
+def test_another_or_no_file_is_rejected_with_both_hashes(tmp_path: Path, labelled: Dataset) -> None:
     """On resuming with the settings of the first start, and with those of the run directory, and
     on measuring."""
     init = tmp_path / "init.safetensors"

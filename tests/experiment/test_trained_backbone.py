@@ -163,9 +163,7 @@ def test_workers_share_the_frozen_weights(adapt: Adapt) -> None:
     assert first.method.state.floats.data_ptr() != second.method.state.floats.data_ptr()
 
 
-def test_two_workers_train_what_one_trains(
-    adapt: Adapt, labelled: Dataset, tmp_path: Path
-) -> None:
+def test_two_workers_train_what_one_trains(adapt: Adapt, labelled: Dataset, tmp_path: Path) -> None:
     one = train(adapt(train__workers=1), tmp_path / "one", labelled)
     two = train(adapt(train__workers=2), tmp_path / "two", labelled)
     assert torch.equal(site_model(one.dir).floats, site_model(two.dir).floats)
@@ -196,9 +194,7 @@ def test_the_random_baseline_has_random_weights(
     assert adapted.results["table"]["random"] == usual.results["table"]["random"]
 
 
-def test_privacy_noise_covers_the_adapters(
-    adapt: Adapt, labelled: Dataset, tmp_path: Path
-) -> None:
+def test_privacy_noise_covers_the_adapters(adapt: Adapt, labelled: Dataset, tmp_path: Path) -> None:
     private = {"noise": 0.5, "clip": 1.0}
     experiment = adapt("vit_mini", rounds=1, privacy=private, guard__max_share=1.0)
     experiment = experiment.with_changes({"method.norm": "group"})

@@ -13,7 +13,13 @@ from factories import make_client, make_trainer, random_pixels
 from torch import Tensor, nn
 
 from fedssl import nets
+from fedssl.algorithm import Upload
+from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError
+from fedssl.core.state.layout import Entry, Layout
+from fedssl.core.state.mean import Mean
+from fedssl.core.state.state import State
+from fedssl.core.state.tree import model
 from fedssl.method import METHODS
 from fedssl.nets.adapters import (
     AdaptedLinear,
@@ -113,7 +119,7 @@ def test_the_first_model_is_the_pretrained_one(name: str, norm: Any) -> None:
     backbone = seeded(name, norm)
     with torch.no_grad():
         expected = backbone(noise())
-        add_adapters(backbone, AdapterSettings())
+        add_adapters(backbone, AdapterSettings(rank=8))
         assert torch.equal(backbone(noise()), expected)
 
 
@@ -151,7 +157,7 @@ def test_norm_layers_and_factors_are_trained_and_the_rest_is_frozen(name: str, n
 def test_a_vit_has_adapters_in_its_blocks() -> None:
     """Four matrices in each of four blocks; not in the convolution that cuts patches."""
     backbone = seeded("vit_mini")
-    add_adapters(backbone, AdapterSettings())
+    add_adapters(backbone, AdapterSettings(rank=8))
     layers = adapted_layers(backbone.state_dict())
     names = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     assert layers == [f"blocks.{block}.{name}" for block in range(4) for name in names]
@@ -160,7 +166,7 @@ def test_a_vit_has_adapters_in_its_blocks() -> None:
 def test_a_resnet_has_adapters_in_all_convolutions_but_the_first() -> None:
     """ResNet-18: 20 convolutions, three of them in shortcuts."""
     backbone = seeded("resnet18")
-    add_adapters(backbone, AdapterSettings())
+    add_adapters(backbone, AdapterSettings(rank=8))
     layers = adapted_layers(backbone.state_dict())
     assert len(layers) == 19
     assert "conv1" not in layers
@@ -170,7 +176,7 @@ def test_a_resnet_has_adapters_in_all_convolutions_but_the_first() -> None:
 def test_layers_by_name_or_by_path() -> None:
     """`proj` is in each block; the convolution of patches, also called proj, is the first one."""
     backbone = seeded("vit_mini")
-    add_adapters(backbone, AdapterSettings(layers=("proj", "blocks.1.mlp.fc2")))
+    add_adapters(backbone, AdapterSettings(rank=8, layers=("proj", "blocks.1.mlp.fc2")))
     assert adapted_layers(backbone.state_dict()) == [
         "blocks.0.attn.proj",
         "blocks.1.attn.proj",
@@ -182,9 +188,9 @@ def test_layers_by_name_or_by_path() -> None:
 
 def test_layers_that_cannot_be_adapted_are_an_error() -> None:
     with raises(ConfigError):
-        add_adapters(seeded("vit_mini"), AdapterSettings(layers=("qkv", "querry")))
+        add_adapters(seeded("vit_mini"), AdapterSettings(rank=8, layers=("qkv", "querry")))
     with raises(ConfigError):
-        add_adapters(nn.Sequential(nn.Conv2d(3, 4, 1)), AdapterSettings())
+        add_adapters(nn.Sequential(nn.Conv2d(3, 4, 1)), AdapterSettings(rank=8))
     with raises(ConfigError):
         add_adapters(TwoByTwo(), AdapterSettings(rank=2))
 
@@ -251,6 +257,28 @@ def test_every_method_trains_adapters_and_nothing_else_of_the_backbone(name: str
     for path in adapted_layers([entry.name for entry in moved.layout.entries]):
         before = rows.tensors()[f"{path}.lora_B"]
         assert not torch.equal(method.state.tensors()[f"{path}.lora_B"], before)
+
+
+def test_clients_average_factors_and_not_their_products() -> None:
+    """Client a with one image has A = 1 and B = 2, client b with three has A = 3 and B = 6.
+
+    The mean of A is (1 + 3·3) / 4 = 2.5, that of B (2 + 3·6) / 4 = 5: their product is 12.5. The
+    mean of the products is (2 + 3·18) / 4 = 14.
+    """
+    layout = Layout.of([Entry(f"backbone.l.lora_{factor}", (1, 1), "weight") for factor in "AB"])
+
+    def factors(a: float, b: float) -> State:
+        return State(layout, torch.tensor([a, b]), torch.zeros(0, dtype=torch.int64))
+
+    uploads = [
+        Upload("a", 1, {"model": factors(1, 2)}),
+        Upload("b", 3, {"model": factors(3, 6)}),
+    ]
+    merged = model(FedAvg().merge({"model": factors(0, 0)}, uploads, Mean), "model")
+    assert merged.floats.tolist() == [2.5, 5.0]
+    frozen = {"l.weight": torch.zeros(1, 1)}
+    trained = merged.without_prefix("backbone").tensors()
+    assert merge_adapters(frozen, trained, scale=1.0)["l.weight"].item() == 12.5
 
 
 def test_a_momentum_copy_shares_the_frozen_weights_and_has_its_own_factors() -> None:
