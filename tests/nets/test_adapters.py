@@ -303,3 +303,19 @@ def frozen_linear() -> nn.Linear:
     del layer._parameters["weight"]
     layer.register_buffer("weight", weight, persistent=False)
     return layer
+
+
+@pytest.mark.slow
+def test_compiled_steps_in_bfloat16_train_what_eager_ones_do() -> None:
+    """The bfloat16 copy of the weights has the factors; frozen weights are cast by autocast."""
+    changes = []
+    for mode in ("eager", "compiled"):
+        trainer = make_trainer("byol", {"mode": mode, "precision": "bf16"}, adapters={"rank": 1})
+        state = trainer.method.state
+        start = state.floats.clone()
+        client = make_client(trainer, random_pixels(16), lr=0.05)
+        client.train(lambda m, batch, out, constants: m.loss(out, constants), {})
+        changes.append(state.floats - start)
+    eager, compiled = changes
+    assert eager.norm() > 0
+    assert (eager - compiled).norm() < 0.01 * eager.norm()
