@@ -8,7 +8,7 @@ from fedssl.engine.uploads.validate import Schema
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
 from fedssl.method import Method
-from fedssl.nets.adapters import adapted_layers, frozen_size
+from fedssl.nets.adapters import frozen_size, is_factor
 from fedssl.runs.time_left import Later
 
 LONG = 15 * 60.0  # seconds, from which what makes a run shorter is printed
@@ -21,8 +21,8 @@ def workload(title: str, federation: Federation, done: int) -> str:
     """Return what is trained, on which device, for how many rounds; `done` are finished."""
     experiment = federation.experiment
     layout = federation.trainer.method.state.layout
-    frozen = frozen_size(federation.trainer.method.backbone)
-    weights = layout.pick(("backbone",), PARAMETERS).floats + frozen
+    trained = layout.pick(("backbone",), PARAMETERS)
+    weights = trained.floats + _weights_saved(federation.trainer.method, trained)
     clients = f"{len(federation.clients):,} clients"
     plan = experiment.topology.plan(federation.clients, 0, experiment.seed)
     if len(plan.site_of) < len(federation.clients):
@@ -39,28 +39,34 @@ def workload(title: str, federation: Federation, done: int) -> str:
 
 def adapter_line(method: Method, schema: Schema) -> str | None:
     """Return what adapters save, for uploads of this schema; None without adapters."""
-    frozen = frozen_size(method.backbone)
-    if not frozen:
+    if not frozen_size(method.backbone):
         return None
-    trained = method.state.layout.pick(("backbone",), PARAMETERS).floats
     sent = 0
-    saved = 0
     heads = 0
+    whole = 0  # bytes without adapters
     for layout in schema.values():
         if isinstance(layout, Layout):
             sent += layout.nbytes
             others = [part for part in layout.parts if part not in ("backbone", "target")]
             heads += layout.pick(others).nbytes
-            if adapted_layers([entry.name for entry in layout.entries]):
-                saved += 4 * frozen
+            whole += layout.nbytes + 4 * _weights_saved(method, layout)
+    trained = method.state.layout.pick(("backbone",), PARAMETERS)
     line = (
-        f"adapters: {trained:,} of {trained + frozen:,} weights of the backbone "
-        f"are trained and sent; an upload has {_megabytes(sent)} instead of "
-        f"{_megabytes(sent + saved)}"
+        f"adapters: {trained.floats:,} weights are trained and sent instead of the backbone's "
+        f"{trained.floats + _weights_saved(method, trained):,}; an upload has {_megabytes(sent)} "
+        f"instead of {_megabytes(whole)}"
     )
     if heads > sent / 2:
         line += f", of which {_megabytes(heads)} are heads: smaller heads shorten it"
     return line
+
+
+def _weights_saved(method: Method, layout: Layout) -> int:
+    """Return the number of weights that a model of this layout does not have due to adapters."""
+    factors = [entry.size for entry in layout.entries if is_factor(entry.name)]
+    if not factors:
+        return 0
+    return frozen_size(method.backbone) - sum(factors)
 
 
 def _megabytes(count: int) -> str:

@@ -59,7 +59,7 @@ def test_nodes_with_the_same_file_give_the_bits_of_a_local_run(nodes: Nodes) -> 
     assert torch.equal(saved_model(nodes.root / "flower").floats, saved_model(local.dir).floats)
     exported = load_file(nodes.root / "flower/backbone.safetensors")
     assert exported.keys() == load_file(init).keys()
-    assert any("of the backbone are trained and sent" in line for line in lines)
+    assert any("weights are trained and sent instead of" in line for line in lines)
     # Messages have convolutions as (out, h, w, in).
     frozen = load_file(init)["layers.1.0.weight"].permute(0, 2, 3, 1).contiguous()
     assert not grid.contains(frozen.numpy().tobytes())

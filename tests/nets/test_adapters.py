@@ -319,3 +319,28 @@ def test_compiled_steps_in_bfloat16_train_what_eager_ones_do() -> None:
     eager, compiled = changes
     assert eager.norm() > 0
     assert (eager - compiled).norm() < 0.01 * eager.norm()
+
+
+@pytest.mark.oracle
+def test_a_transformer_of_timm_like_dinov2() -> None:
+    """Two blocks with LayerScale and register tokens: merged weights give its features."""
+    timm = pytest.importorskip("timm")
+    options = {"depth": 2, "img_size": 32, "patch_size": 8, "init_values": 1.0, "reg_tokens": 4}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        plain = timm.create_model("vit_tiny_patch16_224", num_classes=0, **options).eval()
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    frozen = dict(plain.state_dict())
+    adapted = copy.deepcopy(plain)
+    settings = AdapterSettings(rank=4)
+    add_adapters(adapted, settings)
+    with torch.no_grad():
+        before = plain(images)
+        assert torch.equal(adapted(images), before)
+        disturb(adapted)
+        features = adapted(images)
+        plain.load_state_dict(merge_adapters(frozen, adapted.state_dict(), settings.scale))
+        torch.testing.assert_close(plain(images), features, rtol=1e-4, atol=1e-4)
+    assert (features - before).abs().max() > 1e-2
+    assert len(adapted_layers(adapted.state_dict())) == 8
+    assert {"reg_token", "cls_token", "blocks.0.ls1.gamma"} <= set(frozen_names(adapted))
