@@ -76,7 +76,8 @@ class MethodSettings(Settings):
             method.mean = torch.tensor(normalisation.mean, device=device)
             method.std = torch.tensor(normalisation.std, device=device)
         method.reside(device)
-        method.share_frozen(method.backbone)
+        if self.adapters is not None:
+            method.share_frozen(method.backbone)
         return method
 
 

@@ -7,6 +7,7 @@ process that trains or measures loads the same file: its weights are in no check
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 
 from fedssl import nets
@@ -59,7 +60,6 @@ def init_changes(method: MethodSettings) -> dict[str, str]:
     if method.adapters is None or method.init is None:
         return {}
     check_init(method)
-    check_init_exists(method)
     return {SHA256: file_sha256(method.init)}
 
 
@@ -73,10 +73,17 @@ def absolute_init(method: MethodSettings) -> dict[str, str]:
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file; raise ConfigError if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        status = path.stat()
+        return _sha256(path, status.st_ino, status.st_size, status.st_mtime_ns)
     except OSError as problem:
         raise ConfigError(f"method.init: {path} cannot be read: {problem.strerror}") from None
+
+
+@lru_cache(maxsize=8)
+def _sha256(path: Path, *version: int) -> str:
+    """Return the SHA-256 of one version of a file: each worker and each measurement asks for it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_init(backbone: nets.Backbone, method: MethodSettings) -> None:

@@ -1,6 +1,6 @@
 """Backbones with torchvision's and timm's key names, heads, and files of weights."""
 
-from fedssl.nets.adapters import AdapterSettings, add_adapters, frozen_size, share_frozen
+from fedssl.nets.adapters import AdapterSettings, add_adapters, merge_adapters
 from fedssl.nets.backbone import BACKBONES, Backbone, Stem, build
 from fedssl.nets.cnn import CNN, CNN5
 from fedssl.nets.group_norm import GroupNorm, Norm, use_norm
@@ -33,13 +33,12 @@ __all__ = [
     "backbone_file",
     "build",
     "expander",
-    "frozen_size",
     "linear",
     "load_backbone",
+    "merge_adapters",
     "mlp",
     "read_weights",
     "save_backbone",
-    "share_frozen",
     "two_layers",
     "uninitialized",
     "use_norm",

@@ -137,27 +137,25 @@ def is_factor(name: str) -> bool:
     return name.rpartition(".")[2] in (A, B)
 
 
-def low_rank(up: Tensor, down: Tensor) -> Tensor:
-    """Return the product B·A (outputs, inputs) of factors; that of convolutions is flattened."""
-    return up.flatten(1) @ down.flatten(1)
-
-
 def merge_adapters(
     frozen: Mapping[str, Tensor], trained: Mapping[str, Tensor], scale: float
 ) -> dict[str, Tensor]:
     """Return the weights of a plain backbone: W0 + scale·B·A where there are adapters.
 
     `frozen` are the weights before training, `trained` those of the model; both by their names in
-    the backbone. Trained weights that are no factors replace frozen ones.
+    the backbone. Trained weights that are no factors replace frozen ones. Sums are in float64, so
+    that the device and its kind of float32 do not change the result by more than its rounding.
     """
     merged = dict(frozen)
     for name, tensor in trained.items():
         if not is_factor(name):
             merged[name] = tensor
     for layer in adapted_layers(trained):
-        weight = frozen[f"{layer}.weight"].to(trained[f"{layer}.{A}"].device)
-        change = low_rank(trained[f"{layer}.{B}"], trained[f"{layer}.{A}"])
-        merged[f"{layer}.weight"] = weight + scale * change.view_as(weight)
+        down = trained[f"{layer}.{A}"].double()
+        up = trained[f"{layer}.{B}"].double()
+        weight = frozen[f"{layer}.weight"]
+        change = scale * (up.flatten(1) @ down.flatten(1)).view_as(weight)
+        merged[f"{layer}.weight"] = (weight.to(change.device) + change).to(weight.dtype)
     return merged
 
 

@@ -17,7 +17,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.data import Dataset
 from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.experiment import Experiment
-from fedssl.experiment.init_file import file_sha256, init_changes
+from fedssl.experiment.init_file import absolute_init, file_sha256, init_changes
 from fedssl.runs.local import Interrupted
 
 
@@ -157,3 +157,27 @@ def test_another_file_does_not_choose_another_directory(
     with pytest.raises(ConfigError, match="restore that file"):
         fedssl.run("mine.toml", device="cpu", dataset=labelled, quiet=True)
     assert [path.name for path in Path("runs").iterdir()] == [first.dir.name]
+
+
+def test_an_absolute_path_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a local federation have another current directory."""
+    monkeypatch.chdir(tmp_path)
+    digest = write_init(tmp_path / "init.safetensors", 0)
+    experiment = adapted(Path("init.safetensors"))
+    changes = absolute_init(experiment.method)
+    assert changes == {"method.init": str(tmp_path / "init.safetensors")}
+    monkeypatch.chdir("/")
+    moved = experiment.with_changes(changes)
+    assert init_changes(moved.method) == {"method.adapters.sha256": digest}
+    with raises(ConfigError):
+        init_changes(experiment.method)
+    assert absolute_init(make_experiment().method) == {}
+
+
+def test_a_file_that_was_replaced_is_hashed_again(tmp_path: Path) -> None:
+    """Hashes are cached by the version of the file."""
+    init = tmp_path / "init.safetensors"
+    first = write_init(init, 0)
+    assert file_sha256(init) == first
+    second = write_init(init, 1)
+    assert file_sha256(init) == second != first

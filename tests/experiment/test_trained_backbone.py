@@ -195,6 +195,7 @@ def test_the_random_baseline_has_random_weights(
     assert adapted.results["table"]["random"] == usual.results["table"]["random"]
 
 
+@pytest.mark.slow
 def test_privacy_noise_covers_the_adapters(adapt: Adapt, labelled: Dataset, tmp_path: Path) -> None:
     private = {"noise": 0.5, "clip": 1.0}
     experiment = adapt("vit_mini", rounds=1, privacy=private, guard__max_share=1.0)

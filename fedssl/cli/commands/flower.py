@@ -91,8 +91,10 @@ def up(
     # The processes of the federation have another current directory.
     experiment = load(name, set)
     experiment = experiment.with_changes(absolute_init(experiment.method))
+    original = load(name)
+    original = original.with_changes(absolute_init(original.method))
     title = _title(name)
-    folder = dir or _default_dir(title, experiment, load(name), device)
+    folder = dir or _default_dir(title, experiment, original, device)
     run_local_federation(
         experiment,
         folder,
