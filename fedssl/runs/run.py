@@ -29,7 +29,6 @@ from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import flatten
 from fedssl.experiment.trained_backbone import TrainedBackbones
-from fedssl.nets.adapters import is_factor
 from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
 from fedssl.runs.directories import default_dir, directory_line, titled_experiment
@@ -164,7 +163,8 @@ class Run:
         A backbone without convolutions, or with adapters, does not tell them; the images do.
         """
         for entry in state.layout.entries:
-            if entry.part == "backbone" and len(entry.shape) == 4 and not is_factor(entry.name):
+            is_weight = entry.name.endswith(".weight")  # not the factor of an adapter
+            if entry.part == "backbone" and is_weight and len(entry.shape) == 4:
                 return entry.shape[1]
         return self._image()[0]
 
