@@ -35,10 +35,11 @@ from fedssl.core.seeds import generator
 from fedssl.core.state.state import State
 from fedssl.data import Dataset
 from fedssl.evaluation.evaluate import Evaluation, predict_labels
-from fedssl.evaluation.models import backbone_tensors, saved_models
+from fedssl.evaluation.models import saved_models
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import build_method
+from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.probes import Labelled, embed, fine_tune, fine_tuning, linear_predict
 from fedssl.probes.protocol import LINEAR
 from fedssl.runs.collaborative_probe import PROBE, labelled_part, supervised
@@ -101,7 +102,8 @@ class Bench:
     def tune(self, variant: Variant, folder: Path) -> tuple[Experiment, State]:
         """Fine-tune in a folder; return the experiment, which needs the folder, and the model."""
         weights = folder / "backbone.safetensors"
-        nets.save_backbone(backbone_tensors(self.state), weights, {})
+        backbones = TrainedBackbones(self.experiment, self.test.image_shape[0])
+        nets.save_backbone(backbones.tensors(self.state), weights, {})
         plain = supervised(self.experiment, weights, self.evaluation.images.classes)
         changed = {"method.name": STUDY, **variant.changes}
         experiment = plain.with_changes(changed)

@@ -35,7 +35,7 @@ from fedssl.engine.privacy.settings import PrivacySettings
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import METHODS, MethodSettings
-from fedssl.nets import BACKBONES
+from fedssl.nets import BACKBONES, AdapterSettings
 from fedssl.probes import ProbeSettings
 from fedssl.topologies.topology import TOPOLOGIES, Topology
 from fedssl.training.trainer import TrainSettings
@@ -201,6 +201,12 @@ def sections(meanings: Meanings) -> Iterator[str]:
     yield "### `[method.augment]`"
     yield first_words(Augment)
     yield rows(Augment, list(Augment.model_fields), ["method.augment."], meanings)
+    yield "### `[method.adapters]`"
+    yield (
+        "[Low-rank adapters](../how-to/adapters.md) of the backbone of `method.init`. Without this "
+        "table all weights are trained."
+    )
+    yield rows(AdapterSettings, list(AdapterSettings.model_fields), ["method.adapters."], meanings)
     yield "### Backbones"
     yield backbones()
     yield "## `[algorithm]`"

@@ -48,6 +48,8 @@ MEANINGS = {
     "method.view_size": "side of the views in pixels; none: that of the images",
     "method.init": "a safetensors file, relative to the current directory, with the initial "
     "weights of the backbone; names of torchvision, timm and DINOv2 are supported",
+    "method.adapters": "train low-rank adapters of the backbone of `init` instead of its weights; "
+    "none: train all weights; see the table `[method.adapters]` below",
     "method.augment": "augmentation; see the table `[method.augment]` below",
     "method.byol.hidden": "width of the heads' hidden layer",
     "method.byol.dim": "width of projections and predictions",

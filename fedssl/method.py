@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedssl.core.batch import Batch, Constants, Encoded, Normalisation, Output
 from fedssl.core.settings import LARGEST_VIEW, Registry, Settings
 from fedssl.core.state.resident_module import ResidentModule
+from fedssl.nets.adapters import AdapterSettings, add_adapters, share_frozen
 from fedssl.nets.group_norm import Norm, use_norm
 from fedssl.views import Augment, ViewGroup
 
@@ -48,9 +49,16 @@ class MethodSettings(Settings):
     augment: Augment = Augment()
     view_size: int | None = Field(None, gt=0, le=LARGEST_VIEW)  # None: the images' own size
     init: Path | None = None  # a safetensors file to start the backbone from
+    # train low-rank adapters of the backbone of `init` instead of its weights; none: all weights
+    adapters: AdapterSettings | None = None
 
     def make(self, backbone: nn.Module, size: int) -> Method:
-        """Return the method for images of `size` pixels a side, with the chosen kind of norm."""
+        """Return the method for images of `size` pixels a side, with the chosen kind of norm.
+
+        With adapters, the backbone is frozen as it is now, and receives them.
+        """
+        if self.adapters is not None:
+            add_adapters(backbone, self.adapters)
         method = self.method(self, backbone, size)
         use_norm(method, self.norm)
         return method
@@ -67,7 +75,10 @@ class MethodSettings(Settings):
         if normalisation is not None:
             method.mean = torch.tensor(normalisation.mean, device=device)
             method.std = torch.tensor(normalisation.std, device=device)
-        return method.reside(device)
+        method.reside(device)
+        if self.adapters is not None:
+            method.share_frozen(method.backbone)
+        return method
 
 
 class Method(ResidentModule, ABC):
@@ -151,6 +162,15 @@ class Method(ResidentModule, ABC):
         """
         copies = {part: copy.deepcopy(getattr(self, part)) for part in self.mirrored}
         return nn.ModuleDict(copies).requires_grad_("target" in self.trained)
+
+    def share_frozen(self, source: nn.Module) -> None:
+        """Use the frozen weights of `source`, an equal backbone on the same device, if it has any.
+
+        The momentum copy uses them too.
+        """
+        share_frozen(source, self.backbone)
+        if "target" in self._modules and "backbone" in self.mirrored:
+            share_frozen(source, self.target["backbone"])
 
     @torch.no_grad()
     def init_local_parts(self, generator: torch.Generator) -> None:

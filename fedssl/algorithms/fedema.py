@@ -81,7 +81,7 @@ class FedEMA(Algorithm):
         state = client.method.state
         start = state.pick(("backbone",))
         client.train(self.objective, self.constants(client, message), self.draw)  # lines 19–22
-        drift = layer_mean(start, state).item()
+        drift = layer_mean(start, state, client.method.settings.adapters).item()
         client.notes["drift"] = drift
         lam = self._updated_lam(lam, drift, client, message)
         return {"model": online_model(client.method)}, _memory(client, drift, lam)  # line 23

@@ -64,7 +64,7 @@ class FedU(Algorithm):
         load_model(client, received, *stored_models(client.memory, "kept"))  # lines 15 and 18
         self._restore_predictor(client)  # line 17
         client.train(self.objective, self.constants(client, message), self.draw)  # lines 20–27
-        divergence = self._measure(received, client.method.state)
+        divergence = self._measure(received, client.method)
         client.notes["divergence"] = divergence
         return {"model": online_model(client.method)}, self._memory(client, divergence)  # line 28
 
@@ -77,11 +77,11 @@ class FedU(Algorithm):
             client.method.state.load(model(client.memory, "predictor"))
         client.notes["own_predictor"] = float(diverged)
 
-    def _measure(self, received: State, trained: State) -> float:
+    def _measure(self, received: State, trained: Method) -> float:
         """Return the divergence of this round's training, ‖θ − φ‖² or the layers' mean."""
         if self.divergence == "layer-mean":
-            return layer_mean(received, trained).item()
-        return encoder_norm(received, trained).square().item()
+            return layer_mean(received, trained.state, trained.settings.adapters).item()
+        return encoder_norm(received, trained.state).square().item()
 
     def _memory(self, client: Client, divergence: float) -> Tree:
         kept = keep(client, client.method.persistent_parts)

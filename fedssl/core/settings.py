@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -183,10 +183,13 @@ def _model_at(cls: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel
         field = cls.model_fields.get(str(name))
         if field is None:
             break
-        annotation = field.annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        choices = (field.annotation, *get_args(field.annotation))  # a table, or a table or None
+        tables = [
+            each for each in choices if isinstance(each, type) and issubclass(each, BaseModel)
+        ]
+        if not tables:
             break
-        cls = annotation
+        cls = tables[0]
     return cls
 
 

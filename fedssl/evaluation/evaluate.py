@@ -19,11 +19,11 @@ from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
 from fedssl.data.image_pool import PixelRows, place
 from fedssl.evaluation.labelled_images import LabelledImages
-from fedssl.evaluation.models import backbone_tensors
 from fedssl.evaluation.probe_settings import check_suits
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import build_backbone, build_method, normalisation
+from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.probes import (
     LINEAR,
     PROBES,
@@ -62,6 +62,7 @@ class Evaluation:
         self.notify = notify
         self.images = LabelledImages(experiment, data, seen)
         self._channels = data.train.image_shape[0]
+        self._backbones = TrainedBackbones(experiment, self._channels)
         self._normalisation = normalisation(experiment, self._channels)
         if data.test is not None and len(data.test):
             self._check_channels(data.test)
@@ -84,9 +85,7 @@ class Evaluation:
 
     def backbone(self, state: State) -> nets.Backbone:
         """Return the backbone of a model on the device, in eval mode."""
-        with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
-            backbone = build_backbone(self.experiment, self._channels)
-            return backbone_of(state, backbone).to(self.device)
+        return self._backbones.module(state).to(self.device)
 
     @float32()
     def features(self, state: State, pixels: Tensor | PixelRows) -> Tensor:
@@ -282,9 +281,3 @@ def predict_labels(
 
 def _count_channels(channels: int) -> str:
     return "1 channel" if channels == 1 else f"{channels} channels"
-
-
-def backbone_of(state: State, backbone: nets.Backbone) -> nets.Backbone:
-    """Load the weights of a model into the backbone and return it in eval mode."""
-    backbone.load_state_dict(backbone_tensors(state))
-    return backbone.eval()

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedssl import nets
 from fedssl.algorithm import Sites
@@ -25,6 +24,7 @@ from fedssl.data.folder import Folder
 from fedssl.engine.checkpoints.client_memory import StoredMemory
 from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.topologies.topology import MEAN
 
 NOTHING: Mapping[str, StoredMemory] = MappingProxyType({})
@@ -234,11 +234,7 @@ def export(
         header["privacy"] = json.dumps(privacy)
     if isinstance(experiment.data, Folder):  # earlier versions wrote these only for "pad"
         header |= {"fit": experiment.data.fit, "background": experiment.data.background}
+    backbones = TrainedBackbones(experiment, image[0])
     for name, state in models.items():
         file = "backbone.safetensors" if len(models) == 1 else nets.backbone_file(name)
-        nets.save_backbone(backbone_tensors(state), folder / file, header | {"model": name})
-
-
-def backbone_tensors(state: State) -> dict[str, Tensor]:
-    """Return the tensors of a model's backbone by their names in the backbone."""
-    return state.pick(("backbone",)).without_prefix("backbone").tensors()
+        nets.save_backbone(backbones.tensors(state), folder / file, header | {"model": name})

@@ -16,7 +16,6 @@ from fedssl.algorithm import ALGORITHMS, Algorithm
 from fedssl.algorithms import FedAvg
 from fedssl.core.errors import ConfigError, is_out_of_memory
 from fedssl.core.settings import Settings, UnknownNameError, explain, known_keys, validate
-from fedssl.core.similar_paths import suggest_path
 from fedssl.core.suggestions import suggest
 from fedssl.core.user_modules import missing_options
 from fedssl.data import PARTITIONS, HeldOut, Partition, Public, Source
@@ -25,6 +24,7 @@ from fedssl.engine.privacy.settings import NO_PRIVACY, PrivacySettings
 from fedssl.engine.uploads.settings import GuardSettings
 from fedssl.experiment.baseline_names import BASELINES, UNTRAINED
 from fedssl.experiment.hashed_settings import hashed_settings
+from fedssl.experiment.init_file import check_init_exists
 from fedssl.experiment.lookup import load_values
 from fedssl.experiment.merge_checks import check_mean, check_uploads
 from fedssl.experiment.model_size import check_model_size
@@ -205,9 +205,7 @@ class Experiment(Settings):
         if self.clients and self.topology.has_server:
             participants = self.topology.participants(self.clients)
             check_uploads(participants, self.clients, self.min_uploads, self.mean)
-        if self.method.init is not None and not self.method.init.is_file():
-            suggestion = suggest_path(self.method.init, Path.is_file)
-            raise ConfigError(f"method.init: there is no file {self.method.init}{suggestion}")
+        check_init_exists(self.method)
 
     def _check_method(self, method: Method) -> None:
         """Raise ConfigError if the algorithm needs parts or views that the method does not have."""

@@ -26,6 +26,7 @@ from fedssl.engine.uploads.validate import Schema
 from fedssl.experiment.backbone_trial import try_backbone
 from fedssl.experiment.client_data import INITIAL_CLIENT
 from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.init_file import load_init
 from fedssl.method import Method, Normalisation
 from fedssl.training.client import Client, Meter, unmetered
 from fedssl.training.trainer import Trainer
@@ -165,8 +166,7 @@ def build_method(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(experiment.seed, "weights"))
         backbone = build_backbone(experiment, channels)
-        if experiment.method.init is not None:
-            nets.load_backbone(backbone, experiment.method.init)
+        load_init(backbone, experiment.method)
         return experiment.method.build(
             backbone, height, device, normalisation(experiment, channels)
         )
@@ -192,7 +192,14 @@ def build_trainers(
     if device.type == "cpu":
         batch = min(settings.batch, most_images)
         _check_host_memory(experiment, image, len(placements), batch)
-    return [Trainer(build_method(experiment, image, chosen), settings) for chosen in placements]
+    first: dict[torch.device, Method] = {}  # on each device
+    trainers = []
+    for chosen in placements:
+        method = build_method(experiment, image, chosen)
+        if experiment.method.adapters is not None:
+            method.share_frozen(first.setdefault(chosen, method).backbone)
+        trainers.append(Trainer(method, settings))
+    return trainers
 
 
 def _placements(

@@ -14,6 +14,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.user_modules import imported_modules
 from fedssl.core.version import __version__
 from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.init_file import init_changes
 from fedssl.flower.telemetry import TELEMETRY_OFF_TEXT
 
 SERVER = '''"""The server's half: see README.md."""
@@ -76,8 +77,10 @@ def write_app(folder: Path, name: str, experiment: Experiment, config: Mapping[s
     """Write a Flower app to a new or empty folder.
 
     Files that were imported with --import become a part of the app, which imports them everywhere.
-    Modules that were imported by a dotted name must be installed on every machine.
+    Modules that were imported by a dotted name must be installed on every machine. With adapters,
+    the app has the SHA-256 of `method.init`, which every machine must have.
     """
+    experiment = experiment.with_changes(init_changes(experiment.method))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} already exists and is not empty; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -53,6 +53,7 @@ def _safe_name(name: str) -> str:
 
 
 RunId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 ClientName = Annotated[str, AfterValidator(_safe_name)]
 Count = Annotated[int, Field(strict=True, ge=0, le=10**15)]
 Images = Annotated[int, Field(strict=True, ge=0, le=MAX_IMAGES)]
@@ -90,6 +91,7 @@ class Hello(NamedTuple):
     layout: Annotated[tuple[Entry, ...], FailFast()]  # of the model it will train
     version: str  # of fedssl
     masked_only: bool = False  # True if the node sends uploads for a secure sum only
+    init_sha256: Digest | None = None  # of the node's frozen weights, if the method has adapters
 
 
 class Refusal(NamedTuple):

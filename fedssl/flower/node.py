@@ -27,6 +27,7 @@ from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.deadline import training_deadline
+from fedssl.flower.frozen_weights import own_init_sha256
 from fedssl.flower.messages import Hello, RoundTask
 from fedssl.flower.node_memory import NodeMemory
 from fedssl.runs.client_files import default_node_memory
@@ -57,6 +58,7 @@ class NodeConfig(NamedTuple):
     images: Literal["own", "dealt"]
     device: str
     masked_only: bool = False  # True: uploads leave this node only for a secure sum
+    init: Path | None = None  # this node's file of `method.init`; None: as in the experiment
 
     @classmethod
     def read(cls, node: Mapping[str, Any], run: Mapping[str, Any]) -> Self:
@@ -85,6 +87,7 @@ class NodeConfig(NamedTuple):
             images="own" if images == "own" else "dealt",
             device=str(node.get("device", "auto")),
             masked_only=_masked_only(node),
+            init=Path(str(node["init"])).expanduser() if "init" in node else None,
         )
 
 
@@ -105,7 +108,10 @@ class Node:
     def __init__(self, experiment: Experiment, config: NodeConfig) -> None:
         device = training_devices(resolve_device(config.device))[0]
         precision = resolve_precision(experiment.train.precision, device)
-        self.experiment = experiment.with_changes({"train.precision": precision})
+        changes = {"train.precision": precision}
+        if config.init is not None and experiment.method.init is not None:
+            changes["method.init"] = str(config.init)
+        self.experiment = experiment.with_changes(changes)
         self.device = device
         self._config = config
 
@@ -193,6 +199,7 @@ class Node:
 
     def hello(self) -> Hello:
         """Return the description of this node that the server asks for before training."""
+        init_sha256 = own_init_sha256(self.experiment.method)
         layout = self.trainer.method.state.layout.entries
         clients = {client: shard.images for client, shard in self.shards.items()}
         return Hello(
@@ -201,6 +208,7 @@ class Node:
             layout,
             version=__version__,
             masked_only=self._config.masked_only,
+            init_sha256=init_sha256,
         )
 
     def train(self, task: RoundTask, message: Tree) -> Reply:

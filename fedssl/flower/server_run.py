@@ -34,6 +34,8 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import check_plan, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import build_method, first_sites
+from fedssl.experiment.init_file import recorded_sha256
+from fedssl.flower import frozen_weights
 from fedssl.flower.messages import Hello, RoundTask
 from fedssl.flower.own_models import request_own_models
 from fedssl.flower.roster import Roster
@@ -50,6 +52,7 @@ from fedssl.runs.finalize import finish
 from fedssl.runs.progress import Progress
 from fedssl.runs.resume_checks import check_resumable, record_experiment
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
+from fedssl.runs.workload import adapter_line
 from fedssl.training.trainer import Trainer, resolve_precision
 
 RELAYED = "peers' models are relayed by the server, which sees all of them"
@@ -157,7 +160,8 @@ class ServerRun:
         difference = layout.first_difference(Layout(hello.layout))
         if difference is not None:
             return f"its model differs: {difference}"
-        return None
+        expected = recorded_sha256(self.experiment.method)
+        return frozen_weights.difference(expected, hello.init_sha256)
 
     def _session(self, clients: Sequence[str], trainer: Trainer) -> Session:
         return Session(
@@ -185,6 +189,10 @@ class ServerRun:
             sites = first_sites(self.experiment, trainer, clients, self._public(), show)
             last = session.begin(sites)
         schema = self.experiment.algorithm.upload_schema(trainer.method)
+        adapters = adapter_line(trainer.method, schema)
+        # A masked upload has eight bytes for each number.
+        if adapters is not None and not self.settings.secure_aggregation:
+            self.notify(adapters)
 
         def open_runtime(progress: Progress) -> ActiveRuntime:
             runtime = self.runtime(schema, progress.client)

@@ -1,5 +1,6 @@
 """Backbones with torchvision's and timm's key names, heads, and files of weights."""
 
+from fedssl.nets.adapters import AdapterSettings, add_adapters, merge_adapters
 from fedssl.nets.backbone import BACKBONES, Backbone, PatchBackbone, Stem
 from fedssl.nets.backbone_check import check_backbone
 from fedssl.nets.build import build, is_own
@@ -23,6 +24,7 @@ __all__ = [
     "BACKBONES",
     "CNN",
     "CNN5",
+    "AdapterSettings",
     "Backbone",
     "BatchNorm1d",
     "BatchNorm2d",
@@ -37,6 +39,7 @@ __all__ = [
     "ViT",
     "ViTMini",
     "ViTTiny",
+    "add_adapters",
     "backbone_file",
     "build",
     "check_backbone",
@@ -46,6 +49,7 @@ __all__ = [
     "is_own",
     "linear",
     "load_backbone",
+    "merge_adapters",
     "mlp",
     "read_weights",
     "save_backbone",

@@ -183,6 +183,6 @@ def untrained_models(
     `start` has the weights of `method.init`, `random` those that the seed gives without it.
     """
     if name == "random":
-        method = experiment.method.model_copy(update={"init": None})
+        method = experiment.method.model_copy(update={"init": None, "adapters": None})
         experiment = experiment.model_copy(update={"method": method})
     return {name: federation_setup.build_method(experiment, image, device).state}

@@ -24,9 +24,10 @@ from fedssl.data import Dataset
 from fedssl.evaluation.evaluate import Evaluation, predict_labels
 from fedssl.evaluation.labelled_images import FEW_LABELS
 from fedssl.evaluation.missing_labels import NEEDS_CLIENT_LABELS
-from fedssl.evaluation.models import Models, backbone_tensors, saved_models
+from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.probes import TOGETHER, Protocol, balanced, label_count
 from fedssl.runs.local import Interrupted, LocalRun, train_locally
 from fedssl.views import Augment
@@ -81,7 +82,8 @@ def _fine_tuned_predictions(evaluation: Evaluation, state: State, data: Dataset)
     images = evaluation.images
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "backbone.safetensors"
-        nets.save_backbone(backbone_tensors(state), weights, {})
+        backbones = TrainedBackbones(evaluation.experiment, data.train.image_shape[0])
+        nets.save_backbone(backbones.tensors(state), weights, {})
         experiment = supervised(evaluation.experiment, weights, images.classes)
         run = Path(folder) / "run"
         try:

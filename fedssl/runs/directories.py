@@ -17,6 +17,7 @@ import torch
 from fedssl.core.console import shortened
 from fedssl.core.errors import ConfigError
 from fedssl.experiment.experiment import Experiment, load
+from fedssl.experiment.init_file import SHA256
 from fedssl.experiment.overrides import CHANGEABLE
 from fedssl.experiment.plain_values import differences, flatten
 from fedssl.runs.resume_checks import EXPERIMENT, started
@@ -78,15 +79,15 @@ def run_directory(title: str, wanted: Experiment, original: Experiment | None = 
     `original` is the experiment before it was changed on the command line. A new directory is named
     after the differences from the run of the plain name or, without such a run, from `original`.
     """
-    values = training_values(wanted)
+    values = _named_values(wanted)
     for folder in _candidates(title):
         recorded = _recorded(folder)
-        if recorded is not None and training_values(recorded) == values:
+        if recorded is not None and _named_values(recorded) == values:
             return folder
     name = title
     base = _recorded(RUNS / title) or original
     if base is not None:
-        name += suffix(training_values(base), values)
+        name += suffix(_named_values(base), values)
     return _free(name, values)
 
 
@@ -98,9 +99,9 @@ def directory_line(title: str, wanted: Experiment, folder: Path) -> str:
         recorded = _recorded(first)
     if recorded is None:
         return f"run directory: {folder}"
-    values = training_values(wanted)
+    values = _named_values(wanted)
     changed = {
-        key: value for key, (_, value) in differences(training_values(recorded), values).items()
+        key: value for key, (_, value) in differences(_named_values(recorded), values).items()
     }
     keys = [key.removesuffix(".name") for key in _name_views(changed, values)]
     return (
@@ -113,6 +114,17 @@ def training_values(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that decide what is trained, by dotted key."""
     flat = flatten(experiment.to_dict())
     return {key: value for key, value in flat.items() if not _not_trained(key)}
+
+
+def _named_values(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that choose a directory.
+
+    The hash of a file is recorded when a run starts. Another file at the same path does not choose
+    another directory: `check_resumable` rejects it.
+    """
+    values = training_values(experiment)
+    values.pop(SHA256, None)
+    return values
 
 
 def _not_trained(key: str) -> bool:
@@ -190,7 +202,7 @@ def _free(name: str, values: Mapping[str, Any]) -> Path:
     number = 1
     while started(folder):
         recorded = _recorded(folder)
-        difference = "" if recorded is None else suffix(training_values(recorded), values)
+        difference = "" if recorded is None else suffix(_named_values(recorded), values)
         number += 1
         if not difference or len(name) + len(difference) > MAX_NAME:
             difference = f"-{number}"

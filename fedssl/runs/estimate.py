@@ -17,7 +17,7 @@ from fedssl.runs.directories import default_dir, directory_line, titled_experime
 from fedssl.runs.resume_checks import check_resumable
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.time_estimate import estimate_run
-from fedssl.runs.workload import shorter, workload
+from fedssl.runs.workload import adapter_line, shorter, workload
 from fedssl.training.trainer import resolve_precision
 
 UNKNOWN = (
@@ -67,6 +67,9 @@ def estimate(
         federation = Federation.build(chosen, seen, owners, public=public, device=on)
         training, later = estimate_run(federation, Evaluation(chosen, data, on), folder, done)
     lines.append(workload(title, federation, done))
+    adapters = adapter_line(federation.trainer.method, federation.schema)
+    if adapters is not None:
+        lines.append(adapters)
     if training is None:
         return RunEstimate(folder, None, [*lines, UNKNOWN])
     all_rounds = training * chosen.rounds / (chosen.rounds - done)

@@ -8,10 +8,11 @@ from torch import Tensor
 from fedssl.algorithm import Sites
 from fedssl.core.devices.precision import float32
 from fedssl.core.errors import RunError
+from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, to_device
-from fedssl.evaluation.evaluate import backbone_of
 from fedssl.experiment.experiment import Experiment
-from fedssl.experiment.federation_setup import build_backbone, normalisation
+from fedssl.experiment.federation_setup import normalisation
+from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.nets import Backbone
 from fedssl.probes import embed
 
@@ -25,26 +26,29 @@ class FeatureCheck:
         self, experiment: Experiment, image: tuple[int, int, int], device: torch.device
     ) -> None:
         self._algorithm = experiment.algorithm
-        self._experiment = experiment
         self._device = device
         self._images = probe_batch(image)
         self._normalisation = normalisation(experiment, image[0])
+        self._backbones = TrainedBackbones(experiment, image[0])
         self._backbone: Backbone | None = None  # built when first needed, then reused
 
     @float32()
     def __call__(self, site: Tree) -> str | None:
         """Return the problem of the first model whose features are not finite; None if all are."""
         for name, state in self._algorithm.export(site).items():
-            self._backbone = backbone_of(state, self._backbone or self._build())
-            features = embed(self._backbone, self._images, self._normalisation, self._device)
+            features = embed(self._load(state), self._images, self._normalisation, self._device)
             # Squared norms: probes normalise features, and the norm overflows before any feature.
             if not bool(torch.isfinite(features.square().sum(1)).all()):
                 return f'features of model "{name}" are not finite'
         return None
 
-    def _build(self) -> Backbone:
-        with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
-            return build_backbone(self._experiment, len(self._images[0])).to(self._device)
+    def _load(self, state: State) -> Backbone:
+        """Return the backbone with the weights of a model."""
+        if self._backbone is None:
+            self._backbone = self._backbones.module(state).to(self._device)
+        else:
+            self._backbone.load_state_dict(self._backbones.tensors(state))
+        return self._backbone
 
 
 def check_features(

@@ -41,7 +41,7 @@ from fedssl.runs.session import STOPPING as STOPPING
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.runs.session import Interrupted as Interrupted
 from fedssl.runs.time_left import TRAINING_ONLY, Estimate, Later
-from fedssl.runs.workload import shorter, workload
+from fedssl.runs.workload import adapter_line, shorter, workload
 from fedssl.training.trainer import resolve_mode, resolve_precision
 
 # (federation, evaluation, run directory, finished rounds) -> estimate
@@ -198,6 +198,9 @@ class LocalSession:
     def _print_workload(self, done: int) -> None:
         """Print what is trained; `done` rounds are finished."""
         self._run.notify(workload(self._run.title, self._federation, done))
+        line = adapter_line(self._federation.trainer.method, self._federation.schema)
+        if line is not None:
+            self._run.notify(line)
 
     def _print_client_warning(self) -> None:
         """Print the method's advice for a client with the median number of images."""

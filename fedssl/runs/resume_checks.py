@@ -21,6 +21,7 @@ from fedssl.data import Dataset
 from fedssl.engine.checkpoints.store import Store
 from fedssl.engine.privacy.ledger import check_complete, read_charges
 from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.init_file import SHA256, init_changes
 from fedssl.experiment.overrides import may_change
 from fedssl.experiment.plain_values import differences
 from fedssl.nets import given_weights
@@ -129,7 +130,8 @@ def check_resumable(
     Raise ConfigError if it differs from the experiment of the run that was started there.
     """
     precision = resolve_precision(experiment.train.precision, device)
-    wanted = experiment.with_changes({"train.precision": precision})
+    changes = {"train.precision": precision, **init_changes(experiment.method)}
+    wanted = experiment.with_changes(changes)
     path = folder / EXPERIMENT
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, not a run directory. Choose another --dir")
@@ -160,6 +162,13 @@ def _check_resumable(folder: Path, begun: Experiment, wanted: Experiment, notify
     refused = [key for key in changed if not may_change(key)]
     if wanted.rounds < begun.rounds:
         refused.append("rounds")
+    if refused == [SHA256]:
+        old, new = changed[SHA256]
+        raise ConfigError(
+            f"{folder} holds a run whose adapters belong to the file with SHA-256 {old}, but "
+            f"method.init, {wanted.method.init}, has SHA-256 {new} now: restore that file, or "
+            "choose another --dir"
+        )
     if refused:
         keys = _listed(changed, refused, "in that run", "now")
         raise ConfigError(

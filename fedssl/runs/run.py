@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedssl import nets
@@ -19,7 +18,7 @@ from fedssl.core.files import integrity
 from fedssl.core.state.state import State
 from fedssl.data import Dataset
 from fedssl.data.folder import BACKGROUNDS, background_of, fit_of
-from fedssl.evaluation.evaluate import Evaluation, backbone_of
+from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
 from fedssl.evaluation.probe_settings import with_probe_settings
@@ -29,6 +28,7 @@ from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import flatten
+from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
 from fedssl.runs.directories import default_dir, directory_line, titled_experiment
@@ -147,9 +147,7 @@ class Run:
         if model is not None and model not in models:
             raise ConfigError(f'this run has no model "{model}"; known: {", ".join(models)}')
         state = models[model or next(iter(models))]
-        with torch.random.fork_rng(devices=[]):  # building draws weights, which are overwritten
-            backbone = federation_setup.build_backbone(self.experiment, self._channels(state))
-            return backbone_of(state, backbone)
+        return TrainedBackbones(self.experiment, self._channels(state)).module(state)
 
     def load_images(self, paths: Sequence[str | Path]) -> Tensor:
         """Return image files as the input of `backbone()`, prepared as in training.
@@ -170,10 +168,11 @@ class Run:
     def _channels(self, state: State) -> int:
         """Return the channels of the run's images: those that a model's first convolution takes.
 
-        A backbone without convolutions does not tell them; the images do.
+        A backbone without convolutions, or with adapters, does not tell them; the images do.
         """
         for entry in state.layout.entries:
-            is_weight = entry.name.endswith(".weight")  # not the positions of a transformer
+            # Not the positions of a transformer, nor the factor of an adapter.
+            is_weight = entry.name.endswith(".weight")
             if entry.part == "backbone" and is_weight and len(entry.shape) == 4:
                 return entry.shape[1]
         return self._image()[0]

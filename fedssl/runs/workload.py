@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from fedssl.core.console import approximate_time
-from fedssl.core.state.layout import PARAMETERS
+from fedssl.core.state.layout import PARAMETERS, Layout
+from fedssl.engine.uploads.validate import Schema
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
+from fedssl.method import Method
+from fedssl.nets.adapters import frozen_size, is_factor
 from fedssl.runs.time_left import Later
 
 LONG = 15 * 60.0  # seconds, from which what makes a run shorter is printed
@@ -18,7 +21,8 @@ def workload(title: str, federation: Federation, done: int) -> str:
     """Return what is trained, on which device, for how many rounds; `done` are finished."""
     experiment = federation.experiment
     layout = federation.trainer.method.state.layout
-    weights = layout.pick(("backbone",), PARAMETERS).floats
+    trained = layout.pick(("backbone",), PARAMETERS)
+    weights = trained.floats + _weights_saved(federation.trainer.method, trained)
     clients = f"{len(federation.clients):,} clients"
     plan = experiment.topology.plan(federation.clients, 0, experiment.seed)
     if len(plan.site_of) < len(federation.clients):
@@ -31,6 +35,42 @@ def workload(title: str, federation: Federation, done: int) -> str:
         f"{title}: training {experiment.method.backbone} ({weights:,} weights) on "
         f"{federation.device}, {clients}, {images:,} images, {rounds}"
     )
+
+
+def adapter_line(method: Method, schema: Schema) -> str | None:
+    """Return what adapters save, for uploads of this schema; None without adapters."""
+    if not frozen_size(method.backbone):
+        return None
+    sent = 0
+    heads = 0
+    whole = 0  # bytes without adapters
+    for layout in schema.values():
+        if isinstance(layout, Layout):
+            sent += layout.nbytes
+            others = [part for part in layout.parts if part not in ("backbone", "target")]
+            heads += layout.pick(others).nbytes
+            whole += layout.nbytes + 4 * _weights_saved(method, layout)
+    trained = method.state.layout.pick(("backbone",), PARAMETERS)
+    line = (
+        f"adapters: {trained.floats:,} weights are trained and sent instead of the backbone's "
+        f"{trained.floats + _weights_saved(method, trained):,}; an upload has {_megabytes(sent)} "
+        f"instead of {_megabytes(whole)}"
+    )
+    if heads > sent / 2:
+        line += f", of which {_megabytes(heads)} are heads: smaller heads shorten it"
+    return line
+
+
+def _weights_saved(method: Method, layout: Layout) -> int:
+    """Return the number of weights that a model of this layout does not have due to adapters."""
+    factors = [entry.size for entry in layout.entries if is_factor(entry.name)]
+    if not factors:
+        return 0
+    return frozen_size(method.backbone) - sum(factors)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f} MB"
 
 
 def shorter(federation: Federation, training: float, all_rounds: float, later: Later) -> str | None:

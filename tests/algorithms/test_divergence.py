@@ -11,6 +11,7 @@ from fedssl import nets
 from fedssl.algorithms._divergence import encoder_norm, layer_mean, layers
 from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
+from fedssl.nets.adapters import AdapterSettings
 
 LAYOUT = Layout.of(
     [
@@ -66,3 +67,45 @@ def test_layers_of_backbones(name: str, count: int) -> None:
     ]
     found = layers(Layout.of(entries))
     assert len(found) == count
+
+
+ADAPTED = Layout.of(
+    [
+        Entry("backbone.qkv.lora_A", (1, 2), "weight"),
+        Entry("backbone.qkv.lora_B", (2, 1), "weight"),
+        Entry("backbone.conv.lora_A", (1, 1, 1, 2), "weight"),
+        Entry("backbone.conv.lora_B", (1, 1, 1, 1), "weight"),
+        Entry("backbone.downsample.0.lora_A", (1, 2), "weight"),
+        Entry("backbone.downsample.0.lora_B", (2, 1), "weight"),
+        Entry("backbone.norm.weight", (2,), "norm"),
+    ]
+)
+
+
+def _adapted(**values: list[float]) -> State:
+    state = State.empty(ADAPTED)
+    for key, numbers in values.items():
+        layer, _, factor = key.partition("_")
+        path = "downsample.0" if layer == "downsample" else layer
+        view = state.tensors()[f"backbone.{path}.lora_{factor}"]
+        view.copy_(torch.tensor(numbers).view(view.shape))
+    return state
+
+
+def test_with_adapters_the_distance_is_that_of_the_merged_weights() -> None:
+    """alpha/rank = 4. qkv: B1·A1 = ((1, 0), (2, 0)), B2·A2 = ((0, 1), (0, 0)): √(1 + 1 + 4) = √6.
+
+    conv: 3·(1, 1) - 0 has the norm √18. The shortcut does not count: 4·(√6 + √18) / 2.
+    """
+    one = _adapted(qkv_A=[1, 0], qkv_B=[1, 2], conv_A=[1, 1], conv_B=[3], downsample_A=[9, 9])
+    other = _adapted(qkv_A=[0, 1], qkv_B=[1, 0], downsample_B=[9, 9])
+    distance = layer_mean(one, other, AdapterSettings(rank=2, alpha=8.0))
+    assert distance.item() == pytest.approx(2 * (math.sqrt(6) + math.sqrt(18)))
+
+
+def test_other_factors_of_the_same_product_have_no_distance() -> None:
+    """(2·B)·(A/2) = B·A, although the factors are apart."""
+    one = _adapted(qkv_A=[1, 3], qkv_B=[2, 4])
+    other = _adapted(qkv_A=[0.5, 1.5], qkv_B=[4, 8])
+    assert layer_mean(one, other, AdapterSettings(rank=8)).item() == 0
+    assert encoder_norm(one, other).item() == pytest.approx(math.sqrt(0.25 + 2.25 + 4 + 16))

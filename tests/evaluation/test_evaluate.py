@@ -23,13 +23,14 @@ from fedssl.core.state.layout import Entry, Layout
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, Images
 from fedssl.evaluation import evaluate
-from fedssl.evaluation.evaluate import Evaluation, backbone_of
+from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.labelled_images import AUGMENTED, FROZEN, HEAD_ONLY
 from fedssl.evaluation.missing_labels import missing_labels
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score, percent
 from fedssl.experiment import federation_setup
 from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.probes import LINEAR, Protocol
 
 CPU = torch.device("cpu")
@@ -74,7 +75,7 @@ def test_features_are_those_of_the_method_itself() -> None:
 def test_a_backbone_has_a_copy_of_the_weights() -> None:
     """Filled from a model, in eval mode, and sharing no memory with it."""
     model = state()
-    backbone = backbone_of(model, federation_setup.build_backbone(experiment(), 3))
+    backbone = TrainedBackbones(experiment(), 3).module(model)
     assert not backbone.training
     expected = {
         e.name.removeprefix("backbone."): model.view(e)

@@ -85,11 +85,16 @@ def up(
 
     _check_flower()
     import_modules(imports)
+    from fedssl.experiment.init_file import absolute_init
     from fedssl.flower.local_federation import run_local_federation
 
+    # The processes of the federation have another current directory.
     experiment = load(name, set)
+    experiment = experiment.with_changes(absolute_init(experiment.method))
+    original = load(name)
+    original = original.with_changes(absolute_init(original.method))
     title = _title(name)
-    folder = dir or _default_dir(title, experiment, load(name), device)
+    folder = dir or _default_dir(title, experiment, original, device)
     run_local_federation(
         experiment,
         folder,

@@ -95,6 +95,11 @@ class Layout:
         """The length of the row of integers."""
         return sum(entry.size for entry in self.entries if entry.is_counter)
 
+    @property
+    def nbytes(self) -> int:
+        """The size of both rows in bytes."""
+        return 4 * self.floats + 8 * self.counts
+
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """The names of the parts, each once, in order."""
