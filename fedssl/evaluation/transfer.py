@@ -5,23 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from pydantic import Field
 
-from fedssl.core.console import Notify
+from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.settings import LARGEST_VIEW, Settings, validate
 from fedssl.data import SOURCES, Dataset, Images, Source
 from fedssl.data.download import find_path
-from fedssl.data.folder import BACKGROUNDS, Background, Fit
+from fedssl.data.folder import BACKGROUNDS, Background, Fit, background_of, fit_of
 from fedssl.data.public import fitted
+from fedssl.evaluation.evaluate import Evaluation
+from fedssl.evaluation.models import Models
+from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.overrides import settings_class
+from fedssl.probes import PROBES
 
 # The name of a data set, a table as under [data], or the images.
 On = str | Mapping[str, Any] | Dataset
 
+MAY_BE_SEEN = (
+    "the run was trained on this data set, so images that it is measured on may have been used in "
+    "training"
+)
 
 Shape = tuple[int, int, int]  # channels, height, width
 
@@ -111,6 +120,44 @@ def _to_image(images: Images, *, image: Shape, background: int, pad: bool) -> Im
         return images
     pixels = fitted(images.pixels, image, background=background, pad=pad)
     return Images(pixels, images.label_loader, images.classes)
+
+
+class OtherImages(NamedTuple):
+    """Images to measure a run on, and the shape of the run's own."""
+
+    on: On
+    image: Shape
+    root: Path  # the folder of data sets
+
+
+def transfer_score(
+    experiment: Experiment, probe: str, where: OtherImages, models: Models, device: torch.device
+) -> Score:
+    """Return a probe's score on other images than those of pre-training.
+
+    `experiment` has the settings of the probe.
+    """
+    if PROBES[probe].learns == "nothing":
+        raise ConfigError(
+            f'probe "{probe}" predicts only the classes that the run was trained on, so it '
+            'cannot measure on another data set: choose another probe, such as "linear"'
+        )
+    trained = experiment.data
+    data = other_images(
+        where.on,
+        where.image,
+        where.root,
+        print_to_stderr,
+        background=background_of(trained),
+        fit=fit_of(trained),
+    )
+    # Images left out of pre-training are not among these.
+    all_images = experiment.with_changes({"data.leave_out": 0.0})
+    evaluation = Evaluation(all_images, data, device, seen=False, notify=print_to_stderr)
+    score = evaluation.measure(models, (probe,), models.excluded)[probe]
+    if same_source(experiment, where.on) is not None:
+        score.add_note(MAY_BE_SEEN)
+    return score
 
 
 def trained_on(experiment: Experiment, on: On) -> bool:

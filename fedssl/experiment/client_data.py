@@ -25,14 +25,29 @@ INITIAL_CLIENT = "home"  # the client with which an algorithm makes its first st
 def with_given_images(changes: Mapping[str, Any], dataset: Any) -> dict[str, Any]:
     """Return changes of an experiment, by dotted key, for images that are passed from Python.
 
-    A dict {client: images} defines the clients, unless the changes name a partition.
+    None are passed if `dataset` is None. A dict {client: images} defines the clients, unless the
+    changes name a partition.
     """
     changed = dict(changes)
+    if dataset is None:
+        return changed
     changed.setdefault("data.name", "given")
     if is_by_client(dataset) and not {"partition", "partition.name"} & changed.keys():
         changed["partition.name"] = "natural"
         changed["clients"] = len(dataset)
     return changed
+
+
+def given_dataset(dataset: Any, test: Any) -> Dataset | None:
+    """Return the images that a caller passes to `fedssl.run`; None if there are none."""
+    if dataset is not None and not isinstance(dataset, Dataset):
+        return from_python(dataset, test)
+    if test is not None:
+        raise ConfigError(
+            "test= is used only together with training images in dataset=; a fedssl Dataset "
+            "contains its test images already"
+        )
+    return dataset
 
 
 def read_data(experiment: Experiment, root: Path, dataset: Any, notify: Notify) -> Dataset:

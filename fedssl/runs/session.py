@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from fedssl.evaluation.models import models_of
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method
+from fedssl.runs.callbacks import Callbacks
 from fedssl.runs.feature_check import FeatureCheck
 from fedssl.runs.private_run import check_budget, open_ledger, private_merge
 from fedssl.runs.progress import Progress, round_progress
@@ -78,6 +79,7 @@ class Session:
     notify: Notify
     workers: int | None = None  # clients that train at the same time; None: all of a round
     method: Method | None = None  # whose loss of random guessing is compared with that of rounds
+    callbacks: Callbacks = field(default_factory=Callbacks)  # started already
 
     def begin(self, sites: Sites) -> Snapshot:
         """Save the state before the first round: it marks the run as started."""
@@ -266,6 +268,7 @@ class Recorder:
             session.store.save(snapshot)
             self._saved = time.monotonic()
             self.unsaved = None
+        session.callbacks.round(line)
         self._round_start = time.perf_counter()
 
     def _set_last(self, snapshot: Snapshot) -> None:
