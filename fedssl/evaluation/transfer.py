@@ -49,11 +49,13 @@ def other_images(
     *,
     background: Background = "black",
     fit: Fit = "crop",
+    where: str = "data",
 ) -> Dataset:
     """Return the images of another data set, in the shape (C, H, W) of a run's images.
 
     In a table, `size` sets another side, for any data set; channels are always those of the run.
-    Files are decoded with `background` and `fit` unless the table sets others.
+    Files are decoded with `background` and `fit` unless the table sets others. Errors name the
+    table as `where`.
     """
     if not isinstance(on, str | Mapping | Dataset):
         raise ConfigError(
@@ -63,20 +65,20 @@ def other_images(
     if isinstance(on, str):
         on = {"name": on}
     if not isinstance(on, Dataset):
-        size = validate(Size, {"size": on.get("size")}, "data").size
+        size = validate(Size, {"size": on.get("size")}, where).size
         if size is not None:
             image = (image[0], size, size)
         if on.get("name") == "folder":
             on = {"background": background, "fit": fit, **on}
-        on = _source(on, image, root).load(root, notify)
-    _report_conversion(on.train.image_shape, image, notify)
+        on = _source(on, image, root, where).load(root, notify)
+    _report_conversion(on.train.image_shape, image, notify, where)
     to_image = partial(_to_image, image=image, background=BACKGROUNDS[background], pad=fit == "pad")
     if on.test is None:
         return Dataset(to_image(on.train), None)
     return Dataset(to_image(on.train), to_image(on.test))
 
 
-def _source(table: Mapping[str, Any], image: Shape, root: Path) -> Source:
+def _source(table: Mapping[str, Any], image: Shape, root: Path, where: str) -> Source:
     """Return the source that a table describes; raise ConfigError if it cannot be used here."""
     settings = dict(table)
     name = settings.pop("name", None)
@@ -94,23 +96,23 @@ def _source(table: Mapping[str, Any], image: Shape, root: Path) -> Source:
     settings.pop("size", None)
     if "size" in cls.model_fields:
         settings = {"channels": image[0], "size": image[1], **settings}
-    source = validate(cls, settings, "data")
+    source = validate(cls, settings, where)
     assert isinstance(source, Source)
     if source.mean is not None or source.leave_out:
         raise ConfigError(
-            "data.mean, data.std and data.leave_out cannot be set for the images to measure on: "
-            "they are normalised like the training images, and all of them are used"
+            f"{where}.mean, {where}.std and {where}.leave_out cannot be set for the images to measure "
+            "on: they are normalised like the training images, and all of them are used"
         )
     return source
 
 
-def _report_conversion(found: Shape, image: Shape, notify: Notify) -> None:
+def _report_conversion(found: Shape, image: Shape, notify: Notify, where: str) -> None:
     """Print a line if images are converted to another shape."""
     if found == image:
         return
     notify(
         f"images of {found} (channels, height, width) are converted to {image}, the shape of the "
-        "run's images unless data.size sets another"
+        f"run's images unless {where}.size sets another"
     )
 
 

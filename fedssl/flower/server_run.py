@@ -31,6 +31,7 @@ from fedssl.engine.runtimes.local import ignore_reply
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.evaluation.probe_images import read_probe_images
 from fedssl.experiment.client_data import check_plan, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import build_method, first_sites
@@ -94,7 +95,7 @@ def serve(
         raise_if_no_round_succeeded(folder)
         if experiment.algorithm.personalises:
             request_own_models(run)
-    finish(folder, run.data, None, device, quiet=False, alone=True)
+    finish(folder, run.data, None, device, quiet=False, alone=True, other=run.other)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -128,6 +129,12 @@ class ServerRun:
         if self.record.image is None:
             raise ConfigError("no client has joined yet, so the shape of the images is unknown")
         return Dataset(Images(torch.empty(0, *self.record.image, dtype=torch.uint8)))
+
+    @cached_property
+    def other(self) -> Dataset | None:
+        """The images of `probe.on`; None without the setting."""
+        root = Path(self.settings.data_dir or "data").expanduser()
+        return read_probe_images(self.experiment, self.data.train.image_shape, root, self.notify)
 
     def trainer(self, image: tuple[int, int, int]) -> Trainer:
         """Return a trainer for images of a shape; its model defines the first state and uploads."""
@@ -164,7 +171,7 @@ class ServerRun:
             experiment=self.experiment,
             folder=self.folder,
             store=self.store,
-            evaluation=Evaluation(self.experiment, self.data, self.device),
+            evaluation=Evaluation(self.experiment, self.data, self.device, other=self.other),
             device=self.device,
             clients=clients,
             checkpoint_every=0.0,

@@ -62,6 +62,7 @@ class LocalRun:
     estimate: EstimateRun | None = None  # of the whole command
     later: Later = TRAINING_ONLY  # without an estimate, what the time left refers to
     callbacks: Callbacks = field(default_factory=Callbacks)
+    other: Dataset | None = None  # the images of `probe.on`
 
     @property
     def notify(self) -> Notify:
@@ -112,7 +113,7 @@ def _train_in_folder(run: LocalRun) -> None:
         run.start_callbacks(experiment, snapshot.rounds)
     else:
         raise_if_baseline_purged(experiment, folder)
-        evaluation = Evaluation(experiment, run.data, run.device)
+        evaluation = Evaluation(experiment, run.data, run.device, other=run.other)
         federation = Federation.build(
             experiment, seen, owners, public=run.public, device=run.device
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from fedssl.data.folder import BACKGROUNDS, background_of, fit_of
 from fedssl.evaluation.evaluate import Evaluation, backbone_of
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
+from fedssl.evaluation.probe_images import read_probe_images
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.transfer import On, OtherImages, trained_on, transfer_score
@@ -260,9 +263,10 @@ def run(
     root = Path(data_dir or "data")
     data = read_data(chosen, root, dataset, notify)
     public = read_public(chosen, data, root, notify)
+    other = read_probe_images(chosen, data.train.image_shape, root, notify)
     notify(directory_line(title, chosen, folder))
-    job = LocalRun(chosen, folder, data, public, on, title, quiet, estimate_run, callbacks=called)
-    _train_and_measure(job)
+    job = LocalRun(chosen, folder, data, public, on, title, quiet, estimate_run, other=other)
+    _train_and_measure(replace(job, callbacks=called))
     return Run(folder, root, device, dataset)
 
 
@@ -270,6 +274,7 @@ def _train_and_measure(job: LocalRun) -> None:
     """Train the rounds that are left, and measure the run unless that is done already."""
     with original_errors(), explained_errors(job.folder), contextlib.closing(job.callbacks):
         train_locally(job)
-        if not finish(job.folder, job.data, job.public, device=job.device, quiet=job.quiet):
+        measure = partial(finish, device=job.device, quiet=job.quiet, other=job.other)
+        if not measure(job.folder, job.data, job.public):
             job.notify(already_finished(job.folder, job.experiment))
         job.callbacks.end(Run(job.folder).results)
