@@ -23,13 +23,13 @@ class TensorBoardTracker(Tracker):
         """Start an event file, after the events of the finished rounds."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder = run.folder / FOLDER
+        self._events = run.folder / FOLDER
         sent = 0
         purge = None
-        if any(self._folder.glob("events.*")):
+        if any(self._events.glob("events.*")):
             sent = min(state.rounds, run.finished)
             purge = sent + 1  # later events are of rounds that will be trained again
-        self._writer = SummaryWriter(str(self._folder), purge_step=purge)
+        self._writer = SummaryWriter(str(self._events), purge_step=purge)
         self._write_settings(run)
         return state._replace(rounds=sent)
 
@@ -62,4 +62,4 @@ class TensorBoardTracker(Tracker):
 
     def location(self) -> str:
         """Return the folder, and the command that shows it."""
-        return f"{self._folder} (tensorboard --logdir {self._folder.parent})"
+        return f"{self._events} (tensorboard --logdir {self._events.parent})"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from fedssl.core.console import Notify, ignore_message, print_to_stderr
@@ -31,6 +30,8 @@ class Tracker(Callback, ABC):
         self.ended = False  # the results are sent
         self._notify = notify
         self._state = State()
+        self._sent = 0  # the last round that was sent
+        self._results: str | None = None  # a hash of the results that were sent
         self._clients = ClientNames()
         self._is_open = False
         self._failed = False
@@ -50,7 +51,11 @@ class Tracker(Callback, ABC):
 
     @abstractmethod
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Send numbers at a step; return when the tracker's run has them."""
+        """Send numbers at a step."""
+
+    def stored(self, step: int) -> int:
+        """Return the last step that is not lost if the process is killed now; `step` was sent."""
+        return step
 
     @abstractmethod
     def log_results(self, step: int, numbers: Mapping[str, float], verdict: str) -> None:
@@ -58,7 +63,7 @@ class Tracker(Callback, ABC):
 
     @abstractmethod
     def disconnect(self) -> None:
-        """End the connection; called after `open`, also if a later call has failed."""
+        """Store what was sent and end the connection; called if `open` has succeeded."""
 
     @abstractmethod
     def location(self) -> str:
@@ -72,7 +77,7 @@ class Tracker(Callback, ABC):
 
     def on_round(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         """Send a round, unless the tracker has it already."""
-        self._attempt(self._send, run.folder, record)
+        self._attempt(self._send, record)
 
     def on_end(self, run: RunInfo, results: Mapping[str, Any]) -> None:
         """Send the results, unless the tracker has them already."""
@@ -84,6 +89,7 @@ class Tracker(Callback, ABC):
             self._is_open = False
             try:
                 self.disconnect()
+                self._record(rounds=self._sent, results=self._results)
             except Exception as problem:
                 self._warn(problem)
 
@@ -107,16 +113,20 @@ class Tracker(Callback, ABC):
             )
 
     def _start(self, run: RunInfo) -> None:
+        self._folder = run.folder
         self._state = read_state(run.folder, self.name)
-        has_all = self._state.rounds >= run.finished >= run.experiment.rounds
+        self._sent = self._state.rounds
+        self._results = self._state.results
+        has_all = self._sent >= run.finished >= run.experiment.rounds
         if not has_all:
             self._open(run)
         self._send_missing(run)
 
     def _open(self, run: RunInfo) -> None:
         self._state = self.open(run, self._state)
+        self._sent = self._state.rounds
         self._is_open = True
-        write_state(run.folder, self.name, self._state)
+        self._record()
         self._notify(f"tracking with {self.name}: {self.location()}")
 
     def _send_missing(self, run: RunInfo) -> None:
@@ -124,16 +134,21 @@ class Tracker(Callback, ABC):
         for record in read_rounds(run.folder / "rounds.jsonl", ignore_message):
             if record["round"] > run.finished:
                 return
-            if self._clients.full and self._state.rounds >= run.finished:
+            if self._clients.full and self._sent >= run.finished:
                 return
-            self._send(run.folder, record)
+            self._send(record)
 
-    def _send(self, folder: Path, record: Mapping[str, Any]) -> None:
+    def _send(self, record: Mapping[str, Any]) -> None:
         self._clients.add(record)
-        if record["round"] > self._state.rounds:
+        if record["round"] > self._sent:
             self.log(record["round"], round_numbers(record, self._clients))
-            self._state = self._state._replace(rounds=record["round"])
-            write_state(folder, self.name, self._state)
+            self._sent = record["round"]
+            self._record(rounds=self.stored(self._sent))
+
+    def _record(self, **changes: Any) -> None:
+        """Change fields of the state and write it."""
+        self._state = self._state._replace(**changes)
+        write_state(self._folder, self.name, self._state)
 
     def _end(self, run: RunInfo, results: Mapping[str, Any]) -> None:
         digest = hash_results(results)
@@ -143,8 +158,7 @@ class Tracker(Callback, ABC):
             verdict = results.get("verdict", {}).get("sentence", "")
             step = results.get("rounds", run.experiment.rounds)
             self.log_results(step, final_numbers(results), verdict)
-            self._state = self._state._replace(results=digest)
-            write_state(run.folder, self.name, self._state)
+            self._results = digest
         self.ended = True
 
 

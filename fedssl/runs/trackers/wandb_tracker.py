@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
+import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,15 +17,21 @@ from fedssl.core.errors import ConfigError
 from fedssl.runs.callbacks import RunInfo
 from fedssl.runs.trackers.state import State
 from fedssl.runs.trackers.tracker import Tracker, run_name, tags_of
+from fedssl.runs.trackers.wandb_log import last_offline_step
 
 PROJECT = "fedssl"  # unless WANDB_PROJECT is set
-WITHOUT_KEY = ("offline", "dryrun", "disabled")
+FLUSH_INTERVAL = 1.0  # seconds between writes to the disk
+STORED_AFTER = 60.0  # seconds until a step is on the disk or on the server, in any version
+OFFLINE = ("offline", "dryrun")
+WITHOUT_KEY = (*OFFLINE, "disabled")
 
 
 class WandbTracker(Tracker):
     """Sends rounds to Weights & Biases, which keeps the first numbers of a step."""
 
     _run: Any
+    _times: deque[tuple[int, float]]  # steps that may not be stored yet, and when they were sent
+    _stored: int
 
     @classmethod
     def check(cls) -> None:
@@ -54,11 +62,27 @@ class WandbTracker(Tracker):
         )
         config = {**run.experiment.to_dict(), "fedssl": tags["fedssl"]}
         self._run.config.update(config, allow_val_change=True)
-        return state._replace(run=identity)
+        self._times = deque()
+        self._stored = state.rounds
+        if mode() in OFFLINE and state.run is not None:
+            in_logs = last_offline_step(run.folder / "wandb", identity)
+            self._stored = state.rounds if in_logs is None else in_logs
+        return state._replace(run=identity, rounds=self._stored)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send the numbers of a round."""
         self._run.log(dict(numbers), step=step)
+        self._times.append((step, time.monotonic()))
+
+    def stored(self, step: int) -> int:
+        """Return the last step that was sent long enough ago: steps are stored in the background.
+
+        Later ones are sent again if the process is killed, unless the offline logs have them. The
+        library ignores a step that the server has.
+        """
+        while self._times and time.monotonic() - self._times[0][1] > STORED_AFTER:
+            self._stored = self._times.popleft()[0]
+        return self._stored
 
     def log_results(self, step: int, numbers: Mapping[str, float], verdict: str) -> None:
         """Send the final numbers and the verdict as the summary of the run."""
@@ -103,6 +127,7 @@ def _settings() -> Any:
         "x_disable_stats": True,
         "x_disable_meta": True,
         "x_disable_machine_info": True,
+        "x_transaction_log_flush_interval": FLUSH_INTERVAL,
     }
     known = getattr(wandb.Settings, "model_fields", wanted)
     return wandb.Settings(**{key: value for key, value in wanted.items() if key in known})

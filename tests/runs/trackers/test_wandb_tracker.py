@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from error_messages import raises
 from offline_runs import interrupted_then_finished, start
 
 from fedssl.core.errors import ConfigError
+from fedssl.runs.trackers.wandb_log import last_offline_step
 
 pytestmark = pytest.mark.oracle
 wandb = pytest.importorskip("wandb")
@@ -78,6 +83,45 @@ def test_a_resumed_run_has_every_round_once_under_one_id(tmp_path: Path) -> None
     assert [items["_step"] for items in history if "knn" in items] == [2, 4]
     identity = json.loads((run.dir / "trackers.json").read_text())["wandb"]["run"]
     assert {path.name for path in _logs(run.dir)} == {f"run-{identity}.wandb"}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import fedssl
+from offline_runs import start
+
+class Kill(fedssl.Callback):
+    def on_round(self, run, record):
+        if record["round"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+start(Path(sys.argv[1]), "wandb", callbacks=[Kill()])
+"""
+
+
+def test_rounds_that_a_killed_process_did_not_write_are_sent_again(tmp_path: Path) -> None:
+    """The library writes every second, so that most of the three rounds are lost."""
+    tests = Path(__file__).parents[2]
+    paths = [str(tests.parent), str(tests), str(Path(__file__).parent)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("WANDB_SERVICE", None)  # the background process of this one
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "run")],
+        env=environment,
+    )
+    assert done.returncode == -signal.SIGKILL
+    run = start(tmp_path / "run", "wandb")
+    assert [items["_step"] for items in _history(run.dir)] == [1, 2, 3, 4]
+    assert [items["loss"] for items in _history(run.dir)] == [line["loss"] for line in run.rounds]
+
+
+def test_a_log_of_another_format_is_not_used(tmp_path: Path) -> None:
+    folder = tmp_path / "offline-run-1-id"
+    folder.mkdir()
+    (folder / "run-id.wandb").write_bytes(b"something else")
+    assert last_offline_step(tmp_path, "id") is None
+    assert last_offline_step(tmp_path, "other") is None
 
 
 def test_settings_results_and_nothing_of_the_machine_are_written(tmp_path: Path) -> None:
