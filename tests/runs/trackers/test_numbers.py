@@ -64,6 +64,18 @@ def test_every_number_of_a_record_has_a_flat_name() -> None:
     }
 
 
+def test_a_private_round_has_what_its_log_has() -> None:
+    """Of clients, the log has the size of the message only; the rest are public figures."""
+    names = ClientNames()
+    record = _record({"client": "a", "dropped": None, "bytes_down": 10})
+    record |= {"loss": None, "privacy": {"epsilon": 1.5, "delta": 1e-5, "releases": 3}}
+    names.add(record)
+    numbers = round_numbers(record, names)
+    assert {key for key in numbers if key.startswith("clients/")} == {"clients/a/bytes_down"}
+    assert numbers["privacy/epsilon"] == 1.5
+    assert "loss" not in numbers
+
+
 def test_the_first_clients_of_the_log_have_series_and_all_are_summarised() -> None:
     names = ClientNames()
     names.add(_record(*[_client(f"c{number}", 1.0) for number in range(MAX_CLIENTS - 1)]))

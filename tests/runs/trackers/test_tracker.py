@@ -15,9 +15,20 @@ from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
 from fedssl.runs.callbacks import RunInfo
 from fedssl.runs.local import Interrupted
+from fedssl.runs.run_seeds import run_seeds
 from fedssl.runs.trackers import TRACKERS, _Choice, make_trackers, tracker_names
 from fedssl.runs.trackers.state import NAME, State
 from fedssl.runs.trackers.tracker import Tracker, run_name
+
+SEEDED = """
+rounds = 1
+clients = 2
+data = "fashion-mini"
+partition = {name = "iid", share = 0.01}
+method = {name = "simclr", backbone = "cnn", hidden = 8, dim = 4}
+train = {batch = 16}
+probe = {every = 0, linear = false, baselines = []}
+"""
 
 
 class MemoryTracker(Tracker):
@@ -155,6 +166,25 @@ def test_a_damaged_state_begins_anew(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     _run(tmp_path / "run", tracker)
     assert tracker.steps == [1, 2, 3]
+
+
+def test_each_seed_has_its_own_run_in_a_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[MemoryTracker] = []
+
+    def make(track: object, notify: object) -> list[MemoryTracker]:
+        assert track == ["memory"]
+        made.append(MemoryTracker())
+        return [made[-1]]
+
+    monkeypatch.setattr("fedssl.runs.run.make_trackers", make)
+    (tmp_path / "mine.toml").write_text(SEEDED)
+    runs = run_seeds(
+        tmp_path / "mine.toml", 2, tmp_path / "out", "cpu", quiet=True, track=["memory"]
+    )
+    assert [tracker.steps for tracker in made] == [[1], [1]]
+    assert [_state(run.dir).rounds for run in runs] == [1, 1]
 
 
 def test_names_of_trackers() -> None:
