@@ -7,7 +7,7 @@ Measured once on two cores of a busy AMD EPYC, CPU build of torch 2.13
 (`results/speed/server-memory.json`).
 
 Two rounds of FedAvg with a quorum of 1.0 (every site must reply) run through
-`fedssl.flower.server_run` on an in-process grid: no socket and no training. When the server pulls a
+`fedssl.flower.serve` on an in-process grid: no socket and no training. When the server pulls a
 reply, the site returns the model it received plus a constant, serialized and deserialized as in
 Flower, so that only the server holds uploads. For each number of sites, in a separate process: the
 peak resident memory (VmHWM), before the first round and in total; Linux only. The first round
@@ -41,7 +41,7 @@ from fedssl.engine.uploads.records import Reply
 from fedssl.experiment.federation_setup import build_method
 from fedssl.flower.codec import decode, encode
 from fedssl.flower.messages import TRAIN, Hello, pack_hello, pack_reply, unpack_task
-from fedssl.flower.server_run import serve
+from fedssl.flower.serve import serve
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.training.trainer import Metrics

@@ -11,12 +11,23 @@ if TYPE_CHECKING:
     from fedssl.core.errors import FedsslError
     from fedssl.experiment.experiment import Experiment
     from fedssl.paper_tables.reproduce import reproduce, sweep
+    from fedssl.runs.callbacks import Callback
     from fedssl.runs.run import Run, run
 
-__all__ = ["Experiment", "FedsslError", "Run", "__version__", "reproduce", "run", "sweep"]
+__all__ = [
+    "Callback",
+    "Experiment",
+    "FedsslError",
+    "Run",
+    "__version__",
+    "reproduce",
+    "run",
+    "sweep",
+]
 
 # Imported on first access: torch takes seconds to import, and `fedssl --help` does not need it.
 _MODULES = {
+    "Callback": "fedssl.runs.callbacks",
     "Experiment": "fedssl.experiment.experiment",
     "FedsslError": "fedssl.core.errors",
     "Run": "fedssl.runs.run",

@@ -433,7 +433,7 @@ def test_rounds_log_is_documented(demo: Path) -> None:
         "a", None, Metrics(1.0, 2, 3, 4.0, 0.5, 6.0), clipped=0.1, dropped_rows_reason="all"
     )
     clipped = record(Round(0, {}, [trained]), 10, 0.1, 1.0, None)["clients"][0]
-    optional = {"knn_settings": {"k": 5}, "warning": "features are shared"}
+    optional = {"knn_settings": {"k": 5}, "knn_on": 40.0, "warning": "features are shared"}
     private = Round(0, {}, [], spent=Spent(1, 4.0, 1e-5, 1.0, 1.0))
     measured = record(private, 10, 0.1, 1.0, 50.0, **optional)
     keys = {*line, *measured, *line["clients"][0], *dropped, *clipped}

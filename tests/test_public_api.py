@@ -20,6 +20,7 @@ print(json.dumps([opened, [name for name in heavy if name in sys.modules]]))
 
 def test_the_public_names() -> None:
     assert fedssl.__all__ == [
+        "Callback",
         "Experiment",
         "FedsslError",
         "Run",

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fedssl.core.rich_console import Console
 from fedssl.evaluation.labelled_images import HALVED
+from fedssl.evaluation.probe_images import probe_images_name
 from fedssl.evaluation.verdict import Verdict, line, signed
 from fedssl.runs.run import Run
 from fedssl.runs.run_seeds import judge_runs
@@ -65,6 +66,17 @@ def _print_measured_on(run: Run) -> None:
         print(run.results["measured_on"])
     if run.results.get("table") and "knn_settings" in run.results:
         print(f"kNN: the {run.results['knn_settings']['k']} nearest labelled images vote")
+    if run.experiment.probe.on is not None and "on" in run.results:
+        _print_measured_elsewhere(run)
+
+
+def _print_measured_elsewhere(run: Run) -> None:
+    """Print the accuracies on the images of `probe.on`."""
+    words = []
+    for name, scores in run.results["on"]["table"].items():
+        words.append(f"{_NAMES.get(name, name)} {scores['knn']['mean']:.1f}")
+    images = probe_images_name(run.experiment)
+    print(f"kNN on {images}: accuracy in %: {', '.join(words)}")
 
 
 def print_seeds(runs: Sequence[Run]) -> None:

@@ -51,10 +51,12 @@ class Evaluation:
         device: torch.device,
         seen: bool = True,
         notify: Notify = ignore_message,
+        *,
+        other: Dataset | None = None,
     ) -> None:
         """`seen`: models were pre-trained on these images, except those that were left out.
 
-        `notify` receives the progress of long measurements.
+        `notify` receives the progress of long measurements. `other` are the images of `probe.on`.
         """
         self.experiment = experiment
         self.data = data
@@ -66,6 +68,11 @@ class Evaluation:
         self._normalisation = normalisation(experiment, self._channels)
         if data.test is not None and len(data.test):
             self._check_channels(data.test)
+        self.other: Evaluation | None = None  # on the images of `probe.on`
+        if other is not None:
+            # Images left out of pre-training are not among these.
+            all_images = experiment.with_changes({"data.leave_out": 0.0})
+            self.other = Evaluation(all_images, other, device, seen=False, notify=notify)
 
     def _check_channels(self, test: Images) -> None:
         """Raise DataError if test images have another number of channels than training images."""

@@ -25,9 +25,12 @@ INITIAL_CLIENT = "home"  # the client with which an algorithm makes its first st
 def with_given_images(changes: Mapping[str, Any], dataset: Any) -> dict[str, Any]:
     """Return changes of an experiment, by dotted key, for images that are passed from Python.
 
-    A dict {client: images} defines the clients, unless the changes name a partition.
+    None are passed if `dataset` is None. A dict {client: images} defines the clients, unless the
+    changes name a partition.
     """
     changed = dict(changes)
+    if dataset is None:
+        return changed
     changed.setdefault("data.name", "given")
     if is_by_client(dataset) and not {"partition", "partition.name"} & changed.keys():
         changed["partition.name"] = "natural"

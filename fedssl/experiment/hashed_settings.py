@@ -18,7 +18,7 @@ ADDED_LATER = {
     "public": ("background", "fit"),
     "method": ("norm",),
     "guard": ("statistics_bound", "statistics_floor", "max_share"),
-    "probe": ("frozen",),
+    "probe": ("frozen", "on"),
 }
 # Always left out: a run can be resumed with another value.
 CHANGEABLE = {"guard": ("min_uploads",)}

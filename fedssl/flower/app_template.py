@@ -132,6 +132,7 @@ def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "join-timeout": 600.0,
         "round-timeout": 3600.0,
         "quorum": 0.5,
+        "track": "",
         "secure-aggregation": False,
         "secure-threshold": 0.67,
     }

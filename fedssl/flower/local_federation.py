@@ -17,6 +17,7 @@ from fedssl.core.errors import ConfigError, RunError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked, make_private
 from fedssl.engine.checkpoints.store import Store
+from fedssl.evaluation.probe_images import read_probe_images
 from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.app_template import write_app
@@ -112,8 +113,8 @@ def run_local_federation(
     check_resumable(experiment, folder, resolve_device(device), ignore_message)
     data = read_data(experiment, data_dir, None, notify)
     public = read_public(experiment, data, data_dir, notify)
-    _, owners = partition_data(experiment, data, notify)
-    clients = len(owners)
+    other = read_probe_images(experiment, data.train.image_shape, data_dir, notify)
+    clients = len(partition_data(experiment, data, notify)[1])
     if nodes is None:
         nodes = clients
     if nodes > clients:
@@ -127,7 +128,7 @@ def run_local_federation(
         warn(experiment, print_to_stderr)  # the ServerApp writes its warning to its log
         with locked(run.flower_folder):  # the ServerApp locks the run directory
             _train(run, app_config, node_configs)
-    finish(folder, data, public, resolve_device(device), quiet)
+    finish(folder, data, public, resolve_device(device), quiet, other=other)
 
 
 def _app_config(folder: Path, data_dir: Path, device: str, clients: int, secure: bool) -> Config:

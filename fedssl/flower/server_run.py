@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedssl.algorithm import Spec
-from fedssl.core.console import Notify, meter, print_to_stderr
-from fedssl.core.devices.precision import numerics
-from fedssl.core.devices.select import resolve_device, training_devices
-from fedssl.core.errors import ConfigError, RunError
-from fedssl.core.files import integrity
-from fedssl.core.files.lock import locked_directory
+from fedssl.core.console import Notify, meter
+from fedssl.core.errors import ConfigError
 from fedssl.core.state.layout import Layout
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
@@ -31,73 +27,27 @@ from fedssl.engine.runtimes.local import ignore_reply
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.evaluation.probe_images import read_probe_images
 from fedssl.experiment.client_data import check_plan, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import build_method, first_sites
 from fedssl.experiment.init_file import recorded_sha256
 from fedssl.flower import frozen_weights
 from fedssl.flower.messages import Hello, RoundTask
-from fedssl.flower.own_models import request_own_models
 from fedssl.flower.roster import Roster
 from fedssl.flower.run_record import RunRecord
 from fedssl.flower.runtime import FlowerRuntime, RoundLimits
 from fedssl.flower.secure_aggregation.requirements import (
     REQUIRED_BY_NODE,
     check_clients,
-    check_secure,
     secure_runtime,
 )
 from fedssl.flower.server_settings import ServerSettings
-from fedssl.runs.finalize import finish
+from fedssl.runs.callbacks import Callbacks, RunInfo
 from fedssl.runs.progress import Progress
-from fedssl.runs.resume_checks import check_resumable, record_experiment
-from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
+from fedssl.runs.session import ActiveRuntime, Session
 from fedssl.runs.workload import adapter_line
-from fedssl.training.trainer import Trainer, resolve_precision
-
-RELAYED = "peers' models are relayed by the server, which sees all of them"
-
-
-def serve(
-    experiment: Experiment, grid: Grid, settings: ServerSettings, notify: Notify = print_to_stderr
-) -> None:
-    """Train the remaining rounds of a run on the nodes of a grid, then evaluate and export."""
-    folder = Path(settings.run_dir).expanduser()
-    device = resolve_device(settings.device)
-    experiment.check()
-    check_secure(experiment, settings, notify)
-    if not experiment.topology.has_server:
-        notify(RELAYED)
-    exact = resolve_precision(experiment.train.precision, device) == "fp32"
-    with locked_directory(folder), numerics(device, experiment.train.deterministic, exact):
-        integrity.repair(folder, notify)
-        experiment = check_resumable(experiment, folder, device, notify)
-        store = Store(folder)
-        snapshot = load_newest(folder, store, notify)
-        if snapshot is not None:
-            integrity.adopt(folder, notify)
-        run = ServerRun(
-            experiment=experiment,
-            folder=folder,
-            store=store,
-            grid=grid,
-            settings=settings,
-            device=training_devices(device)[0],
-            snapshot=snapshot,
-            notify=notify,
-        )
-        record_experiment(folder, experiment)
-        if snapshot is None or snapshot.rounds < experiment.rounds:
-            try:
-                run.train()
-            except RunError:
-                run.roster.notices.flush()
-                raise
-            run.roster.notices.flush()
-        raise_if_no_round_succeeded(folder)
-        if experiment.algorithm.personalises:
-            request_own_models(run)
-    finish(folder, run.data, None, device, quiet=False, alone=True)
+from fedssl.training.trainer import Trainer
 
 
 @dataclass(kw_only=True, eq=False)
@@ -112,6 +62,7 @@ class ServerRun:
     device: torch.device
     snapshot: Snapshot | None  # that the run resumes from; None: a new run
     notify: Notify
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     def __post_init__(self) -> None:
         first_round = None if self.snapshot is None else self.snapshot.rounds
@@ -131,6 +82,12 @@ class ServerRun:
         if self.record.image is None:
             raise ConfigError("no client has joined yet, so the shape of the images is unknown")
         return Dataset(Images(torch.empty(0, *self.record.image, dtype=torch.uint8)))
+
+    @cached_property
+    def other(self) -> Dataset | None:
+        """The images of `probe.on`; None without the setting."""
+        root = Path(self.settings.data_dir or "data").expanduser()
+        return read_probe_images(self.experiment, self.data.train.image_shape, root, self.notify)
 
     def trainer(self, image: tuple[int, int, int]) -> Trainer:
         """Return a trainer for images of a shape; its model defines the first state and uploads."""
@@ -168,13 +125,18 @@ class ServerRun:
             experiment=self.experiment,
             folder=self.folder,
             store=self.store,
-            evaluation=Evaluation(self.experiment, self.data, self.device),
+            evaluation=Evaluation(self.experiment, self.data, self.device, other=self.other),
             device=self.device,
             clients=clients,
             checkpoint_every=0.0,
             notify=self.notify,
             method=trainer.method,
+            callbacks=self.callbacks,
         )
+
+    def start_callbacks(self, finished: int) -> None:
+        """Call the callbacks before the first round that is left; `finished` rounds are done."""
+        self.callbacks.start(RunInfo(self.folder, self.folder.name, self.experiment, finished))
 
     def train(self) -> None:
         """Wait for the clients and train the remaining rounds."""
@@ -193,6 +155,7 @@ class ServerRun:
         # A masked upload has eight bytes for each number.
         if adapters is not None and not self.settings.secure_aggregation:
             self.notify(adapters)
+        self.start_callbacks(last.rounds)
 
         def open_runtime(progress: Progress) -> ActiveRuntime:
             runtime = self.runtime(schema, progress.client)

@@ -24,6 +24,7 @@ class ServerSettings(Settings):
     round_timeout: float = Field(3600.0, gt=0)  # seconds
     # The share of the clients asked that must answer, or the round fails.
     quorum: float = Field(0.5, ge=0, le=1)
+    track: str = ""  # trackers, comma-separated; empty: none
     # True: the server receives sums of masked uploads only.
     secure_aggregation: bool = False
     # More than this share of the clients that exchanged keys is needed to unmask a sum.

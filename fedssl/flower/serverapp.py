@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedssl.core.console import names_hidden, print_to_stderr
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower.app_experiment import read_experiment
-from fedssl.flower.server_run import serve
+from fedssl.flower.serve import serve
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.flower.telemetry import describe_telemetry
 

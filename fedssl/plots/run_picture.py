@@ -44,6 +44,12 @@ MODEL_STYLE: dict[str, Any] = {
     "color": "white",
     "markeredgecolor": "black",
 }
+OTHER_STYLE: dict[str, Any] = {
+    "marker": "s",
+    "markersize": 4,
+    "linestyle": ":",
+    "color": "black",
+}
 PROBES = {"knn": "kNN", "linear": "linear probe"}
 
 Table = Mapping[str, Mapping[str, Any]]
@@ -141,8 +147,19 @@ def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:
             axes.axhspan(min(models), max(models), color=style["color"], alpha=0.12, linewidth=0)
         axes.axhline(score["mean"], label=label, **style)
         extent += [score["mean"], *models]
+    extent += _draw_other_images(axes, rounds)
     set_accuracy_axis(axes, extent, "kNN accuracy (%)")
     axes.set_title("accuracy by round")
+
+
+def _draw_other_images(axes: Any, rounds: Rounds) -> list[float]:
+    """Draw the accuracy on the images of `probe.on` by round; return it."""
+    measured = [line for line in rounds if line.get("knn_on") is not None]
+    accuracies = [line["knn_on"] for line in measured]
+    if accuracies:
+        numbers = [line["round"] for line in measured]
+        axes.plot(numbers, accuracies, label="this run, on other images", **OTHER_STYLE)
+    return accuracies
 
 
 def _row_styles(table: Table) -> dict[str, dict[str, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PositiveInt
 
-from fedssl.core.settings import Settings
+from fedssl.core.settings import Settings, validate
 from fedssl.probes.linear import Solver
 from fedssl.probes.protocol import TOGETHER, Name
 
@@ -21,6 +21,22 @@ def _check_whole_above_one(labels: float) -> float:
 Labels = Annotated[int | float, Field(ge=0), AfterValidator(_check_whole_above_one)]
 
 
+class DataTable(Settings):
+    """A data set to measure on, as under [data]; its other settings are checked when it is read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(min_length=1)
+
+
+def _check_on(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return validate(DataTable, value, "probe.on")
+    if value is None or isinstance(value, DataTable) or (isinstance(value, str) and value):
+        return value
+    raise ValueError("must be the name of a data set, the path of a folder, or a table")
+
+
 class ProbeSettings(Settings):
     """How the backbone is measured; labels are used only here.
 
@@ -30,6 +46,9 @@ class ProbeSettings(Settings):
     earlier_names: ClassVar = {"baselines": "beside"}
 
     every: int = Field(10, ge=0)  # rounds between kNN measurements; 0: only at the end
+    # other labelled images on which kNN is measured too: the name of a data set, the path of a
+    # folder with one folder per class, or a table as under `[data]`
+    on: Annotated[str | DataTable | None, BeforeValidator(_check_on)] = None
     k: PositiveInt | None = None
     temperature: float = Field(0.1, gt=0)
     linear: bool = True  # a linear probe at the end

@@ -156,7 +156,12 @@ class Baselines:
                 print_to_stderr(f"{folder} is damaged and could not be repaired: {problem}")
 
     def _experiment(self, name: str) -> Experiment:
-        changes = {"probe.every": 0, "probe.baselines": [], "probe.picture": False}
+        changes: dict[str, Any] = {
+            "probe.every": 0,
+            "probe.on": None,
+            "probe.baselines": [],
+            "probe.picture": False,
+        }
         alone = {"topology.name": name, "mean": {"name": "weighted"}}  # no models are merged
         return self.experiment.with_changes({**alone, **changes})
 

@@ -23,12 +23,19 @@ def check_comparable(runs: Sequence[RunSummary]) -> None:
     first = runs[0]
     for run in runs[1:]:
         for key in ("test_images", "labels"):
-            if run.results.get(key) != first.results.get(key):
-                raise ConfigError(
-                    f"{run.folder} was measured on other {key.replace('_', ' ')} than "
-                    f"{first.folder}: leave out one of them, or measure both on the same images"
-                )
+            _check_same_hash(first, run, key, key.replace("_", " "))
         _check_same_probes(first, run)
+        for key in ("on_images", "on_labels"):
+            _check_same_hash(first, run, key, "images or labels of probe.on")
+
+
+def _check_same_hash(first: RunSummary, run: RunSummary, key: str, noun: str) -> None:
+    """Raise ConfigError if two runs were measured on different images or labels."""
+    if run.results.get(key) != first.results.get(key):
+        raise ConfigError(
+            f"{run.folder} was measured on other {noun} than {first.folder}: leave out one of them, "
+            "or measure both on the same images"
+        )
 
 
 def _check_measured(run: RunSummary) -> None:

@@ -10,6 +10,7 @@ from fedssl.core.console import approximate_time, ignore_message, print_to_stder
 from fedssl.core.devices.precision import numerics
 from fedssl.core.devices.select import resolve_device
 from fedssl.evaluation.evaluate import Evaluation
+from fedssl.evaluation.probe_images import read_probe_images
 from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
@@ -57,6 +58,7 @@ def estimate(
     notify = ignore_message if quiet else print_to_stderr
     data = read_data(chosen, root, None, notify)
     public = read_public(chosen, data, root, notify)
+    other = read_probe_images(chosen, data.train.image_shape, root, notify)
     seen, owners = partition_data(chosen, data, notify)
     lines = [directory_line(title, chosen, folder)]
     done = sum(1 for _ in read_rounds(folder / "rounds.jsonl"))
@@ -65,7 +67,8 @@ def estimate(
     exact = resolve_precision(chosen.train.precision, on) == "fp32"
     with numerics(on, chosen.train.deterministic, exact):
         federation = Federation.build(chosen, seen, owners, public=public, device=on)
-        training, later = estimate_run(federation, Evaluation(chosen, data, on), folder, done)
+        evaluation = Evaluation(chosen, data, on, other=other)
+        training, later = estimate_run(federation, evaluation, folder, done)
     lines.append(workload(title, federation, done))
     adapters = adapter_line(federation.trainer.method, federation.schema)
     if adapters is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median_low
@@ -26,6 +26,7 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
+from fedssl.runs.callbacks import Callbacks, RunInfo
 from fedssl.runs.first_weights import announce_unused
 from fedssl.runs.progress import Progress
 from fedssl.runs.resume_checks import (
@@ -61,11 +62,17 @@ class LocalRun:
     quiet: bool = False
     estimate: EstimateRun | None = None  # of the whole command
     later: Later = TRAINING_ONLY  # without an estimate, what the time left refers to
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    other: Dataset | None = None  # the images of `probe.on`
 
     @property
     def notify(self) -> Notify:
         """Print a line, unless the run is quiet."""
         return ignore_message if self.quiet else print_to_stderr
+
+    def start_callbacks(self, experiment: Experiment, finished: int) -> None:
+        """Call the callbacks before the first round that is left; `finished` rounds are done."""
+        self.callbacks.start(RunInfo(self.folder, self.title, experiment, finished))
 
 
 def train_locally(run: LocalRun) -> None:
@@ -104,9 +111,10 @@ def _train_in_folder(run: LocalRun) -> None:
 
     if snapshot is not None and snapshot.rounds >= experiment.rounds:
         record()
+        run.start_callbacks(experiment, snapshot.rounds)
     else:
         raise_if_baseline_purged(experiment, folder)
-        evaluation = Evaluation(experiment, run.data, run.device)
+        evaluation = Evaluation(experiment, run.data, run.device, other=run.other)
         federation = Federation.build(
             experiment, seen, owners, public=run.public, device=run.device
         )
@@ -143,6 +151,7 @@ class LocalSession:
             notify=run.notify,
             workers=len(federation.trainers),
             method=federation.trainer.method,
+            callbacks=run.callbacks,
         )
 
     def train(self, resumed: Snapshot | None, record: Callable[[], None]) -> None:
@@ -159,6 +168,7 @@ class LocalSession:
         else:
             self._print_workload(last.rounds)
             record()
+        self._run.start_callbacks(self._federation.experiment, last.rounds)
         memory = ClientMemory(
             self._store.rows,
             last.memory,

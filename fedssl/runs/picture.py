@@ -56,10 +56,9 @@ def draw(
     learned = {}
     for probe in table.get(THIS_RUN, {}):
         learned[probe] = evaluation.images.learned_from(probe)
-    rounds = [
-        {"round": line["round"], "knn": line["knn"]}
-        for line in read_rounds(folder / "rounds.jsonl")
-    ]
+    rounds = []
+    for line in read_rounds(folder / "rounds.jsonl"):
+        rounds.append({key: line.get(key) for key in ("round", "knn", "knn_on")})
     with steps("drawing picture.png", 2, evaluation.notify) as show:
         show(0, "features before and after training")
         before = _features(evaluation, untrained, mapped)

@@ -46,6 +46,8 @@ def summary(line: dict[str, Any], rounds: int, times: str = "") -> str:
         parts.append(f"{line['images_per_s']:,.0f} images/s")
     if line["knn"] is not None:
         parts.append(f"kNN {line['knn']:.1f}%")
+    if "knn_on" in line:
+        parts.append(f"kNN on other images {line['knn_on']:.1f}%")
     parts += _epsilon(line)
     if times:
         parts.append(times)
@@ -103,7 +105,7 @@ class Lines:
             print_to_stderr(f"{self.title}: {text}")
 
     def _important(self, line: dict[str, Any]) -> bool:
-        if line["knn"] is not None or line["failed"]:
+        if line["knn"] is not None or "knn_on" in line or line["failed"]:
             return True
         return line["round"] in (1, self._pace.rounds) or _any_dropped(line)
 
@@ -117,6 +119,7 @@ class Bars:
         self._title = title
         self._pace = pace
         self._knn = ""
+        self._knn_on = ""
 
     def client(self, reply: Reply) -> None:
         """Advance the bar by one client."""
@@ -130,6 +133,8 @@ class Bars:
         rounds = self._pace.rounds
         if line["knn"] is not None:
             self._knn = f"kNN {line['knn']:.1f}%  "
+        if "knn_on" in line:
+            self._knn_on = f"on other images {line['knn_on']:.1f}%  "
         if _any_dropped(line):
             self._print(summary(line, rounds))
         loss = ""
@@ -141,7 +146,7 @@ class Bars:
             self._task,
             completed=line["round"] * self._pace.per_round,
             description=f"{self._title}  round {line['round']}/{rounds}",
-            note="  ".join([*_epsilon(line), f"{loss}{self._knn}{speed}"]),
+            note="  ".join([*_epsilon(line), f"{loss}{self._knn}{self._knn_on}{speed}"]),
             left=self._pace.left_text(),
         )
         self._print(estimate)

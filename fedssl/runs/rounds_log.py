@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedssl.core.files import checked_lines
 from fedssl.core.provenance import code
 from fedssl.engine.federate import Round
 from fedssl.engine.uploads.records import Report
+from fedssl.training.trainer import Metrics
 
 
 def record(
@@ -23,27 +24,27 @@ def record(
     knn: float | None,
     knn_common: float | None = None,
     *,
+    knn_on: float | None = None,
     knn_settings: Mapping[str, Any] | None = None,
     warning: str | None = None,
 ) -> dict[str, Any]:
     """Return a round as plain values, counted from 1 out of `rounds`, at a learning rate of `lr`.
 
-    `knn_settings` are those of the kNN measurement, if any; `warning` is the algorithm's.
+    `knn_on` is kNN on the images of `probe.on`, `warning` is the algorithm's.
     """
     metrics = [report.metrics for report in round.reports if report.metrics is not None]
     images = sum(client.images for client in metrics)
-    loss = None
-    if images:
-        loss = sum(client.loss * client.images for client in metrics) / images
     line: dict[str, Any] = {
         "round": round.number + 1,
         "of": rounds,
         "lr": lr,
         "failed": round.failed,
-        "loss": loss,
+        "loss": _mean_loss(metrics, images),
         "knn": knn,
         "knn_common": knn_common,
     }
+    if knn_on is not None:
+        line["knn_on"] = knn_on
     if knn_settings is not None:
         line["knn_settings"] = dict(knn_settings)
     if warning is not None:
@@ -55,6 +56,13 @@ def record(
     line["code"] = code()
     line["clients"] = [_client(report) for report in round.reports]
     return line
+
+
+def _mean_loss(metrics: Sequence[Metrics], images: int) -> float | None:
+    """Return the mean of the clients' losses, weighted by their images; None without images."""
+    if not images:
+        return None
+    return sum(client.loss * client.images for client in metrics) / images
 
 
 def _client(report: Report) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,17 @@ from fedssl.data.folder import BACKGROUNDS, background_of, fit_of
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
+from fedssl.evaluation.probe_images import read_probe_images
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score
-from fedssl.evaluation.transfer import On, other_images, same_source, trained_on
+from fedssl.evaluation.transfer import On, OtherImages, trained_on, transfer_score
 from fedssl.experiment import federation_setup
 from fedssl.experiment.client_data import partition_data, read_data, read_public
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import flatten
 from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.probes import PROBES
+from fedssl.runs.callbacks import Callback, Callbacks, checked, original_errors
 from fedssl.runs.collaborative_probe import collaborative
 from fedssl.runs.directories import default_dir, directory_line, titled_experiment
 from fedssl.runs.finalize import finish
@@ -49,11 +53,8 @@ from fedssl.runs.resume_checks import (
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.summary import already_finished, covers_all_rounds
 from fedssl.runs.time_estimate import estimate_run
+from fedssl.runs.trackers import make_trackers
 
-MAY_BE_SEEN = (
-    "the run was trained on this data set, so images that it is measured on may have been used in "
-    "training"
-)
 # Probes that need the images of each client.
 WITH_CLIENTS = {"per-client": per_client, "collaborative": collaborative}
 
@@ -202,27 +203,8 @@ class Run:
                 f'probe "{probe}" uses the images of each client, so it cannot measure on another '
                 "data set: leave out on="
             )
-        if PROBES[probe].learns == "nothing":
-            raise ConfigError(
-                f'probe "{probe}" predicts only the classes that the run was trained on, so it '
-                'cannot measure on another data set: choose another probe, such as "linear"'
-            )
-        trained = self.experiment.data
-        data = other_images(
-            on,
-            self._image(),
-            self._data_dir,
-            print_to_stderr,
-            background=background_of(trained),
-            fit=fit_of(trained),
-        )
-        # Images left out of pre-training are not among these.
-        all_images = changed.with_changes({"data.leave_out": 0.0})
-        evaluation = Evaluation(all_images, data, self.device, seen=False, notify=print_to_stderr)
-        score = evaluation.measure(models, (probe,), models.excluded)[probe]
-        if same_source(self.experiment, on) is not None:
-            score.add_note(MAY_BE_SEEN)
-        return score
+        where = OtherImages(on, self._image(), self._data_dir)
+        return transfer_score(changed, probe, where, models, self.device)
 
     def _image(self) -> tuple[int, int, int]:
         """Return the shape (C, H, W) of the run's images, from an exported backbone if possible."""
@@ -259,6 +241,8 @@ def run(
     backbone: Any = None,
     quiet: bool = False,
     set: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    track: str | Sequence[str] = (),
     **changes: Any,
 ) -> Run:
     """Run an experiment to its end and return the finished run; resume it if it was started.
@@ -266,10 +250,11 @@ def run(
     `experiment` is a recipe's name, a TOML file or an Experiment. Settings change by keyword
     (`rounds=3`, `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`);
     a table changes only the keys that it names, in both. `dataset`, and `test` for labelled images
-    to measure with, take images straight from Python: a pair of arrays, a torch or a Hugging Face
-    data set. `dataset` may also be a dict {client: images}, which defines the clients. `backbone`
-    is the name of a backbone, a torch module that maps images to features, or a function that
-    makes one. Raises a FedsslError if the experiment cannot be run.
+    to measure with, are images from Python: a pair of arrays, a torch or a Hugging Face data set.
+    `dataset` may be a dict {client: images}, which defines the clients. `backbone` is the name of a
+    backbone, a torch module that maps images to features, or a function that makes one. `callbacks`
+    are called after each round, and `track` names trackers. Raises a FedsslError if the experiment
+    cannot be run.
     """
     changed = with_given_inputs(flatten(changes) | flatten(set or {}), dataset, backbone)
     dataset = images_from_python(dataset, test)
@@ -278,13 +263,23 @@ def run(
     folder = default_dir(title, chosen, original, on) if dir is None else Path(dir)
     # Checked again under the lock, but here before images are read.
     check_resumable(chosen, folder, on, ignore_message)
-    root = Path(data_dir or "data")
     notify = ignore_message if quiet else print_to_stderr
+    called = Callbacks([*make_trackers(track, notify), *checked(callbacks)])
+    root = Path(data_dir or "data")
     data = read_data(chosen, root, dataset, notify)
     public = read_public(chosen, data, root, notify)
+    other = read_probe_images(chosen, data.train.image_shape, root, notify)
     notify(directory_line(title, chosen, folder))
-    with explained_errors(folder):
-        train_locally(LocalRun(chosen, folder, data, public, on, title, quiet, estimate_run))
-        if not finish(folder, data, public, device=on, quiet=quiet):
-            notify(already_finished(folder, chosen))
+    job = LocalRun(chosen, folder, data, public, on, title, quiet, estimate_run, other=other)
+    _train_and_measure(replace(job, callbacks=called))
     return Run(folder, root, device, dataset)
+
+
+def _train_and_measure(job: LocalRun) -> None:
+    """Train the rounds that are left, and measure the run unless that is done already."""
+    with original_errors(), explained_errors(job.folder), contextlib.closing(job.callbacks):
+        train_locally(job)
+        measure = partial(finish, device=job.device, quiet=job.quiet, other=job.other)
+        if not measure(job.folder, job.data, job.public):
+            job.notify(already_finished(job.folder, job.experiment))
+        job.callbacks.end(Run(job.folder).results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,17 @@ def run_seeds(
     data_dir: str | Path | None = None,
     quiet: bool = False,
     changes: Mapping[str, Any] | None = None,
+    track: Sequence[str] = (),
 ) -> list[Run]:
     """Run an experiment with this many seeds, counted from its own, and return the runs.
 
-    Each seed has its own run directory. With several seeds, those in `dir` are named by the seed.
+    Each seed has its own run directory, and its own run in every tracker. With several seeds, the
+    directories in `dir` are named by the seed.
     """
     changed = dict(changes or {})
+    run_one = partial(run, experiment, device=device, data_dir=data_dir, quiet=quiet, track=track)
     if seeds == 1:
-        return [run(experiment, dir, device, data_dir, quiet=quiet, set=changed)]
+        return [run_one(dir, set=changed)]
     first = load(experiment, changed).seed
     notify = ignore_message if quiet else print_to_stderr
     notify(f"{seeds} seeds, one run each; estimated times and times left are those of one run")
@@ -40,7 +44,7 @@ def run_seeds(
         notify(f"run {number} of {seeds}: seed {seed}")
         folder = None if dir is None else Path(dir) / f"seed{seed}"
         seeded = changed | {"seed": seed}
-        runs.append(run(experiment, folder, device, data_dir, quiet=quiet, set=seeded))
+        runs.append(run_one(folder, set=seeded))
     return runs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +26,11 @@ from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.engine.uploads.validate import Schema
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import models_of
+from fedssl.evaluation.probe_images import measure_other
 from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method
+from fedssl.runs.callbacks import Callbacks
 from fedssl.runs.feature_check import FeatureCheck
 from fedssl.runs.private_run import check_budget, open_ledger, private_merge
 from fedssl.runs.progress import Progress, round_progress
@@ -50,6 +52,16 @@ class Interrupted(FedsslError):  # noqa: N818 - a request, not an error
 
 def ignore_round(round: Round) -> None:
     """Do nothing after a round."""
+
+
+class RoundScores(NamedTuple):
+    """The kNN accuracies after a round; None if one is not measured."""
+
+    own: Score | None = None  # on the images of the experiment
+    other: Score | None = None  # on the images of `probe.on`
+
+
+NOT_MEASURED = RoundScores()
 
 
 class ActiveRuntime(NamedTuple):
@@ -78,6 +90,7 @@ class Session:
     notify: Notify
     workers: int | None = None  # clients that train at the same time; None: all of a round
     method: Method | None = None  # whose loss of random guessing is compared with that of rounds
+    callbacks: Callbacks = field(default_factory=Callbacks)  # started already
 
     def begin(self, sites: Sites) -> Snapshot:
         """Save the state before the first round: it marks the run as started."""
@@ -193,29 +206,33 @@ class Session:
             compares_uploads=not experiment.privacy.enabled,
         )
 
-    def knn(self, snapshot: Snapshot) -> Score | None:
-        """Return the kNN accuracy after a round; None if the experiment does not measure it now."""
+    def knn(self, snapshot: Snapshot) -> RoundScores:
+        """Return the kNN accuracies after a round that the experiment measures now."""
         every = self.experiment.probe.every
-        if not every or not self.evaluation.images.possible:
-            return None
+        measurable = self.evaluation.images.possible
+        if not every or not (measurable or self.evaluation.other):
+            return NOT_MEASURED
         is_last = snapshot.rounds == self.experiment.rounds
         if snapshot.rounds % every != 0 and not is_last:
-            return None
+            return NOT_MEASURED
         models = models_of(self.experiment, snapshot.sites, snapshot.memory, self.device)
         if not models:
-            return None
-        return self.evaluation.measure(models, ("knn",), models.excluded)["knn"]
+            return NOT_MEASURED
+        own = None
+        if measurable:
+            own = self.evaluation.measure(models, ("knn",), models.excluded)["knn"]
+        return RoundScores(own, measure_other(self.evaluation, models))
 
-    def log_line(self, round: Round, knn: Score | None, seconds: float) -> dict[str, Any]:
+    def log_line(self, round: Round, knn: RoundScores, seconds: float) -> dict[str, Any]:
         """Return the line of the rounds log for a finished round."""
         experiment = self.experiment
         settings = None
         mean = None
         knn_common = None
-        if knn is not None:
+        if knn.own is not None:
             settings = self.evaluation.knn_settings
-            mean = knn.mean
-            knn_common = knn.excluded_mean
+            mean = knn.own.mean
+            knn_common = knn.own.excluded_mean
         return record(
             round,
             experiment.rounds,
@@ -224,6 +241,7 @@ class Session:
             mean,
             knn_common,
             knn_settings=settings,
+            knn_on=None if knn.other is None else knn.other.mean,
             warning=experiment.algorithm.warning,
         )
 
@@ -262,7 +280,7 @@ class Recorder:
             knn = session.knn(snapshot)
         except Exception:
             # A failing probe must not lose the round.
-            self._log.append(session.log_line(round, None, seconds))
+            self._log.append(session.log_line(round, NOT_MEASURED, seconds))
             self._set_last(snapshot)
             raise
         line = session.log_line(round, knn, seconds)
@@ -276,6 +294,7 @@ class Recorder:
             session.store.save(snapshot)
             self._saved = time.monotonic()
             self.unsaved = None
+        session.callbacks.round(line)
         self._round_start = time.perf_counter()
 
     def _set_last(self, snapshot: Snapshot) -> None:

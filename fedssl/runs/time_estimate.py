@@ -25,7 +25,7 @@ from fedssl.experiment.federation_setup import Federation
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.plots.feature_map import MAPPED
 from fedssl.runs.baselines import baseline_names
-from fedssl.runs.probe_time import probe_seconds
+from fedssl.runs.probe_time import ProbeSeconds, probe_seconds
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.time_left import Estimate, Later
 from fedssl.training.trainer import Trainer, TrainingTask, resolve_mode
@@ -49,7 +49,11 @@ def estimate_run(
     baselines = 0.0
     for name in names:
         baselines += _share_left(experiment, folder, name) * workload.of_baseline(name)
-    probes = probe_seconds(evaluation, federation.trainer.method.state)
+    state = federation.trainer.method.state
+    probes = probe_seconds(evaluation, state)
+    if evaluation.other is not None:
+        knn = probe_seconds(evaluation.other, state).knn
+        probes = ProbeSeconds(probes.model + knn, probes.knn + knn)
     picture = _picture_seconds(evaluation)
     own_models = model_count(experiment, federation.clients)
     models = own_models

@@ -47,6 +47,17 @@ def hash_labels(data: Dataset, training: bool = True) -> str | None:
     return digest.hexdigest()
 
 
+def hash_other(other: Dataset | None) -> dict[str, str | None]:
+    """Return hashes of the images of `probe.on` and of their labels; none without the setting."""
+    if other is None:
+        return {}
+    parts = f"{hash_images(other.train)} {hash_images(other.test)}"
+    return {
+        "on_images": hashlib.sha256(parts.encode()).hexdigest(),
+        "on_labels": hash_labels(other),
+    }
+
+
 class Wanted(NamedTuple):
     """The measurement of a run that is wanted now."""
 

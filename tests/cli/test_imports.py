@@ -87,6 +87,7 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...], tmp_path: Path) ->
         (["run", "nosuch.toml"], 2),
         (["run", "broken.toml"], 2),
         (["run", "demo", "--set", "rounds"], 2),
+        (["run", "demo", "--track", "nosuch"], 2),
         (["sweep", "nosuch"], 2),
         (["reproduce", "nosuch"], 2),
         (["reproduce", "fedema-3", "--scale", "nosuch"], 2),

@@ -16,9 +16,8 @@ import fedssl
 from fedssl.core.errors import ConfigError
 from fedssl.data import Dataset, Images
 from fedssl.data.public import fitted
-from fedssl.evaluation.transfer import other_images
+from fedssl.evaluation.transfer import MAY_BE_SEEN, other_images
 from fedssl.experiment.experiment import Experiment
-from fedssl.runs.run import MAY_BE_SEEN
 
 
 def quiet(line: str) -> None: ...

@@ -22,7 +22,7 @@ from fedssl.engine.checkpoints.store import Store
 from fedssl.experiment.experiment import Experiment
 from fedssl.flower import client_app
 from fedssl.flower.node import NodeConfig
-from fedssl.flower.server_run import serve
+from fedssl.flower.serve import serve
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.runs.rounds_log import read_rounds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,6 +46,14 @@ Estimate = Annotated[
     bool,
     typer.Option("--estimate", help="Print what would be trained and the estimated time; exit."),
 ]
+Track = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME",
+        help="Send rounds and results to tensorboard, mlflow or wandb; repeatable, or "
+        "comma-separated.",
+    ),
+]
 
 
 def run(
@@ -58,6 +67,7 @@ def run(
     no_baselines: NoBaselines = False,
     seeds: Seeds = 1,
     estimate: Estimate = False,
+    track: Track = [],  # noqa: B006
     imports: Imports = [],  # noqa: B006
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -65,8 +75,10 @@ def run(
     """Run an experiment: train, or resume training, and evaluate the backbone."""
     from fedssl.experiment.lookup import check_source
     from fedssl.experiment.plain_values import parse_assignments
+    from fedssl.runs.trackers import tracker_names
 
     check_source(name)
+    trackers = tracker_names(track)
     changes = parse_assignments(with_views(set, views)) | _baselines(baselines, no_baselines)
     import_modules(imports)
 
@@ -82,8 +94,8 @@ def run(
 
     from fedssl.runs.run_seeds import run_seeds
 
-    finished = run_seeds(name, seeds, dir, device, data_dir=data_dir, quiet=quiet, changes=changes)
-    _print_finished(finished, as_json)
+    start = partial(run_seeds, data_dir=data_dir, quiet=quiet, changes=changes, track=trackers)
+    _print_finished(start(name, seeds, dir, device), as_json)
 
 
 def _print_finished(finished: Sequence[Run], as_json: bool) -> None:

@@ -1,0 +1,82 @@
+"""Run an experiment on the server of a Flower app: train, measure and export."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from fedssl.core.console import Notify, print_to_stderr
+from fedssl.core.devices.precision import numerics
+from fedssl.core.devices.select import resolve_device, training_devices
+from fedssl.core.errors import RunError
+from fedssl.core.files import integrity
+from fedssl.core.files.lock import locked_directory
+from fedssl.engine.checkpoints.store import Store
+from fedssl.experiment.experiment import Experiment
+from fedssl.flower.own_models import request_own_models
+from fedssl.flower.secure_aggregation.requirements import check_secure
+from fedssl.flower.server_run import ServerRun
+from fedssl.flower.server_settings import ServerSettings
+from fedssl.runs.callbacks import Callbacks
+from fedssl.runs.finalize import finish
+from fedssl.runs.resume_checks import check_resumable, record_experiment
+from fedssl.runs.session import load_newest, raise_if_no_round_succeeded
+from fedssl.runs.trackers import make_trackers
+from fedssl.training.trainer import resolve_precision
+
+RELAYED = "peers' models are relayed by the server, which sees all of them"
+
+
+def serve(
+    experiment: Experiment, grid: Grid, settings: ServerSettings, notify: Notify = print_to_stderr
+) -> None:
+    """Train the remaining rounds of a run on the nodes of a grid, then evaluate and export."""
+    callbacks = Callbacks(make_trackers(settings.track, notify))
+    folder = Path(settings.run_dir).expanduser()
+    device = resolve_device(settings.device)
+    experiment.check()
+    check_secure(experiment, settings, notify)
+    if not experiment.topology.has_server:
+        notify(RELAYED)
+    exact = resolve_precision(experiment.train.precision, device) == "fp32"
+    with closing(callbacks):
+        with locked_directory(folder), numerics(device, experiment.train.deterministic, exact):
+            integrity.repair(folder, notify)
+            experiment = check_resumable(experiment, folder, device, notify)
+            store = Store(folder)
+            snapshot = load_newest(folder, store, notify)
+            if snapshot is not None:
+                integrity.adopt(folder, notify)
+            run = ServerRun(
+                experiment=experiment,
+                folder=folder,
+                store=store,
+                grid=grid,
+                settings=settings,
+                device=training_devices(device)[0],
+                snapshot=snapshot,
+                notify=notify,
+                callbacks=callbacks,
+            )
+            record_experiment(folder, experiment)
+            _train(run)
+        finish(folder, run.data, None, device, quiet=False, alone=True, other=run.other)
+        callbacks.end(integrity.read_json(folder, "results.json") or {})
+
+
+def _train(run: ServerRun) -> None:
+    """Train the rounds that are left, and let clients store their own models."""
+    if run.snapshot is None or run.snapshot.rounds < run.experiment.rounds:
+        try:
+            run.train()
+        except RunError:
+            run.roster.notices.flush()
+            raise
+        run.roster.notices.flush()
+    else:
+        run.start_callbacks(run.snapshot.rounds)
+    raise_if_no_round_succeeded(run.folder)
+    if run.experiment.algorithm.personalises:
+        request_own_models(run)
