@@ -27,8 +27,6 @@ from fedssl.core.state.layout import Layout
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.federate import Round
-from fedssl.engine.runtimes.local import ignore_reply
-from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import check_plan, read_data, read_public
@@ -47,7 +45,7 @@ from fedssl.flower.secure_aggregation.requirements import (
 )
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.runs.finalize import finish
-from fedssl.runs.progress import Progress
+from fedssl.runs.live_status import LiveStatus, ObservedProgress
 from fedssl.runs.resume_checks import check_resumable, record_experiment
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.training.trainer import Trainer, resolve_precision
@@ -170,6 +168,7 @@ class ServerRun:
             checkpoint_every=0.0,
             notify=self.notify,
             method=trainer.method,
+            connected=self.roster.last_seen,
         )
 
     def train(self) -> None:
@@ -186,8 +185,8 @@ class ServerRun:
             last = session.begin(sites)
         schema = self.experiment.algorithm.upload_schema(trainer.method)
 
-        def open_runtime(progress: Progress) -> ActiveRuntime:
-            runtime = self.runtime(schema, progress.client)
+        def open_runtime(progress: ObservedProgress) -> ActiveRuntime:
+            runtime = self.runtime(schema, progress)
             return ActiveRuntime(
                 runtime,
                 ImageCounts(runtime.declared_images),
@@ -221,7 +220,7 @@ class ServerRun:
         self.record = self.record._replace(**changes).write(self.folder)
 
     def runtime(
-        self, schema: Mapping[str, Spec], on_client: Callable[[Reply], None] = ignore_reply
+        self, schema: Mapping[str, Spec], progress: ObservedProgress | None = None
     ) -> FlowerRuntime:
         """Return the runtime; `schema` describes an upload, and is empty if none is expected."""
         limits = RoundLimits(
@@ -229,6 +228,9 @@ class ServerRun:
             quorum=self.settings.quorum,
             min_uploads=max(self.experiment.min_uploads, self.experiment.mean.fewest_uploads),
         )
+        observers: dict[str, Any] = {}
+        if progress is not None:
+            observers = {"on_client": progress.client, "on_sent": progress.start}
         open_runtime: Callable[..., FlowerRuntime] = FlowerRuntime
         if self.settings.secure_aggregation:
             open_runtime = secure_runtime(self.experiment, self.settings, self.snapshot)
@@ -240,7 +242,7 @@ class ServerRun:
             schema=schema,
             limits=limits,
             device=self.device,
-            on_client=on_client,
+            **observers,
         )
 
     def task(self, client: str, round: int) -> RoundTask:
@@ -265,7 +267,11 @@ class ServerRun:
                 "clients to wait for"
             )
         enough = math.ceil(self.settings.quorum * expected)
-        joined = self.roster.join(expected, known, enough, timeout=self.settings.join_timeout)
+        private = self.experiment.privacy.enabled
+        rounds = self.experiment.rounds
+        with LiveStatus(self.folder, rounds, None, private, self.roster.last_seen) as status:
+            status.wait_for_clients(expected)
+            joined = self.roster.join(expected, known, enough, timeout=self.settings.join_timeout)
         if not known:
             self._fix_clients(joined)
         self.update_record(registered=self.roster.registered)

@@ -26,7 +26,7 @@ from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
-from fedssl.runs.progress import Progress
+from fedssl.runs.live_status import ObservedProgress
 from fedssl.runs.resume_checks import (
     FLOWER,
     IMAGES,
@@ -209,9 +209,9 @@ class LocalSession:
         if client_warning:
             self._run.notify(f"the median client has {images:,} images: it {client_warning}")
 
-    def _open_runtime(self, memory: ClientMemory, progress: Progress) -> ActiveRuntime:
+    def _open_runtime(self, memory: ClientMemory, progress: ObservedProgress) -> ActiveRuntime:
         stop = threading.Event()
-        runtime = self._federation.runtime(memory, stop, progress.client)
+        runtime = self._federation.runtime(memory, stop, progress.client, progress.start)
 
         def close() -> None:
             stop.set()
