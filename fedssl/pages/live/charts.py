@@ -69,12 +69,17 @@ def _knn_lines(history: History) -> list[tuple[str, Value]]:
 def _metric_lines(history: History, metric: str) -> list[tuple[str, Value]]:
     """Return a line for each client, or for the quartiles of many."""
     if len(history.clients) <= MAX_LINES:
-        return [(name, _of_client(metric, name)) for name in sorted(history.clients)]
+        return [(_label(name), _of_client(metric, name)) for name in sorted(history.clients)]
     return [
         ("median client", _quartile(metric, 1)),
         ("lower quartile", _quartile(metric, 0)),
         ("upper quartile", _quartile(metric, 2)),
     ]
+
+
+def _label(client: str) -> str:
+    """Return the name of a client; "client 3" for one that is named by a number only."""
+    return f"client {client}" if client.isdigit() else client
 
 
 def _of_client(metric: str, client: str) -> Value:

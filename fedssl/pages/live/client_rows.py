@@ -32,10 +32,13 @@ def _row(name: str, history: History, live: LiveState | None) -> dict[str, Any]:
     reason = past.dropped or past.note
     present = LiveClient()
     since = 0.0
+    rate = None
     if live is not None:
         present = _present(name, history, live)
         state, reason = _live_state(name, present, past, live, history)
         since = present.since
+        if state == "training":
+            rate = _rate(present, live)
         if live.connected is not None and name in live.connected:
             since = live.connected[name]
     return {
@@ -44,7 +47,7 @@ def _row(name: str, history: History, live: LiveState | None) -> dict[str, Any]:
         "reason": reason or "",
         "steps": present.steps,
         "planned": present.planned,
-        "rate": _short(_rate(present, live) or past.images_per_s),
+        "rate": _short(rate or past.images_per_s),
         "loss": _short(past.loss),
         "divergence": _short(past.divergence),
         "since": round(since, 1),
@@ -88,12 +91,12 @@ def _live_state(
     return _last_state(past), reason
 
 
-def _rate(present: LiveClient, live: LiveState | None) -> float | None:
-    """Return the images per second of a client in training, as of the last news."""
-    if live is None or present.state != "training" or not present.images:
-        return None
+def _rate(present: LiveClient, live: LiveState) -> float | None:
+    """Return the images per second of a client in training; None before its first step."""
     seconds = live.changed - present.since
-    return present.images / seconds if seconds > 0 else None
+    if not present.images or seconds <= 0:
+        return None
+    return present.images / seconds
 
 
 def _short(value: float | None) -> float | None:

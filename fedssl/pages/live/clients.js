@@ -33,20 +33,24 @@ function formatNumber(value, digits) {
   if (digits === 0) {
     return Math.round(value).toLocaleString("en");
   }
-  return Number(value.toPrecision(digits)).toString();
+  if (Math.abs(value) >= 10 ** digits) {
+    return Math.round(value).toLocaleString("en");
+  }
+  return value.toPrecision(digits);
 }
 
+// Return a time and its unit: "50" and " s", "2:03" and " min", "1:02" and " h".
 function formatDuration(seconds) {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) {
-    return `${whole} s`;
+    return [String(whole), " s"];
   }
   const pad = (number) => String(number).padStart(2, "0");
   const minutes = Math.floor(whole / 60);
   if (minutes < 60) {
-    return `${minutes}:${pad(whole % 60)} min`;
+    return [`${minutes}:${pad(whole % 60)}`, " min"];
   }
-  return `${Math.floor(minutes / 60)}:${pad(minutes % 60)} h`;
+  return [`${Math.floor(minutes / 60)}:${pad(minutes % 60)}`, " h"];
 }
 
 function formatAge(seconds) {
@@ -218,6 +222,7 @@ class ClientTable {
     const start = this.page * ROWS_PER_PAGE;
     const names = this.order.slice(start, start + ROWS_PER_PAGE);
     this.showRows(names);
+    this.hideEmptyColumns();
     document.getElementById("clients").hidden = this.rows.size === 0;
     document.getElementById("no-clients").hidden = names.length > 0;
     document.getElementById("pager").hidden = pages === 1;
@@ -254,6 +259,21 @@ class ClientTable {
         body.insertBefore(element, body.children[position] ?? null);
       }
       this.fillRow(element, this.rows.get(name));
+    });
+  }
+
+  // Private runs withhold what clients report.
+  hideEmptyColumns() {
+    const rows = [...this.rows.values()];
+    COLUMNS.forEach((column, position) => {
+      if (!["rate", "loss", "divergence"].includes(column.key)) {
+        return;
+      }
+      const empty = rows.every((row) => row[column.key] == null);
+      document.getElementById("client-head").children[position].hidden = empty;
+      for (const element of this.elements.values()) {
+        element.children[position].hidden = empty;
+      }
     });
   }
 

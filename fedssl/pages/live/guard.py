@@ -106,8 +106,11 @@ def _token_in_query(scope: Scope) -> str:
     """Return the token in the URL of the page; "" for other paths."""
     if scope["path"] != "/":
         return ""
-    query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=10)
-    return query.get("token", [""])[0]
+    text: str = scope.get("query_string", b"").decode("latin-1")
+    try:
+        return parse_qs(text, max_num_fields=10).get("token", [""])[0]
+    except ValueError:  # too many fields
+        return ""
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -62,8 +62,9 @@ function showProgress() {
     text = `Round ${head.round} of ${rounds}`;
   }
   setText(byId("round"), text);
-  const replied = head.asked ? `${head.replied} of ${head.asked} clients are done` : "";
-  setText(byId("replied"), replied);
+  const asked = formatNumber(head.asked ?? 0, 0);
+  const replied = `${formatNumber(head.replied ?? 0, 0)} of ${asked} clients are done`;
+  setText(byId("replied"), head.asked ? replied : "");
   const within = head.asked ? Math.min(1, head.replied / head.asked) : 0;
   const share = rounds ? Math.min(1, (head.finished + within) / rounds) : 0;
   byId("progress-bar").style.width = `${100 * share}%`;
@@ -73,10 +74,14 @@ function showProgress() {
 function showTiles() {
   const running = isRunning();
   const age = running && head.state === "training" ? serverNow() - head.now : 0;
-  const tiles = [["Training time", formatDuration((head.elapsed ?? 0) + age)]];
+  const tiles = [];
+  if (head.elapsed) {
+    tiles.push(["Training time", ...formatDuration(head.elapsed + age)]);
+  }
   if (running && head.remaining != null) {
+    const [time, unit] = formatDuration(head.remaining);
     const of = head.remaining_of ? ` of ${head.remaining_of}` : "";
-    tiles.push(["Time left", `≈ ${formatDuration(head.remaining)}`, of]);
+    tiles.push(["Time left", `≈ ${time}`, unit + of]);
   }
   if (head.images_per_s) {
     tiles.push(["Speed", formatNumber(head.images_per_s, 0), " images/s"]);
@@ -95,6 +100,7 @@ function showTiles() {
   while (list.children.length > tiles.length) {
     list.lastChild.remove();
   }
+  list.hidden = tiles.length === 0;
   tiles.forEach(([name, value, unit], position) => {
     const tile = list.children[position] ?? list.appendChild(makeTile());
     setText(tile.querySelector("dt"), name);

@@ -37,6 +37,14 @@ class Facts(NamedTuple):
     clients: tuple[str, ...] = ()  # of a run on Flower
 
 
+class Results(NamedTuple):
+    """What results.json states."""
+
+    rounds: int
+    budget_spent: bool  # a private run ended early
+    verdict: str  # a sentence; "" if there is none
+
+
 class Signs(NamedTuple):
     """Whether a process works on a run, and how far it is. Times are in seconds since the epoch."""
 
@@ -45,8 +53,7 @@ class Signs(NamedTuple):
     lock_time: float = 0.0  # when a process acquired the lock last
     live: LiveState | None = None
     live_time: float = 0.0  # when live.json was written
-    measured_rounds: int | None = None  # those of results.json
-    budget_spent: bool = False  # a private run ended early
+    results: Results | None = None
     baseline: str | None = None  # the baseline that is trained, and its round
 
     @property
@@ -96,15 +103,13 @@ def read_signs(folder: Path) -> Signs:
     if not folder.is_dir():
         return Signs(exists=False)
     live_time = _time_of(folder / LIVE)
-    measured, budget_spent = _results(folder)
     return Signs(
         exists=True,
         locked=is_locked(folder),
         lock_time=_time_of(folder / LOCK),
         live=read_live(folder),
         live_time=live_time,
-        measured_rounds=measured,
-        budget_spent=budget_spent,
+        results=_results(folder),
         baseline=_baseline(folder),
     )
 
@@ -117,14 +122,17 @@ def _time_of(path: Path) -> float:
         return 0.0
 
 
-def _results(folder: Path) -> tuple[int | None, bool]:
-    """Return the number of rounds that were measured, and whether a private run ended early."""
+def _results(folder: Path) -> Results | None:
+    """Return what results.json states; None if it does not exist, or cannot be read."""
     try:
         results = json.loads((folder / RESULTS).read_bytes())
-        spent = results.get("privacy", {}).get("budget_spent", False)
-        return int(results["rounds"]), bool(spent)
+        return Results(
+            int(results["rounds"]),
+            budget_spent=bool(results.get("privacy", {}).get("budget_spent")),
+            verdict=str(results.get("verdict", {}).get("sentence", "")),
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None, False
+        return None
 
 
 def _baseline(folder: Path) -> str | None:

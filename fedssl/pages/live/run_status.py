@@ -89,12 +89,16 @@ def _between_sessions(facts: Facts, history: History, signs: Signs) -> Status:
 
 def _without_process(facts: Facts, history: History, signs: Signs) -> Status:
     """Return the state of a run that no process works on."""
-    complete = signs.measured_rounds is not None and signs.measured_rounds >= facts.rounds
-    if history.rounds and (complete or signs.budget_spent):
-        return Status("finished", "Finished", _end_of(history, signs))
+    results = signs.results
+    if results is not None and history.rounds:
+        if results.budget_spent:
+            text = f"Training ended after round {history.rounds}: the privacy budget is spent."
+            return Status("finished", "Finished", text)
+        if results.rounds >= facts.rounds:
+            return Status("finished", "Finished", _sentence(results.verdict))
     live = signs.live
     if live is not None and live.phase == "failed":
-        return Status("failed", "Failed", f"{live.reason or 'An error'}".rstrip(".") + ".")
+        return Status("failed", "Failed", _sentence(live.reason or "an unknown error"))
     if live is not None and live.phase in ("training", "measuring", "joining"):
         text = "Its process ended without a message: it was killed, or out of memory. "
         return Status("died", "Process ended", text + RESUMES)
@@ -105,8 +109,8 @@ def _without_process(facts: Facts, history: History, signs: Signs) -> Status:
     return Status("stopped", "Stopped", f"It stopped after round {history.rounds}. {RESUMES}")
 
 
-def _end_of(history: History, signs: Signs) -> str:
-    """Return how a finished run ended."""
-    if signs.budget_spent:
-        return f"Training ended after round {history.rounds}: the privacy budget is spent."
-    return f"{history.rounds} rounds, trained in {duration(history.seconds)}."
+def _sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop; "" if there is none."""
+    if not text:
+        return ""
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
