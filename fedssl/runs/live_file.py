@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from fedssl.core.files.atomic import replaced_file
 from fedssl.core.files.sealed import seal, unseal
@@ -79,7 +79,7 @@ def read_live(folder: Path) -> LiveState | None:
         if (folder / NAME).stat().st_size > MAX_BYTES:
             return None
         return _ADAPTER.validate_python(unseal((folder / NAME).read_bytes()))
-    except (OSError, ValueError, ValidationError, RecursionError):
+    except (OSError, ValueError):  # pydantic's errors are ValueErrors
         return None
 
 

@@ -100,13 +100,13 @@ class EventStream:
             await self._wait_for_first_look()
             while not self._stopping.is_set():
                 messages, head = self._news(seen, head)
+                seen = self._looks  # before the messages are sent, which may take several looks
                 if messages:
                     sent_at = time.monotonic()
                     yield messages
                 elif time.monotonic() - sent_at > PING:
                     sent_at = time.monotonic()
                     yield b": alive\n\n"
-                seen = self._looks
                 async with self._changed:
                     if seen == self._looks and not self._stopping.is_set():
                         await self._changed.wait()

@@ -24,6 +24,8 @@ RESULTS = "results.json"
 FLOWER = "flower.json"
 BASELINES = ("isolated", "centralized")
 NAMES = ("algorithm", "method", "data")
+# Raised by a damaged file, which may hold anything.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class Facts(NamedTuple):
@@ -94,7 +96,7 @@ def _flower_clients(folder: Path) -> tuple[str, ...]:
     try:
         record = json.loads((folder / FLOWER).read_bytes())
         return tuple(str(client) for client in record["clients"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except UNREADABLE:
         return ()
 
 
@@ -131,7 +133,7 @@ def _results(folder: Path) -> Results | None:
             budget_spent=bool(results.get("privacy", {}).get("budget_spent")),
             verdict=str(results.get("verdict", {}).get("sentence", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return None
 
 

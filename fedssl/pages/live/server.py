@@ -66,7 +66,7 @@ def open_port(port: int) -> socket.socket:
     except OSError as problem:
         opened.close()
         raise ConfigError(
-            f"port {port} cannot be used ({problem.strerror}): choose another --port, or none for "
+            f"{HOST}:{port} cannot be used ({problem.strerror}): choose another --port, or none for "
             "a free one"
         ) from None
     return opened

@@ -121,7 +121,9 @@ def test_a_lock_on_a_deleted_file_is_not_held(
     monkeypatch.setattr(fcntl, "flock", late)
     with locked(tmp_path), raises(RunError), locked(tmp_path):
         raise AssertionError("held twice")
-    assert len({id(file) for file in tries}) == 3  # the deleted one, the new one, the second holder's
+    assert (
+        len({id(file) for file in tries}) == 3
+    )  # the deleted one, the new one, the second holder's
 
 
 def test_a_lock_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
