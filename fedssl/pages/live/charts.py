@@ -71,7 +71,7 @@ def _metric_lines(history: History, metric: str) -> list[tuple[str, Value]]:
     if len(history.clients) <= MAX_LINES:
         return [(_label(name), _of_client(metric, name)) for name in sorted(history.clients)]
     return [
-        ("median client", _quartile(metric, 1)),
+        ("median", _quartile(metric, 1)),
         ("lower quartile", _quartile(metric, 0)),
         ("upper quartile", _quartile(metric, 2)),
     ]

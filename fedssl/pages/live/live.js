@@ -38,21 +38,14 @@ function showHead() {
 }
 
 function namesText() {
-  const [algorithm, method, data] = head.names ?? [];
-  const parts = [];
-  if (algorithm && method) {
-    parts.push(`${algorithm} × ${method}`);
-  }
-  if (data) {
-    parts.push(`on ${data}`);
-  }
+  const parts = [head.names];
   if (head.on_flower) {
-    parts.push("· Flower server");
+    parts.push("Flower server");
   }
   if (head.private) {
-    parts.push("· client-level differential privacy");
+    parts.push("client-level differential privacy");
   }
-  return parts.join(" ");
+  return parts.filter(Boolean).join(" · ");
 }
 
 function showProgress() {

@@ -28,7 +28,7 @@ def page_state(
     in_round = live is not None and live.round > history.rounds
     return {
         "title": folder.absolute().name,
-        "names": list(facts.names),
+        "names": facts.title,
         "on_flower": facts.on_flower,
         "private": facts.private,
         "state": status.state,

@@ -23,7 +23,7 @@ EXPERIMENT = "experiment.toml"
 RESULTS = "results.json"
 FLOWER = "flower.json"
 BASELINES = ("isolated", "centralized")
-NAMES = ("algorithm", "method", "data")
+FROM_PYTHON = "given"  # the data set of images that were passed to `fedssl.run`
 # Raised by a damaged file, which may hold anything.
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -31,7 +31,7 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursio
 class Facts(NamedTuple):
     """What experiment.toml and flower.json state."""
 
-    names: tuple[str, ...] = ()  # of the algorithm, the method and the data set
+    title: str = ""  # the algorithm, the method and the data set
     rounds: int = 0  # 0: unknown
     epsilon: float | None = None  # the budget of a private run
     private: bool = False
@@ -74,15 +74,25 @@ def read_facts(folder: Path) -> Facts:
     if not isinstance(privacy, dict):
         privacy = {}
     rounds = experiment.get("rounds")
-    names = (_name(experiment.get(table)) for table in NAMES)
     return Facts(
-        tuple(name for name in names if name),
+        _title(experiment),
         rounds if isinstance(rounds, int) else 0,
         epsilon=privacy.get("epsilon"),
         private=bool(privacy.get("clip")),
         on_flower=(folder / FLOWER).is_file(),
         clients=_flower_clients(folder),
     )
+
+
+def _title(experiment: dict[str, Any]) -> str:
+    """Return "fedema × byol on cifar10"; "" if the experiment cannot be read."""
+    algorithm = _name(experiment.get("algorithm"))
+    method = _name(experiment.get("method"))
+    data = _name(experiment.get("data"))
+    if not algorithm or not method:
+        return ""
+    title = f"{algorithm} × {method}"
+    return title if data in ("", FROM_PYTHON) else f"{title} on {data}"
 
 
 def _name(table: object) -> str:

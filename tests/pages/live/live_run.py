@@ -37,6 +37,7 @@ def train(folder: str, rounds: int) -> None:
     settings = {
         "rounds": rounds,
         "train.workers": 1,
+        "train.epochs": 2,
         "probe.every": 2,
         "probe.linear": False,
         "probe.picture": False,

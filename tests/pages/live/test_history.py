@@ -34,7 +34,7 @@ def test_few_clients_have_lines_and_many_have_quartiles() -> None:
     assert _series(few, "divergence") == {"client 3": [5.0], "ward": [2.5]}
     many = _history(round_line(1, *(client_line(f"c{i}", loss=float(i)) for i in range(8))))
     assert _series(many, "divergence") == {
-        "median client": [35.0],
+        "median": [35.0],
         "lower quartile": [17.5],
         "upper quartile": [52.5],
     }

@@ -16,7 +16,7 @@ from fedssl.pages.live.run_status import run_status
 from fedssl.runs.live_file import LiveClient, LiveState, Phase
 
 NOW = 1000.0
-FACTS = Facts(("fedema", "byol", "cifar10"), rounds=4)
+FACTS = Facts("fedema × byol on cifar10", rounds=4)
 
 
 def _history(rounds: int) -> History:

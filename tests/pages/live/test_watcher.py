@@ -87,7 +87,7 @@ def test_facts_of_a_private_run_on_flower(tmp_path: Path) -> None:
     (folder / "experiment.toml").write_text(f"{text}[privacy]\nclip = 1.0\nepsilon = 8.0\n")
     (folder / "flower.json").write_text(json.dumps({"clients": ["a", "b"]}))
     assert read_facts(folder) == Facts(
-        ("fedema", "byol"), 4, epsilon=8.0, private=True, on_flower=True, clients=("a", "b")
+        "fedema × byol", 4, epsilon=8.0, private=True, on_flower=True, clients=("a", "b")
     )
 
 
