@@ -54,8 +54,15 @@ def _row(name: str, history: History, live: LiveState | None) -> dict[str, Any]:
         "round": past.round,
         "asked": past.asked,
         "drops": past.drops,
-        "problem": state in PROBLEMS or past.note is not None,
+        "problem": _is_problem(state, past),
     }
+
+
+def _is_problem(state: str, past: ClientHistory) -> bool:
+    """True for a client that is dropped or offline, was dropped last, or was not used as sent."""
+    if state == "replied":
+        return past.note is not None
+    return state in PROBLEMS or past.dropped is not None
 
 
 def _last_state(past: ClientHistory) -> str:
@@ -77,7 +84,9 @@ def _live_state(
 ) -> tuple[str, str | None]:
     """Return a client's state while a process trains, and the reason for it."""
     asked = name in live.clients and live.round > history.rounds
-    reason = past.dropped or past.note
+    reason = past.note
+    if past.dropped is not None:
+        reason = f"round {past.round}: {past.dropped}"
     if asked and present.state == "failed":
         return "dropped", present.reason
     if asked and present.state == "replied":
@@ -88,7 +97,7 @@ def _live_state(
         return present.state, reason
     if live.round > history.rounds:
         return "idle", reason
-    return _last_state(past), reason
+    return _last_state(past), past.dropped or past.note
 
 
 def _rate(present: LiveClient, live: LiveState) -> float | None:

@@ -181,6 +181,17 @@ def test_without_a_process_clients_have_the_outcome_of_their_last_round() -> Non
     )
 
 
+def test_a_client_that_was_dropped_last_stays_a_problem_until_it_replies() -> None:
+    history = History()
+    history.add_lines(encoded(round_line(1, dropped_line("a", "NaN"), client_line("b"))))
+    for state, problem in (("waiting", True), ("training", True), ("replied", False)):
+        live = _live(round=2, clients={"a": LiveClient(state), "b": LiveClient(state)})
+        rows = _rows(history, _signs(live))
+        assert (rows["a"]["problem"], rows["b"]["problem"]) == (problem, False)
+    waiting = _live(round=2, clients={"a": LiveClient()})
+    assert _rows(history, _signs(waiting))["a"]["reason"] == "round 1: NaN"
+
+
 def test_a_round_that_is_logged_decides_over_live_json() -> None:
     """The guard may drop an upload after the client has replied."""
     history = History()
