@@ -74,7 +74,7 @@ def write_live(folder: Path, state: LiveState) -> None:
 
 
 def read_live(folder: Path) -> LiveState | None:
-    """Return the contents of live.json; None if there is none, or if any byte of it changed."""
+    """Return the contents of live.json; None if it does not exist or any byte of it changed."""
     try:
         if (folder / NAME).stat().st_size > MAX_BYTES:
             return None

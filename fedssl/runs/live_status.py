@@ -1,6 +1,6 @@
 """Record what happens in the round that is under way, in live.json.
 
-The threads that train only store a few values. One thread of its own writes the file, at most once
+The threads that train only store a few values. A separate thread writes the file, at most once
 per second. A file that cannot be written never disturbs training.
 """
 

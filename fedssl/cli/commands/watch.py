@@ -19,9 +19,7 @@ Port = Annotated[
         "is a free port with a new URL.",
     ),
 ]
-Open = Annotated[
-    bool, typer.Option("--open/--no-browser", help="Open the page in a browser, or print its URL.")
-]
+Open = Annotated[bool, typer.Option("--open/--no-browser", help="Also open the page in a browser.")]
 
 
 def watch(

@@ -44,7 +44,7 @@ class Results(NamedTuple):
 
     rounds: int
     budget_spent: bool  # a private run ended early
-    verdict: str  # a sentence; "" if there is none
+    verdict: str  # a sentence; "" if there is no verdict
 
 
 class Signs(NamedTuple):

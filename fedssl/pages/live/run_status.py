@@ -110,7 +110,7 @@ def _without_process(facts: Facts, history: History, signs: Signs) -> Status:
 
 
 def _sentence(text: str) -> str:
-    """Return a text with a capital letter and a full stop; "" if there is none."""
+    """Return a text with a capital letter and a full stop; "" for an empty one."""
     if not text:
         return ""
     return f"{text[0].upper()}{text[1:].rstrip('.')}."

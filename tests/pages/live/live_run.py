@@ -1,4 +1,4 @@
-"""Train a small run of ten clients with names, in a process of its own.
+"""Train a small run of ten clients with names, in a separate process.
 
     python live_run.py DIR ROUNDS
 

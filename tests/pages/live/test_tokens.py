@@ -40,7 +40,7 @@ def test_a_file_that_others_may_read_is_refused(folder: Path) -> None:
 
 
 def test_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Its target may be a file of somebody else's choice."""
+    """Its target may be a file that another user has chosen."""
     kept_token(8800)
     target = tmp_path / "mine"
     target.write_text("x" * 43)
