@@ -51,7 +51,9 @@ def test_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
         kept_token(8800)
 
 
-@pytest.mark.parametrize("text", ["", "short", "x" * 1000, "é" * 43])
+@pytest.mark.parametrize(
+    "text", ["", "short", "x" * 1000, "é" * 43], ids=["empty", "short", "long", "letters"]
+)
 def test_a_file_without_a_token_is_refused(folder: Path, text: str) -> None:
     kept_token(8800)
     (folder / "8800.token").write_text(text)
