@@ -31,8 +31,9 @@ from fedssl.training.step_count import StepCount
 from fedssl.training.trainer import Trainer
 
 INTERVAL = 1.0  # seconds between two writes, at least
-# A write that took long is followed by a longer pause: the thread uses at most 1/200 of a core.
-PAUSE_PER_WRITE = 200.0
+# A write that took long is followed by a longer pause: the thread uses at most 1/400 of a core.
+PAUSE_PER_WRITE = 400.0
+MAX_PAUSE = 20.0  # seconds: a file that is older than a minute looks like a stalled process
 HEARTBEAT = 5.0  # seconds after which the file is written although nothing has changed
 MAX_WARNINGS = 20
 
@@ -154,7 +155,8 @@ class LiveStatus:
         while not self._end.wait(pause):
             began = time.thread_time()
             self._write()
-            pause = max(self._interval, PAUSE_PER_WRITE * (time.thread_time() - began))
+            wanted = PAUSE_PER_WRITE * (time.thread_time() - began)
+            pause = max(self._interval, min(wanted, MAX_PAUSE))
 
     def _write(self) -> None:
         """Write the file if its contents have changed, or some time ago."""

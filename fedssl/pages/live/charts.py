@@ -28,14 +28,19 @@ def charts(history: History) -> list[dict[str, Any]]:
 def _chart(
     history: History, name: str, title: str, axis: str, lines: Iterable[tuple[str, Value]]
 ) -> dict[str, Any]:
-    groups = _groups(history.points)
+    """Return a chart of the lines that have any value, in the rounds that have any."""
+    columns: dict[int, list[float | None]] = {}  # the value of each line, by round
+    named = list(lines)
+    for group in _groups(history.points):
+        column = [_mean(map(value, group)) for _, value in named]
+        if any(number is not None for number in column):
+            columns[group[-1].round] = column
     series = []
-    for label, value in lines:
-        values = [_mean(map(value, group)) for group in groups]
+    for position, (label, _) in enumerate(named):
+        values = [column[position] for column in columns.values()]
         if any(number is not None for number in values):
             series.append({"label": label, "values": values})
-    rounds = [group[-1].round for group in groups]
-    return {"name": name, "title": title, "yLabel": axis, "x": rounds, "series": series}
+    return {"name": name, "title": title, "yLabel": axis, "x": list(columns), "series": series}
 
 
 def _groups(points: Sequence[RoundPoint]) -> list[Sequence[RoundPoint]]:

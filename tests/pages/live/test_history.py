@@ -40,9 +40,12 @@ def test_few_clients_have_lines_and_many_have_quartiles() -> None:
     }
 
 
-def test_charts_without_a_value_are_left_out() -> None:
-    history = _history(round_line(1, knn=40.0), round_line(2))
-    assert _series(history, "knn") == {"kNN": [40.0, None]}
+def test_rounds_lines_and_charts_without_a_value_are_left_out() -> None:
+    """kNN accuracy is measured every few rounds."""
+    history = _history(round_line(1), round_line(2, knn=40.0), round_line(3))
+    (chart,) = [chart for chart in charts(history) if chart["name"] == "knn"]
+    assert chart["x"] == [2]
+    assert chart["series"] == [{"label": "kNN", "values": [40.0]}]
     assert "epsilon" not in [chart["name"] for chart in charts(history)]
     assert charts(History()) == []
 
