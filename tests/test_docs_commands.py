@@ -51,6 +51,10 @@ CANNOT_RUN = {
         "--set size=96 --set width=32 --set regions=64",
     ],
     "Flower is an extra; tests/flower runs it": ["fedssl flower up --clients 2 demo"],
+    "it runs until Ctrl-C; tests/pages/live/test_server.py runs it": [
+        "fedssl watch runs/demo",
+        "fedssl watch runs/demo --port 8800",
+    ],
     "it takes minutes; tests/cli/test_combinations.py trains them": ["fedssl combinations --train"],
 }
 SHORT_TABLE = ["--cells", "{fedema-cifar10-noniid}"]  # one cell of the table, ten rounds

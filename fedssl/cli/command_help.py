@@ -47,6 +47,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fedssl views photos.toml --views microscopy", "with another preset"),
     ),
     "combinations": (("fedssl combinations", "which methods work with which algorithms"),),
+    "watch": (
+        ("fedssl watch runs/demo", "print the URL of a live page"),
+        ("fedssl watch runs/demo --port 8800", "a URL that stays the same"),
+    ),
     "runs": (
         ("fedssl runs", "list the runs in runs/"),
         ("fedssl runs runs/reproduce", "list those of another folder"),

@@ -35,6 +35,7 @@ from fedssl.cli.commands.run import run
 from fedssl.cli.commands.runs import runs
 from fedssl.cli.commands.tables import reproduce, sweep
 from fedssl.cli.commands.views import views
+from fedssl.cli.commands.watch import watch
 from fedssl.core.ascii_output import replace_unencodable_output
 from fedssl.core.console import names_are_shown
 from fedssl.core.errors import DataError, FedsslError, is_out_of_memory, out_of_memory
@@ -73,7 +74,7 @@ def options(
 COMMANDS = {
     START: (new, recipes, run, doctor),
     CHECK: (partition, views, combinations),
-    RUNS: (runs, compare, evaluate, analyse, audit, purge),
+    RUNS: (watch, runs, compare, evaluate, analyse, audit, purge),
     PAPERS: (reproduce, sweep),
 }
 for panel, functions in COMMANDS.items():

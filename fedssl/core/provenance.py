@@ -35,7 +35,10 @@ PRESENTATION = {
     "analysis",
     "cli",
     "experiment/recipes",
+    "pages",
     "plots",
+    "runs/live_file",
+    "runs/live_status",
     "runs/progress",
     "paper_tables/published",
 }

@@ -20,7 +20,7 @@ from fedssl.data import Dataset
 from fedssl.data.image_pool import place
 from fedssl.engine.checkpoints.client_memory import ClientMemory
 from fedssl.engine.runtimes.client_round import RoundPosition, RunContext, Shard
-from fedssl.engine.runtimes.local import LocalRuntime, ignore_reply
+from fedssl.engine.runtimes.local import LocalRuntime, ignore_reply, ignore_start
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.validate import Schema
 from fedssl.experiment.backbone_trial import try_backbone
@@ -120,9 +120,17 @@ class Federation:
         memory: ClientMemory,
         stop: threading.Event,
         on_client: Callable[[Reply], None] = ignore_reply,
+        on_start: Callable[[str, Trainer], None] = ignore_start,
     ) -> LocalRuntime:
         """Return a runtime that trains all clients in this process."""
-        return LocalRuntime(self.context(stop), self.shards, self.trainers, memory, on_client)
+        return LocalRuntime(
+            self.context(stop),
+            self.shards,
+            self.trainers,
+            memory,
+            on_client=on_client,
+            on_start=on_start,
+        )
 
 
 def shards(

@@ -25,6 +25,7 @@ from fedssl.flower.messages import HELLO, Hello, Refusal, unpack_hello
 
 RETRY = 15.0  # seconds until a rejected node is asked again: its operator may have fixed the cause
 POLL = 0.5  # seconds between polls
+PATIENCE = 2  # heartbeats after which Flower takes a silent node for disconnected
 HelloCheck = Callable[[Hello], str | None]  # returns why a node cannot take part; None if it can
 
 NAMELESS = (
@@ -77,6 +78,19 @@ class Roster:
                 del self._pending[node]
                 self._process_answer(node, answer)
         self.notices.collect(self._connected)
+
+    def last_seen(self) -> dict[str, float]:
+        """Return the connected clients, and when Flower heard from their nodes last.
+
+        Times are in seconds since the epoch. May be called from any thread.
+        """
+        connected = self._connected
+        seen = {}
+        for client, node in dict(self.nodes).items():
+            info = connected.get(node)
+            if info is not None:
+                seen[client] = max(0.0, info.online_until - PATIENCE * info.heartbeat_interval)
+        return seen
 
     def _update_connected(self) -> None:
         """Read the connected nodes and drop the entries of all others."""

@@ -86,8 +86,12 @@ class FlowerRuntime:
         limits: RoundLimits,
         device: torch.device,
         on_client: Callable[[Reply], None] = lambda reply: None,
+        on_sent: Callable[[str], None] = lambda client: None,
     ) -> None:
-        """`make_task` returns the task of a client in a round; `schema` describes an upload."""
+        """`make_task` returns the task of a client in a round; `schema` describes an upload.
+
+        `on_sent` is called when a task was sent to a client, `on_client` with its reply.
+        """
         self.clients = list(clients)
         self._grid = grid
         self._roster = roster
@@ -96,6 +100,7 @@ class FlowerRuntime:
         self._limits = limits
         self._device = device
         self._on_client = on_client
+        self._on_sent = on_sent
         # client -> images that it stated in its hello when it was first asked
         self._declared: dict[str, int] = {}
         # clients without an upload in this round: they sent an error or no answer
@@ -170,6 +175,7 @@ class FlowerRuntime:
             message_id = push_message(self._grid, message)
             if message_id:
                 pending[client] = Pending(task, message_id)
+                self._on_sent(client)
             else:
                 unreachable[client] = self._missing(client, "the message could not be sent")
         return pending

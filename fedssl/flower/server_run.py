@@ -23,8 +23,6 @@ from fedssl.core.state.layout import Layout
 from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.engine.federate import Round
-from fedssl.engine.runtimes.local import ignore_reply
-from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.probe_images import read_probe_images
@@ -44,7 +42,7 @@ from fedssl.flower.secure_aggregation.requirements import (
 )
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.runs.callbacks import Callbacks, RunInfo
-from fedssl.runs.progress import Progress
+from fedssl.runs.live_status import LiveStatus, ObservedProgress
 from fedssl.runs.session import ActiveRuntime, Session
 from fedssl.runs.workload import adapter_line
 from fedssl.training.trainer import Trainer
@@ -132,6 +130,7 @@ class ServerRun:
             notify=self.notify,
             method=trainer.method,
             callbacks=self.callbacks,
+            connected=self.roster.last_seen,
         )
 
     def start_callbacks(self, finished: int) -> None:
@@ -157,8 +156,8 @@ class ServerRun:
             self.notify(adapters)
         self.start_callbacks(last.rounds)
 
-        def open_runtime(progress: Progress) -> ActiveRuntime:
-            runtime = self.runtime(schema, progress.client)
+        def open_runtime(progress: ObservedProgress) -> ActiveRuntime:
+            runtime = self.runtime(schema, progress)
             return ActiveRuntime(
                 runtime,
                 ImageCounts(runtime.declared_images),
@@ -192,7 +191,7 @@ class ServerRun:
         self.record = self.record._replace(**changes).write(self.folder)
 
     def runtime(
-        self, schema: Mapping[str, Spec], on_client: Callable[[Reply], None] = ignore_reply
+        self, schema: Mapping[str, Spec], progress: ObservedProgress | None = None
     ) -> FlowerRuntime:
         """Return the runtime; `schema` describes an upload, and is empty if none is expected."""
         limits = RoundLimits(
@@ -200,6 +199,9 @@ class ServerRun:
             quorum=self.settings.quorum,
             min_uploads=max(self.experiment.min_uploads, self.experiment.mean.fewest_uploads),
         )
+        observers: dict[str, Any] = {}
+        if progress is not None:
+            observers = {"on_client": progress.client, "on_sent": progress.start}
         open_runtime: Callable[..., FlowerRuntime] = FlowerRuntime
         if self.settings.secure_aggregation:
             open_runtime = secure_runtime(self.experiment, self.settings, self.snapshot)
@@ -211,7 +213,7 @@ class ServerRun:
             schema=schema,
             limits=limits,
             device=self.device,
-            on_client=on_client,
+            **observers,
         )
 
     def task(self, client: str, round: int) -> RoundTask:
@@ -236,7 +238,11 @@ class ServerRun:
                 "clients to wait for"
             )
         enough = math.ceil(self.settings.quorum * expected)
-        joined = self.roster.join(expected, known, enough, timeout=self.settings.join_timeout)
+        private = self.experiment.privacy.enabled
+        rounds = self.experiment.rounds
+        with LiveStatus(self.folder, rounds, None, private, self.roster.last_seen) as status:
+            status.wait_for_clients(expected)
+            joined = self.roster.join(expected, known, enough, timeout=self.settings.join_timeout)
         if not known:
             self._fix_clients(joined)
         self.update_record(registered=self.roster.registered)

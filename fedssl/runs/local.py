@@ -28,7 +28,7 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
 from fedssl.runs.callbacks import Callbacks, RunInfo
 from fedssl.runs.first_weights import announce_unused
-from fedssl.runs.progress import Progress
+from fedssl.runs.live_status import ObservedProgress
 from fedssl.runs.resume_checks import (
     FLOWER,
     IMAGES,
@@ -225,9 +225,9 @@ class LocalSession:
         if client_warning:
             self._run.notify(f"the median client has {images:,} images: it {client_warning}")
 
-    def _open_runtime(self, memory: ClientMemory, progress: Progress) -> ActiveRuntime:
+    def _open_runtime(self, memory: ClientMemory, progress: ObservedProgress) -> ActiveRuntime:
         stop = threading.Event()
-        runtime = self._federation.runtime(memory, stop, progress.client)
+        runtime = self._federation.runtime(memory, stop, progress.client, progress.start)
 
         def close() -> None:
             stop.set()

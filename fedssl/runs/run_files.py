@@ -19,6 +19,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.files import integrity
 from fedssl.core.files.removal import list_files
 from fedssl.core.files.sealed import unseal
+from fedssl.runs.live_file import NAME as LIVE
 from fedssl.runs.node_files import EXPERIMENT
 
 Group = Literal["memory", "models", "cache", "audit", "checkpoints", "unclassified"]
@@ -44,6 +45,8 @@ def run_files(folder: Path) -> Iterator[tuple[Group, Path]]:
     facts = _facts_of(folder)
     for path in list_files(folder, Path("memory")).files:
         yield "memory", path
+    if (folder / LIVE).is_file() and not (folder / LIVE).is_symlink():
+        yield "memory", Path(LIVE)  # what clients did in a round that was not finished
     for path in list_files(folder, Path("audit")).files:
         if len(path.parts) == 2 and any(path.match(pattern) for pattern in AUDIT):
             yield "audit", path

@@ -32,8 +32,9 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method
 from fedssl.runs.callbacks import Callbacks
 from fedssl.runs.feature_check import FeatureCheck
+from fedssl.runs.live_status import Connected, LiveStatus, ObservedProgress, ObservedRuntime
 from fedssl.runs.private_run import check_budget, open_ledger, private_merge
-from fedssl.runs.progress import Progress, round_progress
+from fedssl.runs.progress import round_progress
 from fedssl.runs.round_warnings import RoundWarnings
 from fedssl.runs.rounds_log import RoundsLog, record
 from fedssl.runs.start_warnings import warn
@@ -91,6 +92,7 @@ class Session:
     workers: int | None = None  # clients that train at the same time; None: all of a round
     method: Method | None = None  # whose loss of random guessing is compared with that of rounds
     callbacks: Callbacks = field(default_factory=Callbacks)  # started already
+    connected: Connected | None = None  # clients whose nodes are connected; None: all are local
 
     def begin(self, sites: Sites) -> Snapshot:
         """Save the state before the first round: it marks the run as started."""
@@ -103,7 +105,7 @@ class Session:
     def run(
         self,
         last: Snapshot,
-        open_runtime: Callable[[Progress], ActiveRuntime],
+        open_runtime: Callable[[ObservedProgress], ActiveRuntime],
         *,
         schema: Schema,
         resumed: bool,
@@ -117,15 +119,24 @@ class Session:
         ledger = open_ledger(self.experiment, self.folder, last, self.notify)
         rounds = self.experiment.rounds
         pace = Pace(rounds, last.rounds, self.clients_per_round, self.workers, later=later)
-        with repeats_ignored(), round_progress(title, pace, quiet) as progress:
+        with (
+            repeats_ignored(),
+            round_progress(title, pace, quiet) as display,
+            LiveStatus(
+                self.folder, rounds, pace, self.experiment.privacy.enabled, self.connected
+            ) as status,
+        ):
+            progress = ObservedProgress(display, status)
             recorder = Recorder(self, progress, last)
             active = open_runtime(progress)
             try:
-                for round in self._rounds(active, schema, last, ledger):
+                observed = active._replace(runtime=ObservedRuntime(active.runtime, status))
+                for round in self._rounds(observed, schema, last, ledger):
                     recorder.record(round, active)
                 self._announce_end(recorder.last)
             except KeyboardInterrupt:
                 self.notify(STOPPING)  # at once: what follows may take as long as a step
+                status.stop()
                 stopped = f"stopped after round {recorder.last.rounds} of {rounds}"
                 raise Interrupted(f"{stopped}; the same command resumes the run") from None
             finally:
@@ -257,7 +268,7 @@ class Session:
 class Recorder:
     """Logs, measures and saves the rounds of a session as they finish."""
 
-    def __init__(self, session: Session, progress: Progress, last: Snapshot) -> None:
+    def __init__(self, session: Session, progress: ObservedProgress, last: Snapshot) -> None:
         log = session.folder / "rounds.jsonl"
         self.last = last
         self.unsaved: Snapshot | None = None
@@ -276,6 +287,7 @@ class Recorder:
         if round.spent is not None:
             snapshot = snapshot._replace(releases=round.spent.releases)
         seconds = time.perf_counter() - self._round_start
+        self._progress.status.measure()
         try:
             knn = session.knn(snapshot)
         except Exception:
@@ -290,6 +302,7 @@ class Recorder:
         active.on_round(round)
         for warning in self._warnings.update(line):
             session.notify(warning)
+            self._progress.status.warn(warning)
         if self._checkpoint_due():
             session.store.save(snapshot)
             self._saved = time.monotonic()

@@ -83,6 +83,11 @@ class Pace:
         self._lock = threading.Lock()
 
     @property
+    def part(self) -> str:
+        """To what the time left refers; "" for the whole command."""
+        return self._later.part
+
+    @property
     def elapsed(self) -> float:
         """Seconds since the first round of this process began."""
         return time.monotonic() - self._start

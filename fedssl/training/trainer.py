@@ -24,6 +24,7 @@ from fedssl.training.optimizer_choice import make_optimizer
 from fedssl.training.representation_metrics import alignment, effective_rank, spread, uniformity
 from fedssl.training.settings import TrainSettings as TrainSettings
 from fedssl.training.step import Inputs, Objective, Step
+from fedssl.training.step_count import StepCount
 
 MIN_IMAGES = 2  # that a client needs to train
 
@@ -77,6 +78,7 @@ class Trainer:
     def __init__(self, method: Method, settings: TrainSettings) -> None:
         self.method = method
         self.settings = settings
+        self.step_count = StepCount()
         self.device = method.state.floats.device
         method.precision = resolve_precision(settings.precision, self.device)
         mode = resolve_mode(settings.mode, self.device)
@@ -131,6 +133,7 @@ class Trainer:
         self.method.train()
         step = self._step_for(size)
         steps = 0
+        self.step_count.begin(self.settings.epochs * (len(pixels) // size), size)
         for _ in range(self.settings.epochs):
             epoch_constants = self.method.before_epoch(lambda: self.embed(pixels))
             if epoch_constants:
@@ -141,6 +144,7 @@ class Trainer:
                     raise Stopped
                 out = step(self._inputs(task, index, images), objective, constants)
                 steps += 1
+                self.step_count.done = steps
             loss = self.step.loss.item() / steps
             if not math.isfinite(loss):
                 raise ClientError("its loss became infinite or NaN; a lower train.lr may help")

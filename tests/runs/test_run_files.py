@@ -53,6 +53,15 @@ def _damage(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"clients", b"cli\0nts"))
 
 
+def test_the_status_of_an_unfinished_round_is_removed(tmp_path: Path) -> None:
+    """The run can still be resumed."""
+    folder = tmp_path / "run"
+    _train(folder)
+    (folder / "live.json").write_bytes(b"damaged")
+    assert _purge(folder) == ["live.json"]
+    assert len(_train(folder, rounds=2).rounds) == 2
+
+
 def test_models_of_peers_are_found_without_the_log_and_the_checkpoint(tmp_path: Path) -> None:
     """The topology in experiment.toml states that the sites are clients."""
     folder = tmp_path / "run"

@@ -39,8 +39,10 @@ def write_atomic(path: Path, data: bytes) -> str:
 
 
 @contextmanager
-def replaced_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replaced_file(path: Path, mode: int = 0o666, durable: bool = True) -> Iterator[BinaryIO]:
     """Yield a temporary file, which is synced and renamed to `path` if the block succeeds.
+
+    Without `durable` nothing is synced: after a power cut the file may be damaged.
 
     Readers never see half a file, and a process that has mapped the replaced file keeps its bytes.
     The temporary name is unique to this call, so that several processes may write the same file at
@@ -52,12 +54,14 @@ def replaced_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

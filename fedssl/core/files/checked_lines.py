@@ -34,12 +34,12 @@ class _Copy:
         self._places: dict[int, tuple[int, int]] = {}
         offset = 0
         for line in whole_lines(path):
-            number, _, rest = line.partition(b" ")
-            text = rest.partition(b" ")[2]
-            if number.isdigit() and len(number) < 12 and line == _with_hash(int(number), text):
-                self._places[int(number)] = offset + len(line) - len(text), len(text)
-            else:
+            copied = intact_line(line)
+            if copied is None:
                 self.damaged += 1
+            else:
+                number, text = copied
+                self._places[number] = offset + len(line) - len(text), len(text)
             offset += len(line)
         self.count = max(self._places, default=-1) + 1
 
@@ -50,6 +50,15 @@ class _Copy:
         offset, length = self._places[number]
         file.seek(offset)
         return file.read(length)
+
+
+def intact_line(copied: bytes) -> tuple[int, bytes] | None:
+    """Return the number and the text of a line of a copy; None if the line is damaged."""
+    number, _, rest = copied.partition(b" ")
+    text = rest.partition(b" ")[2]
+    if number.isdigit() and len(number) < 12 and copied == _with_hash(int(number), text):
+        return int(number), text
+    return None
 
 
 def read_lines(path: Path, notify: Notify) -> Iterator[bytes]:

@@ -16,6 +16,9 @@ from fedssl.core.errors import RunError
 
 NAME = "run.lock"
 _SECONDS_BETWEEN_TRIES = 0.2
+# `is_locked` holds the lock for some microseconds: that must not look like another process at work.
+_TRIES = 4
+_SECONDS_BETWEEN_QUICK_TRIES = 0.02
 
 
 def make_private(folder: Path) -> None:
@@ -103,11 +106,13 @@ def _opened(path: Path) -> IO[str]:
 
 def _try_lock(file: IO[str]) -> bool:
     """Lock a file; False if another process holds its lock."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_SECONDS_BETWEEN_QUICK_TRIES)
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 def _has_path(file: IO[str], path: Path) -> bool:

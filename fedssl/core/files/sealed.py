@@ -15,7 +15,10 @@ def seal(body: Mapping[str, Any]) -> bytes:
 
 def unseal(data: bytes) -> dict[str, Any]:
     """Return the record that `seal` serialized; raise ValueError if any byte has changed."""
-    sealed = json.loads(data)
+    try:
+        sealed = json.loads(data)
+    except RecursionError:
+        raise ValueError("its manifest is nested too deeply") from None
     if not isinstance(sealed, dict) or sealed.keys() != {"body", "sha256"}:
         raise ValueError("its manifest is not a sealed record")
     text = sealed["body"]

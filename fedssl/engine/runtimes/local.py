@@ -23,6 +23,10 @@ def ignore_reply(reply: Reply) -> None:
     """Do nothing when a client has finished."""
 
 
+def ignore_start(client: str, trainer: Trainer) -> None:
+    """Do nothing when a client begins to train."""
+
+
 class LocalRuntime:
     """One thread and one resident model per worker; which worker trains a client changes no bit.
 
@@ -37,12 +41,15 @@ class LocalRuntime:
         trainers: Sequence[Trainer],
         memory: ClientMemory,
         on_client: Callable[[Reply], None] = ignore_reply,
+        on_start: Callable[[str, Trainer], None] = ignore_start,
     ) -> None:
+        """`on_start` and `on_client` are called by the threads that train."""
         self.clients = [client for client, shard in shards.items() if shard.images]
         self._context = context
         self._shards = shards
         self._memory = memory
         self._on_client = on_client
+        self._on_start = on_start
         self._merge_device = trainers[0].device
         # Last in, first out: the trainer used last has captured its step.
         self._idle: LifoQueue[Trainer] = LifoQueue()
@@ -99,6 +106,7 @@ class LocalRuntime:
             store_memory=partial(self._memory.write, turn),
         )
         trainer = self._idle.get()
+        self._on_start(turn.client, trainer)
         try:
             reply = run_client(self._context, client_round, trainer, self._merge_device)
         finally:

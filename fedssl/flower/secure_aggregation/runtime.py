@@ -80,15 +80,20 @@ class SecureRuntime(FlowerRuntime):
         for client in clients:
             if client not in images:
                 self._without_upload.add(client)
+
+        def sent(client: str) -> Tree:
+            self._on_sent(client)
+            return message(client)
+
         given = RoundInput(
             images=images,
-            message=message,
+            message=sent,
             max_weight=self._max_weight(clients),
             norm_limit=self._norm_limit(round, len(images)),
             required=required,
             timeout=self._limits.timeout,
             ttl=2 * self._limits.timeout + TTL_MARGIN,
-            on_upload=lambda client: self._on_client(_failed(client, "masked")),
+            on_upload=lambda client: self._on_client(_masked(client)),
         )
         return self._replies(round, clients, given)
 
@@ -175,6 +180,11 @@ class SecureRuntime(FlowerRuntime):
             metrics,
             sent_bytes=self._layout.words * WORD_BYTES,
         )
+
+
+def _masked(client: str) -> Reply:
+    """Return the reply of a client whose upload was added to the sum, for progress displays."""
+    return Reply(client, 0, None, metrics=None)
 
 
 def _failed(client: str, reason: str) -> Reply:

@@ -1,0 +1,74 @@
+"""`fedssl watch`: a live page about a run."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedssl.cli.completion import complete_run
+
+Port = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port on 127.0.0.1. A chosen port keeps its URL when the command is started again; 0 "
+        "is a free port with a new URL.",
+    ),
+]
+Open = Annotated[bool, typer.Option("--open/--no-browser", help="Also open the page in a browser.")]
+
+
+def watch(
+    dir: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Run directory; it may not exist yet.",
+            autocompletion=complete_run,
+        ),
+    ],
+    port: Port = 0,
+    open_browser: Open = False,
+) -> None:
+    """Show a run in the browser while it is trained: rounds, metrics, warnings and all clients.
+
+    Runs of `fedssl run` and of Flower servers, also finished ones. The page is only on this
+    machine, needs the token in the printed URL, and changes nothing. Ctrl-C ends it, not the run.
+    """
+    from fedssl.core.console import print_to_stderr
+    from fedssl.pages.live.browser import open_in_browser
+    from fedssl.pages.live.server import HOST, need_dashboard, open_port, serve
+    from fedssl.pages.live.tokens import kept_token, new_token
+
+    need_dashboard()
+    _check_folder(dir)
+    with open_port(port) as opened:
+        token = kept_token(port) if port else new_token()
+        url = f"http://{HOST}:{opened.getsockname()[1]}/?token={token}"
+
+        def ready() -> None:
+            print(url, flush=True)
+            print_to_stderr(f"watching {dir}; Ctrl-C ends the page, not the run")
+            if open_browser:
+                open_in_browser(url)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(dir, opened, token, ready)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise ConfigError for a file; print that a folder is waited for if it does not exist."""
+    from fedssl.core.console import print_to_stderr
+    from fedssl.core.errors import ConfigError
+    from fedssl.core.similar_paths import suggest_path
+
+    if folder.is_dir():
+        return
+    if folder.exists():
+        raise ConfigError(f"{folder} is a file: name a run directory, such as runs/demo")
+    suggestion = suggest_path(folder, Path.is_dir)
+    print_to_stderr(f"{folder} does not exist yet{suggestion or ''}; the page waits for it")
