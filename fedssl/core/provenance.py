@@ -35,6 +35,7 @@ PRESENTATION = {
     "analysis",
     "cli",
     "experiment/recipes",
+    "pages",
     "plots",
     "runs/progress",
     "paper_tables/published",

@@ -1,0 +1,330 @@
+"""The report on several runs: differences, accuracies with intervals, and curves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from fedssl.core.console import duration
+from fedssl.evaluation.outcomes import read_outcomes
+from fedssl.evaluation.verdict import judge
+from fedssl.pages.report.appendix import experiment_part, versions_part
+from fedssl.pages.report.charts import MAX_CLIENT_LINES, Chart, figure, make_chart
+from fedssl.pages.report.command import command_again
+from fedssl.pages.report.document import Document, Part
+from fedssl.pages.report.markup import (
+    Content,
+    Markup,
+    copyable,
+    details,
+    join,
+    paragraph,
+    table,
+    tag,
+)
+from fedssl.pages.report.strips import Mark, accuracy_axis, gain_axis, interval_strip
+from fedssl.pages.report.training import Training, read_training
+from fedssl.plots.style import accuracy_limits
+from fedssl.runs.comparable import check_comparable
+from fedssl.runs.compare import (
+    THIS_RUN,
+    Group,
+    conclusion,
+    gain_over_alone,
+    group_interval,
+    group_runs,
+    knn_curve,
+    paired_difference,
+)
+from fedssl.runs.comparison_text import (
+    PROBES,
+    any_alone,
+    explanation,
+    gain_text,
+    interval_text,
+    mean_text,
+    seed_gains_text,
+)
+from fedssl.runs.label_counts import label_counts
+from fedssl.runs.label_free import EXPLANATION, METRICS, last_metrics, without_labels
+from fedssl.runs.summary import RunSummary
+
+MAX_POINTS = 300
+
+
+def comparison_document(runs: Sequence[RunSummary]) -> Document:
+    """Return the report on several runs; raise ConfigError if they cannot be compared."""
+    labelled = not without_labels(runs)
+    if labelled:
+        check_comparable(runs)
+    groups = group_runs(runs)
+    trainings = {run.folder: read_training(run) for run in runs}
+    charts: dict[str, Chart] = {}
+    parts = []
+    if labelled:
+        probes = list(runs[0].results["table"][THIS_RUN])
+        parts.append(_accuracy_part(groups, probes))
+    else:
+        probes = []
+        parts.append(_metrics_part(runs))
+    if len(groups) > 1:
+        parts.append(_differences_part(groups))
+    parts.append(_curves_part(groups, trainings, charts))
+    parts.append(_runs_part(groups, probes))
+    titles = {f"{run.folder} (seed {run.experiment.seed})": run.experiment for run in runs}
+    parts.append(experiment_part(titles))
+    codes: dict[str, None] = {}
+    for training in trainings.values():
+        codes |= training.codes
+    parts.append(versions_part(runs, codes, "This page contains no image of a data set."))
+    title = _title(groups, runs)
+    return Document(title, _head(title, groups, probes), parts, {"charts": charts})
+
+
+def _title(groups: Sequence[Group], runs: Sequence[RunSummary]) -> str:
+    if len(groups) == 1:
+        return f"{len(runs)} seeds of {groups[0].label}"
+    return f"{len(groups)} settings, {len(runs)} runs compared"
+
+
+def _head(title: str, groups: Sequence[Group], probes: Sequence[str]) -> list[Content]:
+    """Return the title and a sentence on each setting after the first."""
+    lines: list[Content] = [tag("p", "fedssl report", class_="kicker"), tag("h1", title)]
+    if not probes:
+        return [*lines, paragraph("No run has labelled test images.", "verdict")]
+    sentences = [conclusion(groups[0], group, probes) for group in groups[1:]]
+    if len(groups) == 1:
+        sentences = _verdict_over_seeds(groups[0])
+    for sentence in sentences:
+        first, _, rest = sentence.partition(", ")
+        lines.append(tag("p", tag("strong", first), f", {rest}" if rest else "", class_="verdict"))
+    return lines
+
+
+def _verdict_over_seeds(group: Group) -> list[str]:
+    outcomes = [read_outcomes(run.folder) for run in group.runs]
+    if not all(outcomes):
+        return []
+    verdict = judge(outcomes, label_counts(group.runs[0].results))
+    return [verdict.sentence]
+
+
+def _accuracy_part(groups: Sequence[Group], probes: Sequence[str]) -> Part:
+    """Return the table of `fedssl compare` with its intervals drawn."""
+    last = probes[-1]
+    alone = any_alone(groups, last)
+    headings: list[Content] = ["setting", "seeds", *map(PROBES.__getitem__, probes)]
+    if alone:
+        headings.append(f"over clients alone, {PROBES[last]}")
+    if len(groups) > 1:
+        headings += [f"gain, {PROBES[last]} (95% interval)", "gain by seed"]
+    headings.append("training time")
+    rows = []
+    for group in groups:
+        cells: list[Content] = [tag("strong", group.label), f"{len(group.runs)}"]
+        for probe in probes:
+            cells.append(mean_text(group, probe))
+        if alone:
+            cells.append(interval_text(gain_over_alone(group, last)))
+        if len(groups) > 1:
+            cells += [gain_text(groups[0], group, last), seed_gains_text(groups[0], group, last)]
+        rows.append([*cells, duration(group.seconds)])
+    content: list[Content] = [_drawn(groups, probes), tag("h3", "In numbers")]
+    content.append(table(headings, rows, numbers=range(1, len(headings))))
+    content.append(paragraph(explanation(groups, last), "muted lines"))
+    return Part("accuracy", "Accuracy", "Accuracy", content)
+
+
+def _drawn(groups: Sequence[Group], probes: Sequence[str]) -> Markup:
+    """Return a table with the accuracies, and the gains by the last probe, as drawings."""
+    last = probes[-1]
+    marks = [[_mark(group, probe, probe != last) for probe in probes] for group in groups]
+    axis = accuracy_axis([mark for row in marks for mark in row])
+    names = f"● {PROBES[last]}"
+    if len(probes) > 1:
+        names += f", ○ {PROBES[probes[0]]}"
+    headings: list[Content] = ["setting", axis.header(f"accuracy in % ({names})")]
+    gains = []
+    for group in groups[1:]:
+        gain = paired_difference(groups[0], group, last)
+        if gain is not None:
+            gains.append(Mark(gain.estimate, (gain.low, gain.high)))
+    drawn = len(groups) > 1 and len(gains) == len(groups) - 1
+    differences = gain_axis(gains)
+    if drawn:
+        headings.append(differences.header(f"gain over the first, {PROBES[last]}, points"))
+    rows = []
+    for number, group in enumerate(groups):
+        spoken = ", ".join(f"{mark.estimate:.1f}%" for mark in marks[number])
+        cells: list[Content] = [group.label]
+        cells.append(interval_strip(marks[number], axis, number, f"{group.label}: {spoken}"))
+        if drawn:
+            own = gains[number - 1 : number] if number else []
+            cells.append(_gain_strip(own, differences, number))
+        rows.append(cells)
+    return table(headings, rows)
+
+
+def _gain_strip(own: Sequence[Mark], axis: Any, number: int) -> Markup:
+    if not own:
+        return join()
+    return interval_strip(own, axis, number, f"{own[0].estimate:+.1f} points")
+
+
+def _mark(group: Group, probe: str, hollow: bool) -> Mark:
+    interval = group_interval(group, probe)
+    ends = None if interval is None else (interval.low, interval.high)
+    seeds = group.accuracies(probe)
+    return Mark(group.mean(probe), ends, seeds if len(seeds) > 1 else (), hollow)
+
+
+def _metrics_part(runs: Sequence[RunSummary]) -> Part:
+    """Return the metrics of runs without labels."""
+    rows = []
+    for run in runs:
+        cells: list[Content] = [run.folder.name]
+        for value in last_metrics(run).values():
+            cells.append("" if value is None else f"{value:.3g}")
+        rows.append([*cells, duration(run.seconds)])
+    headings = ["run", *METRICS.values(), "training time"]
+    content = [table(headings, rows, range(1, len(headings))), paragraph(EXPLANATION, "muted")]
+    return Part("metrics", "Metrics without labels", "Metrics", content)
+
+
+def _differences_part(groups: Sequence[Group]) -> Part:
+    """Return the settings in which the groups differ."""
+    keys: dict[str, None] = {}
+    for group in groups:
+        keys |= dict.fromkeys(group.values)
+    rows = []
+    for key in keys:
+        cells: list[Content] = [tag("code", key)]
+        for group in groups:
+            value = group.values.get(key)
+            cells.append("–" if value is None else str(value))
+        rows.append(cells)
+    content = [table(["setting", *[group.label for group in groups]], rows)]
+    return Part("differences", "Differences", "Differences", content)
+
+
+def _curves_part(
+    groups: Sequence[Group], trainings: dict[Any, Training], charts: dict[str, Chart]
+) -> Part:
+    """Return curves by round: a line for each setting, with a band over its seeds."""
+    figures = []
+    candidates = {"accuracy": _accuracy_curves(groups)}
+    for metric, name in (("loss", "loss"), ("effective_rank", "effective rank")):
+        candidates[metric] = _metric_curves(groups, trainings, metric, name)
+    for name, chart in candidates.items():
+        if chart is not None:
+            charts[name] = chart
+            figures.append(figure(name, chart))
+    content: list[Content] = [_switches(groups), tag("div", *figures, class_="charts")]
+    text = "A line is the mean over seeds, the band around it has all seeds."
+    if any(len(group.runs) > 1 for group in groups):
+        content.append(paragraph(text, "muted"))
+    return Part("rounds", "By round", "Curves", content)
+
+
+def _switches(groups: Sequence[Group]) -> Markup:
+    """Return buttons that show and hide a setting in all charts."""
+    if not 1 < len(groups) <= MAX_CLIENT_LINES:
+        return join()
+    buttons: list[Content] = [tag("span", "Settings:", class_="muted")]
+    for number, group in enumerate(groups):
+        mark = tag("span", class_=f"line-mark mark-{number % 6} dash-{number // 6}")
+        buttons.append(
+            tag("button", mark, group.label, type="button", aria_pressed="true", data_client=number)
+        )
+    return tag("div", *buttons, class_="chips", role="group", aria_label="settings")
+
+
+Bands = dict[int, tuple[float, float, float]]  # mean, lowest, highest by round
+
+
+def _accuracy_curves(groups: Sequence[Group]) -> Chart | None:
+    curves: list[Bands] = []
+    extent: list[float] = []
+    for group in groups:
+        curves.append({})
+        if all(run.results.get("table") for run in group.runs):
+            for point in knn_curve(group):
+                curves[-1][point.round] = (point.mean, point.low, point.high)
+                extent += [point.low, point.high]
+    if not extent:
+        return None
+    return _band_chart("kNN accuracy", groups, curves, accuracy_limits(extent), "%")
+
+
+def _metric_curves(
+    groups: Sequence[Group], trainings: dict[Any, Training], metric: str, name: str
+) -> Chart | None:
+    curves = []
+    for group in groups:
+        seeds = [_values_by_round(trainings[run.folder], metric) for run in group.runs]
+        band: Bands = {}
+        for number in sorted(set.intersection(*map(set, seeds))):
+            values = [seed[number] for seed in seeds]
+            band[number] = (statistics.fmean(values), min(values), max(values))
+        curves.append(band)
+    if not any(curves):
+        return None
+    return _band_chart(name, groups, curves, None, "")
+
+
+def _values_by_round(training: Training, metric: str) -> dict[int, float]:
+    """Return the loss of each round, or the median of another metric over clients."""
+    values = {}
+    for position, number in enumerate(training.rounds):
+        if metric == "loss":
+            value = training.overall["loss"][position]
+        else:
+            value = training.median(metric, position)
+        if value is not None:
+            values[number] = value
+    return values
+
+
+def _band_chart(
+    title: str,
+    groups: Sequence[Group],
+    curves: Sequence[Bands],
+    limits: tuple[float, float] | None,
+    y_label: str,
+) -> Chart:
+    """Return a chart with a line for each group, and a band if its seeds differ."""
+    every = sorted(set().union(*curves))
+    x = every[:: -(-len(every) // MAX_POINTS)]
+    series: list[dict[str, Any]] = []
+    bands = []
+    for number, (group, curve) in enumerate(zip(groups, curves, strict=True)):
+        style = {"colour": number % 6, "dash": number // 6, "client": number}
+        rows = [curve.get(each, (None, None, None)) for each in x]
+        series.append({"label": group.label, "values": [row[0] for row in rows]} | style)
+        if len(group.runs) > 1:
+            quiet = style | {"width": 0, "points": False}
+            low = {"label": f"{group.label}, lowest seed", "values": [row[1] for row in rows]}
+            high = {"label": f"{group.label}, highest seed", "values": [row[2] for row in rows]}
+            series += [low | quiet, high | quiet]
+            bands.append({"high": len(series) - 1, "low": len(series) - 2})
+    return make_chart(title, x, series, limits=limits, y_label=y_label, bands=bands)
+
+
+def _runs_part(groups: Sequence[Group], probes: Sequence[str]) -> Part:
+    """Return every run with its accuracies, and the command that runs it again."""
+    rows = []
+    commands = []
+    for group in groups:
+        for run in group.runs:
+            cells: list[Content] = [str(run.folder), group.label, str(run.experiment.seed)]
+            for probe in probes:
+                accuracy = run.accuracy(probe)
+                cells.append("" if accuracy is None else f"{accuracy:.1f}")
+            rows.append([*cells, f"{run.rounds:,}", duration(run.seconds)])
+            command = command_again(run.experiment, run.folder, None)
+            commands += [paragraph(f"{run.folder.name}: {command.note}"), copyable(command.text)]
+    headings = ["run", "setting", "seed", *map(PROBES.__getitem__, probes), "rounds", "time"]
+    listed = table(headings, rows, numbers=range(2, len(headings)))
+    content = [listed, details("Commands that run them again", *commands)]
+    return Part("runs", "Runs", "Runs", content)
