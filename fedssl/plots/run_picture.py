@@ -144,6 +144,11 @@ def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:
     axes.set_title("accuracy by round")
 
 
+def ordered_rows(table: Table) -> list[str]:
+    """Return the names of rows: known rows in the order of NAMES, then the others."""
+    return [name for name in dict.fromkeys([*NAMES, *table]) if name in table]
+
+
 def _row_styles(table: Table) -> dict[str, dict[str, str]]:
     """Return colour and dashes of each row: known rows in the order of NAMES, then the others."""
     styles = {}

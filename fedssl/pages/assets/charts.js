@@ -91,7 +91,7 @@ function drawChart(element, chart) {
       stroke: cssColour("--muted"),
       grid: { stroke: cssColour("--grid"), width: 1 },
       ticks: { stroke: cssColour("--grid"), width: 1 },
-      labelSize: 24,
+      labelSize: 22,
     };
   }
 
@@ -101,7 +101,6 @@ function drawChart(element, chart) {
       label: line.label,
       show: isShown(line),
       stroke: colour,
-      fill: undefined,
       dash: DASHES[(line.dash ?? Math.floor(number / 7)) % DASHES.length],
       width: line.width ?? 2,
       spanGaps: true,
@@ -124,7 +123,10 @@ function drawChart(element, chart) {
       width: Math.max(240, element.clientWidth),
       height: CHART_HEIGHT,
       scales,
-      axes: [{ ...axis("round"), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, axis(shown.yLabel)],
+      axes: [
+        { ...axis("round"), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500], size: 32 },
+        axis(shown.yLabel),
+      ],
       series: [{ label: "round" }, ...shown.series.map(lineOptions)],
       bands: (shown.bands ?? []).map(bandOptions),
     };

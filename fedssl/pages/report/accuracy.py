@@ -12,7 +12,13 @@ from fedssl.evaluation.verdict import signed
 from fedssl.pages.report.document import Part
 from fedssl.pages.report.markup import Content, Markup, details, join, paragraph, table, tag
 from fedssl.pages.report.strips import Axis, Mark, accuracy_axis, gain_axis, interval_strip
-from fedssl.plots.run_picture import NAMES, PROBES, counted_models, probe_labels
+from fedssl.plots.run_picture import (
+    NAMES,
+    PROBES,
+    counted_models,
+    ordered_rows,
+    probe_labels,
+)
 from fedssl.plots.style import model_title
 from fedssl.runs.comparison_text import interval_text
 from fedssl.runs.picture import row_intervals
@@ -57,8 +63,7 @@ def _accuracies(run: RunSummary, rows: Rows) -> Markup:
     intervals = row_intervals(run.folder)
     marks: dict[str, list[Mark]] = {}
     probes = list(rows[THIS_RUN])
-    ordered = sorted(rows, key=lambda row: list(NAMES).index(row) if row in NAMES else len(NAMES))
-    for row in ordered:
+    for row in ordered_rows(rows):
         marks[row] = []
         for number, probe in enumerate(probes):
             score = rows[row][probe]
@@ -67,11 +72,11 @@ def _accuracies(run: RunSummary, rows: Rows) -> Markup:
             marks[row].append(Mark(score["mean"], ends, counted_models(score), hollow))
     axis = accuracy_axis([mark for row in marks.values() for mark in row])
     names = probe_labels(probes, run.results.get("labelled", {}))
-    headings: list[Content] = ["backbone", *map(names.__getitem__, probes), _axis(axis, names)]
+    headings: list[Content] = ["backbone", *map(names.__getitem__, probes), _axis(axis, probes)]
     body: list[list[Content]] = []
     for number, (row, own) in enumerate(marks.items()):
         name = NAMES.get(row, row)
-        cells: list[Content] = [tag("strong", name) if row == THIS_RUN else name]
+        cells: list[Content] = [tag("span", name, class_="row-name")]
         for mark in own:
             cells.append(_accuracy(mark))
         strip = interval_strip(own, axis, number, f"{name}: {_spoken(own)}")
@@ -79,13 +84,13 @@ def _accuracies(run: RunSummary, rows: Rows) -> Markup:
     return table(headings, body, numbers=range(1, 1 + len(probes)))
 
 
-def _axis(axis: Axis, names: Mapping[str, str]) -> Markup:
+def _axis(axis: Axis, probes: Sequence[str]) -> Markup:
     """Return the heading of the drawing: hollow marks are those of all probes but the last."""
-    marks = list(names.values())
-    text = f"accuracy in % (● {marks[-1]}"
-    if len(marks) > 1:
-        text += f", ○ {', '.join(marks[:-1])}"
-    return axis.header(f"{text})")
+    names = [PROBES.get(probe, probe) for probe in probes]
+    text = f"● {names[-1]}"
+    if len(names) > 1:
+        text += f"  ○ {', '.join(names[:-1])}"
+    return axis.header(text)
 
 
 def _accuracy(mark: Mark) -> Markup:
@@ -116,7 +121,8 @@ def _gains(gains: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Markup:
         cells: list[Content] = [NAMES.get(row, row)]
         for mark in own:
             assert mark.ends is not None
-            cells.append(interval_text(Interval(mark.estimate, *mark.ends)))
+            text = interval_text(Interval(mark.estimate, *mark.ends))
+            cells.append(tag("span", text, class_="ends"))
         label = ", ".join(f"{signed(mark.estimate)} points" for mark in own)
         body.append([*cells, interval_strip(own, axis, number, label)])
     headings = ["over", *names, axis.header("percentage points")]

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedssl.pages.report.markup import Markup, join, tag
 from fedssl.pages.report.training import CLIENT_METRICS, NOTE, Training, Values
-from fedssl.plots.run_picture import NAMES, Table, counted_models
+from fedssl.plots.run_picture import NAMES, Table, counted_models, ordered_rows
 from fedssl.plots.style import accuracy_limits, model_title
 
 Chart = dict[str, Any]
@@ -21,6 +21,8 @@ MAX_POINTS = 300  # rounds in a chart
 MIN_SPAN = 0.1  # of the largest value: a smaller range would exaggerate differences
 DIGITS = 5  # of a value
 OVERALL = 6  # the colour of the mean or median, which no client has
+# Metrics that mean something at 0, such as a collapse.
+FROM_ZERO = {"divergence", "effective_rank", "embedding_std", "alignment"}
 QUANTILES = (5, 25, 50, 75, 95)
 
 
@@ -32,12 +34,12 @@ def shown_rounds(count: int) -> list[int]:
     return list(dict.fromkeys(positions.tolist()))
 
 
-def values_range(values: Iterable[float]) -> tuple[float, float]:
-    """Return the ends of an axis: with 0 if it is near, and never of a very small range."""
+def values_range(values: Iterable[float], zero: bool = False) -> tuple[float, float]:
+    """Return the ends of an axis: from 0 if it is near or asked for, never of a very small range."""
     finite = list(filter(math.isfinite, values))
     low = min(finite)
     high = max(finite)
-    if 0 <= low < high / 2 or low == high == 0:
+    if low >= 0 and (zero or low < high / 2 or high == 0):
         return 0.0, 1.05 * high or 1.0
     span = max(high - low, MIN_SPAN * max(abs(low), abs(high)))
     middle = (low + high) / 2
@@ -60,15 +62,16 @@ def make_chart(
     series: list[Series],
     *,
     limits: tuple[float, float] | None = None,
+    zero: bool = False,
     y_label: str = "",
     bands: Sequence[Mapping[str, int]] = (),
 ) -> Chart:
-    """Return a chart; its axis has a note if it begins above 0."""
+    """Return a chart; its axis begins at 0 with `zero`, and has a note if it begins above 0."""
     if limits is None:
         values: list[float] = []
         for line in series:
             values += filter(lambda value: value is not None, line["values"])
-        limits = values_range(values)
+        limits = values_range(values, zero)
     if limits[0] > 0:
         y_label = f"{y_label}; axis from {limits[0]:.3g}".removeprefix("; ")
     return {
@@ -96,7 +99,8 @@ def accuracy_chart(training: Training, points: Mapping[int, float], table: Table
         values = [common.get(number) for number in x]
         series.append({"label": "shared model", "values": values, "colour": 4, "dash": 2})
         extent += filter(None, values)
-    for number, (row, scores) in enumerate(table.items()):
+    for number, row in enumerate(ordered_rows(table)):
+        scores = table[row]
         if row != "this run" and "knn" in scores:
             mean = scores["knn"]["mean"]
             label = NAMES.get(row, row)
@@ -126,7 +130,7 @@ def overall_chart(
     if not series:
         return None
     x = [training.rounds[position] for position in positions]
-    return make_chart(title, x, series, y_label=y_label)
+    return make_chart(title, x, series, y_label=y_label, zero=True)
 
 
 def client_chart(training: Training, metric: str) -> Chart | None:
@@ -156,7 +160,7 @@ def client_chart(training: Training, metric: str) -> Chart | None:
         values = _rounded(chance, positions)
         style = {"colour": OVERALL, "dash": 2, "width": 1.5, "points": False}
         lines.append({"label": "random guessing", "values": values} | style)
-    return make_chart(title, x, lines)
+    return make_chart(title, x, lines, zero=metric in FROM_ZERO)
 
 
 def _overall_line(training: Training, metric: str, positions: Sequence[int]) -> Series:
@@ -189,16 +193,28 @@ def _quantile_chart(title: str, training: Training, metric: str, positions: Sequ
         else:
             series.append(line | {"width": 0.5, "points": False})
     bands = [{"high": 4, "low": 0}, {"high": 3, "low": 1}]
-    return make_chart(title, x, series, bands=bands)
+    return make_chart(title, x, series, bands=bands, zero=metric in FROM_ZERO)
 
 
 def figure(identifier: str, chart: Chart) -> Markup:
     """Return the place of a chart, with a description for readers who do not see it."""
-    caption = tag("figcaption", chart["title"])
+    caption = tag("figcaption", chart["title"], _key(chart))
     drawing = tag(
         "div", class_="chart", data_chart=identifier, role="img", aria_label=_describe(chart)
     )
     return tag("figure", caption, drawing)
+
+
+def _key(chart: Chart) -> Markup:
+    """Return the names of the lines that no switch names; "" if there is only one line."""
+    if len(chart["series"]) < 2:
+        return join()
+    items = []
+    for line in chart["series"]:
+        if "client" not in line and line.get("width", 2) >= 1:
+            mark = tag("span", class_=f"line-mark mark-{line['colour']} dash-{line.get('dash', 0)}")
+            items.append(tag("li", mark, line["label"]))
+    return tag("ul", *items, class_="key")
 
 
 def _describe(chart: Chart) -> str:

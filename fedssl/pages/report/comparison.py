@@ -23,6 +23,7 @@ from fedssl.pages.report.markup import (
     table,
     tag,
 )
+from fedssl.pages.report.overview import verdict_line
 from fedssl.pages.report.strips import Mark, accuracy_axis, gain_axis, interval_strip
 from fedssl.pages.report.training import Training, read_training
 from fedssl.plots.style import accuracy_limits
@@ -97,8 +98,7 @@ def _head(title: str, groups: Sequence[Group], probes: Sequence[str]) -> list[Co
     if len(groups) == 1:
         sentences = _verdict_over_seeds(groups[0])
     for sentence in sentences:
-        first, _, rest = sentence.partition(", ")
-        lines.append(tag("p", tag("strong", first), f", {rest}" if rest else "", class_="verdict"))
+        lines.append(verdict_line(sentence))
     return lines
 
 

@@ -29,7 +29,8 @@ from fedssl.runs.resume_checks import FLOWER
 from fedssl.runs.run import Run
 
 NEIGHBOURS = 6  # of an image
-QUERIES = 8  # images whose neighbours are shown
+QUERIES = 10  # images whose neighbours are shown
+MAX_OWNERS = 24  # clients that have a colour on the map
 GRID = 1000  # positions on a map are whole numbers up to this
 
 NO_TEST = "The run has no labelled test images, so there are no maps and no neighbours."
@@ -188,9 +189,9 @@ def _can_map(notify: Notify) -> bool:
 def _positions(features: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return the positions (n, 2) on a map as whole numbers from 0 to GRID."""
     xy = tsne(features)
-    low = xy.min(0)
-    span = max(float((xy.max(0) - low).max()), 1e-12)
-    return np.asarray((GRID * (xy - low) / span).round(), dtype=np.int64)
+    middle = (xy.min(0) + xy.max(0)) / 2
+    span = max(float(np.ptp(xy, axis=0).max()), 1e-12)
+    return np.asarray((GRID * ((xy - middle) / span + 0.5)).round(), dtype=np.int64)
 
 
 def _nearest(features: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -224,7 +225,7 @@ def owner_of_classes(partition: Partition | None) -> list[int] | None:
     clients = len(partition.clients)
     totals = partition.counts.sum(0).clamp(min=1)
     shares = (partition.counts / totals).max(0).values
-    if not 1 < clients <= QUERIES * 3 or float(shares.mean()) < 1.5 / clients:
+    if not 1 < clients <= MAX_OWNERS or float(shares.mean()) < 1.5 / clients:
         return None
     return _as_list(partition.counts.argmax(0))
 

@@ -40,6 +40,8 @@ def partition_part(facts: ImageFacts, training: Training) -> Part:
     sizes = sorted(partition.sizes)
     middle = sizes[len(sizes) // 2]
     text = f"{len(sizes):,} clients have {sizes[0]:,} to {sizes[-1]:,} images, median {middle:,}."
+    if sizes[0] == sizes[-1]:
+        text = f"Each of {len(sizes):,} clients has {middle:,} images."
     content: list[Content] = [paragraph(text)]
     if partition.distance is not None:
         distance = (
@@ -137,8 +139,8 @@ def map_part(features: FeatureMap, facts: ImageFacts, images: bool) -> tuple[Par
         data["correct"] = [round(float(share), 2) for share in features.correct]
     if images:
         data["sheet"] = sheet(features.images.pixels)
-    content: list[Content] = [_choices(options), *_canvases(features)]
-    content.append(paragraph(_map_note(features), "muted"))
+    content: list[Content] = [paragraph(_map_note(features), "muted"), _choices(options)]
+    content += _canvases(features)
     return Part("map", "Map of the test images", "Map", content), data
 
 
@@ -200,7 +202,8 @@ def neighbour_part(features: FeatureMap) -> Part:
     rows: list[list[Content]] = []
     for query in features.queries():
         own = int(features.labels[query])
-        cells: list[Content] = [_picture(features, query, own, names)]
+        name = tag("span", names[own], class_="picture-name")
+        cells: list[Content] = [join(_picture(features, query, own, names), name)]
         for which in range(2):
             pictures = []
             for neighbour in features.neighbours[which][query]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedssl.core.console import duration
 from fedssl.core.files import integrity
+from fedssl.experiment.experiment import Experiment
 from fedssl.pages.report.command import command_again
 from fedssl.pages.report.document import Part
 from fedssl.pages.report.evaluation_images import ImageFacts
@@ -24,7 +25,6 @@ from fedssl.pages.report.training import Training
 from fedssl.runs.summary import RunSummary
 
 MAX_LISTED = 8  # warnings and notes above the contents
-SPREAD = "good"
 VERDICT_STYLES = {"better": "good", "worse": "bad"}  # by the first word of a verdict
 
 
@@ -66,12 +66,18 @@ def _verdict(run: RunSummary, training: Training) -> Markup:
         return tag("div", paragraph(_no_verdict(run, training), "verdict"))
     sentence = verdict["sentence"]
     style = VERDICT_STYLES.get(sentence.split(" ", 1)[0], "muted")
-    first, _, rest = sentence.partition(", ")
-    text = tag("p", tag("strong", first), f", {rest}" if rest else "", class_="verdict")
+    text = verdict_line(sentence)
     advice = join()
     if verdict.get("advice"):
         advice = details("What would make this clearer", bullets(verdict["advice"]))
     return tag("div", text, advice, class_=f"verdict-box verdict-{style}")
+
+
+def verdict_line(sentence: str) -> Markup:
+    """Return a verdict with its judgement in bold."""
+    first, comma, rest = sentence.partition(", ")
+    judgement = tag("strong", first[:1].upper() + first[1:])
+    return tag("p", judgement, comma, rest, class_="verdict")
 
 
 def _no_verdict(run: RunSummary, training: Training) -> str:
@@ -177,10 +183,10 @@ def describe_run(run: RunSummary, training: Training, facts: ImageFacts) -> dict
         "Topology": values["topology"]["name"],
         "Clients": f"{count_clients(run, training):,}, {_participation(run)}",
         "Images": _images(values, facts),
-        "Partition": _partition(values),
+        "Partition": _partition(run.experiment),
         "Rounds": f"{run.rounds:,} of {run.experiment.rounds:,}",
         "Local training": (
-            f"{train['epochs']} epoch(s), batches of {train['batch']}, "
+            f"{_epochs(train['epochs'])}, batches of {train['batch']}, "
             f"{train['optimizer']}, lr {train['lr']:g} ({train['schedule']})"
         ),
         "Mean": values["mean"]["name"],
@@ -203,11 +209,16 @@ def _images(values: Mapping[str, Any], facts: ImageFacts) -> str:
     return text
 
 
-def _partition(values: Mapping[str, Any]) -> str:
-    """Return the rule that dealt the images, with its numbers."""
+def _epochs(count: int) -> str:
+    return "1 epoch" if count == 1 else f"{count:,} epochs"
+
+
+def _partition(experiment: Experiment) -> str:
+    """Return the rule that dealt the images, with the settings that are not its defaults."""
     words = []
-    for key, value in values["partition"].items():
-        if key != "name" and value not in (None, False, [], ""):
+    for key, field in type(experiment.partition).model_fields.items():
+        value = getattr(experiment.partition, key)
+        if value is not None and value != field.default:
             words.append(f"{key} {value}")
-    rule = str(values["partition"]["name"])
+    rule = str(experiment.to_dict()["partition"]["name"])
     return f"{rule} ({', '.join(words)})" if words else rule

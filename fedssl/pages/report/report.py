@@ -31,9 +31,9 @@ from fedssl.pages.report.round_parts import (
 )
 from fedssl.pages.report.training import Training, read_training
 from fedssl.runs.resume_checks import EXPERIMENT
+from fedssl.runs.run_files import REPORT
 from fedssl.runs.summary import RunSummary, read_runs
 
-NAME = "report.html"
 MODE = 0o600  # the page shows images, and how many images clients have
 
 
@@ -60,10 +60,10 @@ def report(
     if not runs:
         raise ConfigError("there is no measured run to report on: name a run directory itself")
     if len(runs) > 1:
-        target = Path(out or NAME)
+        target = Path(out or REPORT)
         document = comparison_document(runs)
     else:
-        target = Path(out or runs[0].folder / NAME)
+        target = Path(out or runs[0].folder / REPORT)
         facts = ImageFacts()
         root = None if data_dir is None else Path(data_dir)
         facts = look_at_images(runs[0].folder, root, device, notify, dataset)

@@ -5,6 +5,7 @@ Strips are stretched to the width of their column, so they contain no text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ def gain_axis(marks: Iterable[Mark]) -> Axis:
     most = MIN_GAIN
     for mark in marks:
         for value in mark.extent:
-            most = max(most, 1.05 * abs(value))
+            most = max(most, math.ceil(abs(value)))
     return Axis(-most, most)
 
 
