@@ -21,6 +21,7 @@ MAX_POINTS = 300  # rounds in a chart
 MIN_SPAN = 0.1  # of the largest value: a smaller range would exaggerate differences
 DIGITS = 5  # of a value
 OVERALL = 6  # the colour of the mean or median, which no client has
+SYMBOLS = {"lam": "λ", "mu": "μ", "tau": "τ"}  # of papers
 # Metrics that mean something at 0, such as a collapse.
 FROM_ZERO = {"divergence", "effective_rank", "embedding_std", "alignment"}
 QUANTILES = (5, 25, 50, 75, 95)
@@ -133,9 +134,17 @@ def overall_chart(
     return make_chart(title, x, series, y_label=y_label, zero=True)
 
 
+def metric_title(metric: str) -> str:
+    """Return the title of a metric; numbers that an algorithm adds are marked as such."""
+    if metric in CLIENT_METRICS:
+        return CLIENT_METRICS[metric]
+    name = metric.removeprefix(NOTE)
+    return f"{SYMBOLS.get(name, name)} (of the algorithm)"
+
+
 def client_chart(training: Training, metric: str) -> Chart | None:
     """Return a metric by round: a line for each client, or quantiles of many clients."""
-    title = CLIENT_METRICS.get(metric, metric.removeprefix(NOTE))
+    title = metric_title(metric)
     every = {}
     for client, series in training.clients.items():
         if any(value is not None for value in series.get(metric, [])):

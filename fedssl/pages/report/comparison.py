@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedssl.core.console import duration
 from fedssl.evaluation.outcomes import read_outcomes
 from fedssl.evaluation.verdict import judge
 from fedssl.pages.report.appendix import experiment_part, versions_part
-from fedssl.pages.report.charts import MAX_CLIENT_LINES, Chart, figure, make_chart
+from fedssl.pages.report.charts import FROM_ZERO, MAX_CLIENT_LINES, Chart, figure, make_chart
 from fedssl.pages.report.command import command_again
 from fedssl.pages.report.document import Document, Part
 from fedssl.pages.report.markup import (
@@ -73,8 +75,7 @@ def comparison_document(runs: Sequence[RunSummary]) -> Document:
         parts.append(_differences_part(groups))
     parts.append(_curves_part(groups, trainings, charts))
     parts.append(_runs_part(groups, probes))
-    titles = {f"{run.folder} (seed {run.experiment.seed})": run.experiment for run in runs}
-    parts.append(experiment_part(titles))
+    parts.append(_experiments(groups))
     codes: dict[str, None] = {}
     for training in trainings.values():
         codes |= training.codes
@@ -209,7 +210,7 @@ def _differences_part(groups: Sequence[Group]) -> Part:
 
 
 def _curves_part(
-    groups: Sequence[Group], trainings: dict[Any, Training], charts: dict[str, Chart]
+    groups: Sequence[Group], trainings: dict[Path, Training], charts: dict[str, Chart]
 ) -> Part:
     """Return curves by round: a line for each setting, with a band over its seeds."""
     figures = []
@@ -254,11 +255,12 @@ def _accuracy_curves(groups: Sequence[Group]) -> Chart | None:
                 extent += [point.low, point.high]
     if not extent:
         return None
-    return _band_chart("kNN accuracy", groups, curves, accuracy_limits(extent), "%")
+    limits = accuracy_limits(extent)
+    return _band_chart("kNN accuracy", groups, curves, limits, y_label="%")
 
 
 def _metric_curves(
-    groups: Sequence[Group], trainings: dict[Any, Training], metric: str, name: str
+    groups: Sequence[Group], trainings: dict[Path, Training], metric: str, name: str
 ) -> Chart | None:
     curves = []
     for group in groups:
@@ -270,7 +272,7 @@ def _metric_curves(
         curves.append(band)
     if not any(curves):
         return None
-    return _band_chart(name, groups, curves, None, "")
+    return _band_chart(name, groups, curves, None, zero=metric in FROM_ZERO)
 
 
 def _values_by_round(training: Training, metric: str) -> dict[int, float]:
@@ -291,7 +293,9 @@ def _band_chart(
     groups: Sequence[Group],
     curves: Sequence[Bands],
     limits: tuple[float, float] | None,
-    y_label: str,
+    *,
+    y_label: str = "",
+    zero: bool = False,
 ) -> Chart:
     """Return a chart with a line for each group, and a band if its seeds differ."""
     every = sorted(set().union(*curves))
@@ -308,23 +312,46 @@ def _band_chart(
             high = {"label": f"{group.label}, highest seed", "values": [row[2] for row in rows]}
             series += [low | quiet, high | quiet]
             bands.append({"high": len(series) - 1, "low": len(series) - 2})
-    return make_chart(title, x, series, limits=limits, y_label=y_label, bands=bands)
+    return make_chart(title, x, series, limits=limits, zero=zero, y_label=y_label, bands=bands)
+
+
+def _experiments(groups: Sequence[Group]) -> Part:
+    """Return one experiment of each setting: those of other seeds differ in the seed only."""
+    experiments = {}
+    for group in groups:
+        first = group.runs[0].experiment
+        experiments[f"{group.label} (seed {first.seed})"] = first
+    return experiment_part(experiments)
 
 
 def _runs_part(groups: Sequence[Group], probes: Sequence[str]) -> Part:
-    """Return every run with its accuracies, and the command that runs it again."""
+    """Return every run with its accuracies, and a command for each setting."""
     rows = []
     commands = []
+    names = _names([run for group in groups for run in group.runs])
     for group in groups:
+        first = group.runs[0]
+        command = command_again(first.experiment, first.folder, None)
+        title = f"{group.label}, seed {first.experiment.seed}: {command.note}"
+        commands += [paragraph(title), copyable(command.text)]
         for run in group.runs:
-            cells: list[Content] = [str(run.folder), group.label, str(run.experiment.seed)]
+            cells: list[Content] = [names[run.folder], group.label, str(run.experiment.seed)]
             for probe in probes:
                 accuracy = run.accuracy(probe)
                 cells.append("" if accuracy is None else f"{accuracy:.1f}")
             rows.append([*cells, f"{run.rounds:,}", duration(run.seconds)])
-            command = command_again(run.experiment, run.folder, None)
-            commands += [paragraph(f"{run.folder.name}: {command.note}"), copyable(command.text)]
     headings = ["run", "setting", "seed", *map(PROBES.__getitem__, probes), "rounds", "time"]
     listed = table(headings, rows, numbers=range(2, len(headings)))
     content = [listed, details("Commands that run them again", *commands)]
     return Part("runs", "Runs", "Runs", content)
+
+
+def _names(runs: Sequence[RunSummary]) -> dict[Path, str]:
+    """Return the name of each directory; its path as the user wrote it if names repeat."""
+    names = {}
+    counts = Counter(run.folder.name for run in runs)
+    for run in runs:
+        names[run.folder] = run.folder.name
+        if counts[run.folder.name] > 1:
+            names[run.folder] = str(run.folder)
+    return names

@@ -28,13 +28,17 @@ from fedssl.pages.report.strips import (
 from fedssl.pages.report.training import Training
 from fedssl.plots.style import model_title
 
-MAX_BARS = 60  # clients with a bar of their own
+MAX_BARS = 40  # clients with a bar of their own
 TIMES = ("before training", "after training")
 
 
 def partition_part(facts: ImageFacts, training: Training) -> Part:
     """Return how many images clients have, by class if labels were read."""
     partition = facts.partition
+    content: list[Content]
+    if training.privacy is not None:
+        content = [paragraph("How many images each client has is private.", "muted")]
+        return Part("clients", "Images of each client", "Clients", content)
     if partition is None:
         return Part("clients", "Images of each client", "Clients", _from_log(training))
     sizes = sorted(partition.sizes)
@@ -42,7 +46,7 @@ def partition_part(facts: ImageFacts, training: Training) -> Part:
     text = f"{len(sizes):,} clients have {sizes[0]:,} to {sizes[-1]:,} images, median {middle:,}."
     if sizes[0] == sizes[-1]:
         text = f"Each of {len(sizes):,} clients has {middle:,} images."
-    content: list[Content] = [paragraph(text)]
+    content = [paragraph(text)]
     if partition.distance is not None:
         distance = (
             f"Earth mover's distance of clients from the whole: {partition.distance:.2f} "
@@ -55,8 +59,17 @@ def partition_part(facts: ImageFacts, training: Training) -> Part:
 
 def _from_log(training: Training) -> list[Content]:
     """Return what the log has: clients, and the rounds in which each was used."""
-    text = f"{len(training.clients):,} clients took part. Their images were not read for this page."
-    return [paragraph(text, "muted")]
+    if not any(training.images.values()):
+        text = (
+            f"{len(training.clients):,} clients took part; how many images each has is not known."
+        )
+        return [paragraph(text, "muted")]
+    text = (
+        "Images that each client processed in a round, from the log: an image counts once in each "
+        "epoch, and the last incomplete batch is left out."
+    )
+    sizes = list(training.images.values())
+    return [paragraph(text), *_bars(Partition(list(training.images), sizes, None, ()))]
 
 
 def _bars(partition: Partition) -> list[Content]:
@@ -69,7 +82,7 @@ def _bars(partition: Partition) -> list[Content]:
         order = [order[place] for place in places]
         text = f"{MAX_BARS} of {len(partition.clients):,} clients, from the smallest to the largest"
         content.append(paragraph(text, "muted"))
-    most = max(partition.sizes)
+    most = max(1, *partition.sizes)
     kinds = _kinds(partition)
     rows: list[list[Content]] = []
     for client in order:
@@ -79,9 +92,8 @@ def _bars(partition: Partition) -> list[Content]:
         bar = stacked_strip(segments, most, f"{name}: {spoken}")
         rows.append([name, bar, f"{partition.sizes[client]:,}"])
     content += [hatchings(), _legend(kinds)]
-    content.append(
-        tag("div", table(["client", "images by class", "images"], rows, (2,)), class_="bars")
-    )
+    headings = ["client", "images by class" if kinds else "", "images"]
+    content.append(tag("div", table(headings, rows, (2,)), class_="bars"))
     return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ def _verdict(run: RunSummary, training: Training) -> Markup:
         return tag("div", paragraph(_no_verdict(run, training), "verdict"))
     sentence = verdict["sentence"]
     style = VERDICT_STYLES.get(sentence.split(" ", 1)[0], "muted")
-    text = verdict_line(sentence)
+    text = verdict_line(sentence[:1].upper() + sentence[1:])
     advice = join()
     if verdict.get("advice"):
         advice = details("What would make this clearer", bullets(verdict["advice"]))
@@ -75,16 +76,27 @@ def _verdict(run: RunSummary, training: Training) -> Markup:
 
 def verdict_line(sentence: str) -> Markup:
     """Return a verdict with its judgement in bold."""
-    first, comma, rest = sentence.partition(", ")
-    judgement = tag("strong", first[:1].upper() + first[1:])
-    return tag("p", judgement, comma, rest, class_="verdict")
+    details_begin = re.search(r", (?=[\d,]+ test images|without an interval)", sentence)
+    end = len(sentence) if details_begin is None else details_begin.start()
+    return tag("p", tag("strong", sentence[:end]), sentence[end:], class_="verdict")
 
 
 def _no_verdict(run: RunSummary, training: Training) -> str:
+    if _damaged_results(run):
+        return "There is no verdict: the results are damaged."
     if not run.results:
         done = f"{len(training.rounds)} of {run.experiment.rounds} rounds are finished"
         return f"There is no verdict: the run is not measured yet ({run.state}; {done})."
     return "There is no verdict: the run has no labelled test images, so nothing was measured."
+
+
+def _damaged_results(run: RunSummary) -> bool:
+    """True if results.json exists but cannot be read."""
+    try:
+        integrity.read_json(run.folder, "results.json")
+    except ValueError:
+        return True
+    return False
 
 
 def _tiles(run: RunSummary, training: Training) -> list[Markup]:
@@ -145,9 +157,8 @@ def collect_warnings(run: RunSummary, training: Training) -> list[str]:
     warnings: dict[str, None] = {}
     for name in integrity.damaged(run.folder):
         warnings[f"{name} is damaged: it does not match its hash. `fedssl run` repairs it"] = None
-    if not run.results and (run.folder / "results.json").is_file():
-        text = "results.json is damaged, or it is of fewer rounds than the run has now"
-        warnings[text] = None
+    if _damaged_results(run) and not warnings:  # an earlier version recorded no hash
+        warnings["results.json is damaged. `fedssl run` measures the run again"] = None
     if training.failed:
         rounds = ", ".join(map(str, training.failed[:10]))
         text = f"{len(training.failed)} rounds failed, so the model did not change: {rounds}"

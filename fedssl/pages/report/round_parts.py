@@ -38,16 +38,20 @@ def curve_parts(run: RunSummary, training: Training, charts: dict[str, Chart]) -
     main = {
         "accuracy": accuracy_chart(training, _accuracies(run, training), rows),
         "rate": overall_chart("learning rate", training, {"lr": "learning rate"}),
-        "speed": overall_chart("training images per second", training, {"images_per_s": "speed"}),
     }
+    if any(training.overall.get("images_per_s", [])):  # 0 where it is withheld
+        speed = {"images_per_s": "speed"}
+        main["speed"] = overall_chart("training images per second", training, speed)
     of_clients = {}
     for metric in training.metrics()[:MAX_METRICS]:
         of_clients[f"client-{metric}"] = client_chart(training, metric)
     if "client-loss" not in of_clients:
         main["loss"] = overall_chart("loss", training, {"loss": "mean of all clients"})
     names = list(training.clients)
-    content: list[Content] = [client_switches(names)]
-    if len(names) > MAX_CLIENT_LINES:
+    content: list[Content] = []
+    if of_clients:
+        content.append(client_switches(names))
+    if of_clients and len(names) > MAX_CLIENT_LINES:
         text = (
             f"{len(names):,} clients: charts show their median, the middle half, and the middle "
             "90%."
@@ -121,6 +125,8 @@ def communication_part(training: Training, charts: dict[str, Chart]) -> Part | N
         charts["communication"] = chart
         content.append(tag("div", figure("communication", chart), class_="charts"))
     text = "Sizes of tensors in messages and uploads, without compression and protocol."
+    if training.privacy is not None:
+        text += " The log of a private run has no sizes of uploads."
     content.append(paragraph(text, "muted"))
     return Part("communication", "Communication", "Communication", content)
 

@@ -52,6 +52,7 @@ class Training:
         self.failed: list[int] = []
         self.warnings: list[str] = []
         self.codes: dict[str, None] = {}
+        self.images: dict[str, int] = {}  # that a client processed in a round, at most
         self.privacy: Mapping[str, Any] | None = None  # after the last round
         self.total_up = 0
         self.total_down = 0
@@ -107,7 +108,9 @@ class Training:
             up += client.get("bytes_up") or 0
             down += client.get("bytes_down") or 0
             used += not client.get("dropped")
-            series = self.clients.setdefault(client["client"], {})
+            name = client["client"]
+            self.images[name] = max(self.images.get(name, 0), client.get("images") or 0)
+            series = self.clients.setdefault(name, {})
             for metric, value in _client_values(client):
                 self._append(series, metric, value)
             self.events += _events(line["round"], client)
