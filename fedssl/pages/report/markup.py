@@ -69,7 +69,7 @@ def bullets(lines: Sequence[Content]) -> Markup:
 def table(
     headings: Sequence[Content], rows: Sequence[Sequence[Content]], numbers: Sequence[int] = ()
 ) -> Markup:
-    """Return a table that scrolls by itself if it is wide; `numbers` are columns of numbers."""
+    """Return a table in a region that scrolls if it is wide; `numbers` are columns of numbers."""
     head = tag("tr", *_cells("th", headings, numbers))
     body = []
     for row in rows:

@@ -61,7 +61,7 @@ def notice(title: str, lines: Sequence[str], style: str) -> Markup:
 
 
 def _verdict(run: RunSummary, training: Training) -> Markup:
-    """Return the verdict, or why there is none."""
+    """Return the verdict, or the reason why it is missing."""
     verdict = run.results.get("verdict")
     if verdict is None:
         return tag("div", paragraph(_no_verdict(run, training), "verdict"))

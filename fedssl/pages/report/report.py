@@ -13,7 +13,6 @@ from fedssl.data import Dataset
 from fedssl.pages.report.accuracy import accuracy_part
 from fedssl.pages.report.appendix import experiment_part, versions_part
 from fedssl.pages.report.charts import Chart
-from fedssl.pages.report.comparison import comparison_document
 from fedssl.pages.report.document import Document, Part
 from fedssl.pages.report.evaluation_images import ImageFacts, look_at_images
 from fedssl.pages.report.image_parts import (
@@ -29,6 +28,7 @@ from fedssl.pages.report.round_parts import (
     guard_part,
     privacy_part,
 )
+from fedssl.pages.report.several_runs import comparison_document
 from fedssl.pages.report.training import Training, read_training
 from fedssl.runs.resume_checks import EXPERIMENT
 from fedssl.runs.run_files import REPORT

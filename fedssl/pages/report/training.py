@@ -86,18 +86,22 @@ class Training:
                 found.append(value)
         return found
 
+    def add_warning(self, text: str) -> None:
+        """Add a warning, which needs no such word before it on a page."""
+        self.warnings.append(text.removeprefix("warning: "))
+
     def add(self, line: Mapping[str, Any]) -> None:
         """Add the record of a round."""
         self.rounds.append(line["round"])
         for metric in ROUND_METRICS:
-            self._append(self.overall, metric, line.get(metric))
+            self.append(self.overall, metric, line.get(metric))
         if line.get("failed"):
             self.failed.append(line["round"])
         if line.get("code"):
             self.codes[line["code"]] = None
         if line.get("privacy") is not None:
             self.privacy = line["privacy"]
-            self._append(self.overall, "epsilon", line["privacy"].get("epsilon"))
+            self.append(self.overall, "epsilon", line["privacy"].get("epsilon"))
         self._add_clients(line)
 
     def _add_clients(self, line: Mapping[str, Any]) -> None:
@@ -112,16 +116,16 @@ class Training:
             self.images[name] = max(self.images.get(name, 0), client.get("images") or 0)
             series = self.clients.setdefault(name, {})
             for metric, value in _client_values(client):
-                self._append(series, metric, value)
+                self.append(series, metric, value)
             self.events += _events(line["round"], client)
         self.total_up += up
         self.total_down += down
-        self._append(self.overall, "up", up)
-        self._append(self.overall, "down", down)
-        self._append(self.overall, "used", used)
-        self._append(self.overall, "asked", len(line.get("clients", ())))
+        self.append(self.overall, "up", up)
+        self.append(self.overall, "down", down)
+        self.append(self.overall, "used", used)
+        self.append(self.overall, "asked", len(line.get("clients", ())))
 
-    def _append(self, series: dict[str, Values], metric: str, value: Any) -> None:
+    def append(self, series: dict[str, Values], metric: str, value: Any) -> None:
         """Append a value of the present round; rounds without one are None."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             value = None
@@ -164,7 +168,7 @@ def read_training(run: RunSummary) -> Training:
     detectors: list[Collapse | NearChance] = [Collapse()]
     if chance_loss is not None:
         detectors.append(NearChance(chance_loss))
-    warn(run.experiment, training.warnings.append)
+    warn(run.experiment, training.add_warning)
     for line in read_rounds(run.folder / "rounds.jsonl", ignore_message):
         training.add(line)
         if not line.get("clients"):
@@ -176,7 +180,7 @@ def read_training(run: RunSummary) -> Training:
         if chance_loss is not None:
             compared = loss_and_chance(line, chance_loss)
             if compared is not None:
-                training._append(training.overall, "chance", compared[1])
+                training.append(training.overall, "chance", compared[1])
     training.finish()
     return training
 
