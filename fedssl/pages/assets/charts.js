@@ -104,7 +104,11 @@ function drawChart(element, chart) {
       dash: DASHES[(line.dash ?? Math.floor(number / 7)) % DASHES.length],
       width: line.width ?? 2,
       spanGaps: true,
-      points: { show: line.points !== false && shown.x.length < 60 },
+      points: {
+        show: line.points !== false && shown.x.length < 60,
+        fill: cssColour("--surface"),
+        size: 6,
+      },
       value: (_, value) => formatValue(value),
     };
   }

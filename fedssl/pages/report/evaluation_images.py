@@ -135,9 +135,9 @@ def _with_features(facts: ImageFacts, run: Run, data: Dataset, notify: Notify) -
         return facts._replace(notes=(*facts.notes, NO_TEST))
     try:
         features = _feature_map(run, data, test, notify)
-    except ConfigError as problem:  # no checkpoint, or personal models on nodes
+    except FedsslError as problem:  # no checkpoint, or personal models on nodes
         notify(f"the report has no maps and no neighbours: {problem}")
-        missing = "There is no model here, so there are no maps and no neighbours."
+        missing = "There is no usable model here, so there are no maps and no neighbours."
         return facts._replace(notes=(*facts.notes, missing))
     if features.positions is None:
         missing = 'Maps of features need scikit-learn and matplotlib (the extra "viz").'
@@ -154,6 +154,8 @@ def _feature_map(run: Run, data: Dataset, test: Images, notify: Notify) -> Featu
     with steps("report", 3, notify) as show:
         show(0, "features before and after training")
         features = list(map(unit, features_before_and_after(evaluation, models, mapped)))
+        if not np.isfinite(features).all():
+            raise ConfigError("the model gives features that are not finite")
         positions = None
         if _can_map(notify):
             show(1, "map before training")

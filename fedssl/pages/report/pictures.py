@@ -15,6 +15,7 @@ TILE = 32  # pixels of an image on the sheet, at most
 COLUMNS = 32  # of the sheet
 THUMBNAIL = 64  # pixels of a thumbnail, at most
 EXACT = 32  # pixels up to which a thumbnail has the image's own pixels
+CHUNK = 64  # images that are shrunk together
 QUALITY = 80  # of JPEG
 
 
@@ -46,7 +47,10 @@ def _shrink(pixels: Tensor, side: int) -> Tensor:
     if scale >= 1:
         return pixels
     size = (max(1, round(height * scale)), max(1, round(width * scale)))
-    return F.interpolate(pixels.float(), size, mode="area").round().to(torch.uint8)
+    chunks = []
+    for chunk in pixels.split(CHUNK):  # as floats, all at once could fill the memory
+        chunks.append(F.interpolate(chunk.float(), size, mode="area").round().to(torch.uint8))
+    return torch.cat(chunks)
 
 
 def _to_picture(pixels: Tensor) -> Image.Image:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from factories import random_pixels
 
@@ -14,6 +15,7 @@ from fedssl.pages.report.evaluation_images import (
     ImageFacts,
     Partition,
     _nearest,
+    _positions,
     class_names,
     owner_of_classes,
 )
@@ -26,6 +28,23 @@ def test_an_image_is_not_its_own_neighbour() -> None:
     angles = np.deg2rad([0.0, 10.0, 30.0, 180.0])
     nearest = _nearest(np.stack([np.cos(angles), np.sin(angles)], axis=1))
     assert nearest.tolist() == [[1, 2, 3], [0, 2, 3], [1, 0, 3], [2, 1, 0]]
+
+
+def test_positions_fill_the_longer_side_of_a_map() -> None:
+    pytest.importorskip("sklearn")
+    features = np.random.default_rng(0).random((40, 3), dtype=np.float32)
+    positions = _positions(features)
+    assert np.ptp(positions, axis=0).max() == 1000
+    assert positions.min() >= 0
+    middle = positions.min(0) + positions.max(0)
+    assert np.abs(middle - 1000).max() <= 1  # rounded
+
+
+def test_features_that_are_all_zero_have_positions() -> None:
+    pytest.importorskip("sklearn")
+    positions = _positions(np.zeros((8, 4), dtype=np.float32))
+    assert positions.shape == (8, 2)
+    assert set(positions.ravel().tolist()) == {500}
 
 
 def test_agreement_is_the_share_of_neighbours_of_the_same_class() -> None:

@@ -39,6 +39,15 @@ def test_a_large_thumbnail_is_shrunk_and_keeps_its_shape() -> None:
     assert _decode(thumbnail(image)).size == (64, 32)
 
 
+def test_shrunk_pixels_are_means_of_squares() -> None:
+    """100 images of 64 pixels in rows of 0 and 100: each pixel of 32 is the mean of four."""
+    pixels = torch.zeros(100, 1, 64, 64, dtype=torch.uint8)
+    pixels[:, :, ::2] = 100
+    decoded = np.array(_decode(str(sheet(pixels)["src"])))
+    assert decoded.shape == (4 * 32, 32 * 32)
+    assert np.abs(decoded[: 3 * 32].astype(int) - 50).max() <= 2  # JPEG
+
+
 def test_a_sheet_has_32_tiles_in_a_row() -> None:
     """40 images: the last is in row 1, column 7."""
     pixels = torch.zeros(40, 1, 8, 8, dtype=torch.uint8)

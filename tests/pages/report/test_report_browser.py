@@ -195,7 +195,9 @@ def test_names_of_clients_run_no_script(browser: Any, go: Go) -> None:
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.skipif("RECORD_SCREENSHOTS" not in os.environ, reason="writes the pictures of the docs")
+@pytest.mark.skipif(
+    "RECORD_SCREENSHOTS" not in os.environ, reason="writes the pictures of the docs"
+)
 def test_write_the_pictures_of_the_documentation(browser: Any, page: Path) -> None:
     _open(browser, page)
     _save(browser, "report-light.png", "main", 1200, height=1500)
