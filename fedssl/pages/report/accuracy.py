@@ -10,6 +10,7 @@ from fedssl.core.files import integrity
 from fedssl.evaluation.intervals import Interval
 from fedssl.evaluation.verdict import signed
 from fedssl.pages.report.document import Part
+from fedssl.pages.report.evaluation_images import class_names
 from fedssl.pages.report.markup import Content, Markup, details, join, paragraph, table, tag
 from fedssl.pages.report.strips import Axis, Mark, accuracy_axis, gain_axis, interval_strip
 from fedssl.plots.run_picture import (
@@ -26,6 +27,7 @@ from fedssl.runs.summary import RunSummary
 
 MAX_CLASSES = 40  # rows of the table of classes
 MAX_MODELS = 200  # rows of the table of models
+MAX_COMPARED = 3  # rows that classes are compared with
 MAX_MATRIX = 20  # classes of a confusion matrix
 THIS_RUN = "this run"
 
@@ -156,15 +158,15 @@ def _classes(folder: Path, rows: Rows) -> list[Content]:
         model, accuracies = next(iter(per_class.items()))
     except (ValueError, KeyError, TypeError, IndexError, StopIteration):
         return []
-    names = list(stored["classes"]) or list(map(str, range(len(accuracies))))
+    names = class_names(stored.get("classes", ()), len(accuracies))
     name = PROBES.get(probe, probe)
     title = f"By class, {name}"
     if len(per_class) > 1:
         title += f", {model_title(model)}"
-    compared = {}
+    compared: dict[str, Sequence[float | None]] = {}
     for row in rows:
         first = stored["table"].get(row, {}).get(probe, {}).get("per_class", {})
-        if row != THIS_RUN and len(first) == 1:
+        if row != THIS_RUN and len(first) == 1 and len(compared) < MAX_COMPARED:
             compared[row] = next(iter(first.values()))
     matrix = predictions.get("confusion", {}).get(model)
     content = [_class_table(names, accuracies, compared)]

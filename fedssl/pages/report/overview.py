@@ -62,10 +62,10 @@ def notice(title: str, lines: Sequence[str], style: str) -> Markup:
 
 def _verdict(run: RunSummary, training: Training) -> Markup:
     """Return the verdict, or the reason why it is missing."""
-    verdict = run.results.get("verdict")
-    if verdict is None:
+    verdict = run.results.get("verdict", {})
+    sentence = verdict.get("sentence")
+    if sentence is None:
         return tag("div", paragraph(_no_verdict(run, training), "verdict"))
-    sentence = verdict["sentence"]
     style = VERDICT_STYLES.get(sentence.split(" ", 1)[0], "muted")
     text = verdict_line(sentence[:1].upper() + sentence[1:])
     advice = join()
@@ -87,6 +87,8 @@ def _no_verdict(run: RunSummary, training: Training) -> str:
     if not run.results:
         done = f"{len(training.rounds)} of {run.experiment.rounds} rounds are finished"
         return f"There is no verdict: the run is not measured yet ({run.state}; {done})."
+    if run.results.get("table"):
+        return "There is no verdict: an earlier version measured the run."
     return "There is no verdict: the run has no labelled test images, so nothing was measured."
 
 

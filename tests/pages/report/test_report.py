@@ -163,6 +163,12 @@ def test_damaged_results_are_a_warning(go: Go, labelled: Dataset) -> None:
     assert "There is no verdict: the results are damaged" in text
 
 
+def test_results_of_an_earlier_version_have_no_verdict(tmp_path: Path) -> None:
+    text = _text(_page(fake_run(tmp_path / "run")))
+    assert "an earlier version measured the run" in text
+    assert "15.0 … 85.0" in text  # Wilson's interval of 2 of 4
+
+
 @pytest.mark.parametrize("topology", ["isolated", "cycle"])
 def test_runs_with_several_models_name_the_one_on_the_map(
     go: Go, labelled: Dataset, topology: str
