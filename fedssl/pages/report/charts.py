@@ -142,6 +142,11 @@ def metric_title(metric: str) -> str:
     return f"{SYMBOLS.get(name, name)} (of the algorithm)"
 
 
+def _begins_at_zero(metric: str) -> bool:
+    """True if the axis of a metric begins at 0; numbers of algorithms are mostly weights."""
+    return metric in FROM_ZERO or metric.startswith(NOTE)
+
+
 def client_chart(training: Training, metric: str) -> Chart | None:
     """Return a metric by round: a line for each client, or quantiles of many clients."""
     title = metric_title(metric)
@@ -169,7 +174,7 @@ def client_chart(training: Training, metric: str) -> Chart | None:
         values = _rounded(chance, positions)
         style = {"colour": OVERALL, "dash": 2, "width": 1.5, "points": False}
         lines.append({"label": "random guessing", "values": values} | style)
-    return make_chart(title, x, lines, zero=metric in FROM_ZERO)
+    return make_chart(title, x, lines, zero=_begins_at_zero(metric))
 
 
 def _overall_line(training: Training, metric: str, positions: Sequence[int]) -> Series:
@@ -202,7 +207,7 @@ def _quantile_chart(title: str, training: Training, metric: str, positions: Sequ
         else:
             series.append(line | {"width": 0.5, "points": False})
     bands = [{"high": 4, "low": 0}, {"high": 3, "low": 1}]
-    return make_chart(title, x, series, bands=bands, zero=metric in FROM_ZERO)
+    return make_chart(title, x, series, bands=bands, zero=_begins_at_zero(metric))
 
 
 def figure(identifier: str, chart: Chart) -> Markup:

@@ -27,9 +27,9 @@ from fedssl.pages.report.strips import (
 )
 from fedssl.pages.report.training import Training
 from fedssl.plots.style import model_title
+from fedssl.runs.summary import RunSummary
 
 MAX_BARS = 40  # clients with a bar of their own
-TIMES = ("before training", "after training")
 
 
 def partition_part(facts: ImageFacts, training: Training) -> Part:
@@ -131,7 +131,16 @@ def _legend(names: dict[str, list[int]]) -> Markup:
     return tag("ul", *items, class_="legend")
 
 
-def map_part(features: FeatureMap, facts: ImageFacts, images: bool) -> tuple[Part, dict[str, Any]]:
+def times(run: RunSummary) -> tuple[str, str]:
+    """Return when features were computed; those of an unfinished run are of a checkpoint."""
+    if run.results or run.rounds >= run.experiment.rounds:
+        return "before training", "after training"
+    return "before training", "at the newest checkpoint"
+
+
+def map_part(
+    features: FeatureMap, facts: ImageFacts, names_of_maps: tuple[str, str], images: bool
+) -> tuple[Part, dict[str, Any]]:
     """Return the section of maps, and the data that a script draws them from."""
     names = class_names(features.classes, int(features.labels.max()) + 1)
     options = {"class": "class"}
@@ -152,7 +161,7 @@ def map_part(features: FeatureMap, facts: ImageFacts, images: bool) -> tuple[Par
     if images:
         data["sheet"] = sheet(features.images.pixels)
     content: list[Content] = [paragraph(_map_note(features), "muted"), _choices(options)]
-    content += _canvases(features)
+    content += _canvases(features, names_of_maps)
     return Part("map", "Map of the test images", "Map", content), data
 
 
@@ -171,9 +180,9 @@ def _choices(options: dict[str, str]) -> Markup:
     return tag("div", *buttons, class_="chips", role="group", aria_label="colour of points")
 
 
-def _canvases(features: FeatureMap) -> list[Content]:
+def _canvases(features: FeatureMap, names: tuple[str, str]) -> list[Content]:
     figures = []
-    for which, time in zip(("before", "after"), TIMES, strict=True):
+    for which, time in zip(("before", "after"), names, strict=True):
         label = (
             f"map of {len(features.labels):,} test images {time}; arrow keys go from image to image"
         )
@@ -201,7 +210,7 @@ def _model_note(features: FeatureMap) -> str:
     return ""
 
 
-def neighbour_part(features: FeatureMap) -> Part:
+def neighbour_part(features: FeatureMap, columns: tuple[str, str]) -> Part:
     """Return test images with their nearest neighbours among test images, before and after."""
     names = class_names(features.classes, int(features.labels.max()) + 1)
     before = features.agreement(0)
@@ -209,7 +218,7 @@ def neighbour_part(features: FeatureMap) -> Part:
     count = features.neighbours[0].shape[1]
     text = (
         f"The {count} nearest neighbours of an image have its class in {before:.1f}% of cases "
-        f"before training and in {after:.1f}% after, over {len(features.labels):,} test images."
+        f"{columns[0]} and in {after:.1f}% {columns[1]}, over {len(features.labels):,} test images."
     )
     rows: list[list[Content]] = []
     for query in features.queries():
@@ -222,7 +231,7 @@ def neighbour_part(features: FeatureMap) -> Part:
                 pictures.append(_picture(features, int(neighbour), own, names))
             cells.append(tag("div", *pictures, class_="neighbours"))
         rows.append(cells)
-    shown = table(["image", *TIMES], rows)
+    shown = table(["image", *columns], rows)
     note = (
         "For the first test image of each class. A dashed frame marks a neighbour of another class."
     )

@@ -36,7 +36,7 @@ def head(run: RunSummary, training: Training, facts: ImageFacts) -> list[Content
     lines: list[Content] = [
         tag("p", names, class_="kicker"),
         tag("h1", run.folder.resolve().name),
-        _verdict(run, training),
+        _verdict(run),
         tag("div", *_tiles(run, training), class_="tiles"),
     ]
     warnings = collect_warnings(run, training)
@@ -60,12 +60,12 @@ def notice(title: str, lines: Sequence[str], style: str) -> Markup:
     return tag("div", heading, first, rest, class_=f"notice notice-{style}", role="note")
 
 
-def _verdict(run: RunSummary, training: Training) -> Markup:
+def _verdict(run: RunSummary) -> Markup:
     """Return the verdict, or the reason why it is missing."""
     verdict = run.results.get("verdict", {})
     sentence = verdict.get("sentence")
     if sentence is None:
-        return tag("div", paragraph(_no_verdict(run, training), "verdict"))
+        return tag("div", paragraph(_no_verdict(run), "verdict"))
     style = VERDICT_STYLES.get(sentence.split(" ", 1)[0], "muted")
     text = verdict_line(sentence[:1].upper() + sentence[1:])
     advice = join()
@@ -81,12 +81,11 @@ def verdict_line(sentence: str) -> Markup:
     return tag("p", tag("strong", sentence[:end]), sentence[end:], class_="verdict")
 
 
-def _no_verdict(run: RunSummary, training: Training) -> str:
+def _no_verdict(run: RunSummary) -> str:
     if _damaged_results(run):
         return "There is no verdict: the results are damaged."
     if not run.results:
-        done = f"{len(training.rounds)} of {run.experiment.rounds} rounds are finished"
-        return f"There is no verdict: the run is not measured yet ({run.state}; {done})."
+        return f"There is no verdict yet. State of the run: {run.state}."
     if run.results.get("table"):
         return "There is no verdict: an earlier version measured the run."
     return "There is no verdict: the run has no labelled test images, so nothing was measured."
@@ -111,7 +110,8 @@ def _tiles(run: RunSummary, training: Training) -> list[Markup]:
             ends = verdict.get("accuracies", {}).get("this run", {}).get(probe)
             text = f"{ends['low']:.1f} … {ends['high']:.1f}" if ends else ""
             figures.append(_tile(name, f"{accuracy:.1f}%", text))
-    figures.append(_tile("rounds", f"{run.rounds:,}", f"of {run.experiment.rounds:,}, {run.state}"))
+    state = run.state.partition(",")[0]
+    figures.append(_tile("rounds", f"{run.rounds:,}", f"of {run.experiment.rounds:,}, {state}"))
     figures.append(_tile("clients", f"{count_clients(run, training):,}", _participation(run)))
     figures.append(_tile("training time", duration(run.seconds), ""))
     total = training.total_up + training.total_down

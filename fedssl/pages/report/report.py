@@ -20,6 +20,7 @@ from fedssl.pages.report.image_parts import (
     neighbour_part,
     partition_part,
     pictures_note,
+    times,
 )
 from fedssl.pages.report.overview import head, settings_part
 from fedssl.pages.report.round_parts import (
@@ -82,22 +83,24 @@ def run_document(run: RunSummary, facts: ImageFacts, *, images: bool) -> Documen
     parts: list[Part | None] = [settings_part(run, training, facts), accuracy_part(run)]
     parts += curve_parts(run, training, charts)
     parts.append(partition_part(facts, training))
-    parts += _feature_parts(facts, images, data)
+    parts += _feature_parts(run, facts, images, data)
     parts += _closing_parts(run, training, facts, images=images, charts=charts)
     title = f"{run.folder.resolve().name} – fedssl report"
     return Document(title, head(run, training, facts), list(filter(None, parts)), data)
 
 
-def _feature_parts(facts: ImageFacts, images: bool, data: dict[str, Any]) -> list[Part]:
+def _feature_parts(
+    run: RunSummary, facts: ImageFacts, images: bool, data: dict[str, Any]
+) -> list[Part]:
     features = facts.features
     if features is None:
         return []
     parts = []
     if features.positions is not None:
-        part, data["map"] = map_part(features, facts, images)
+        part, data["map"] = map_part(features, facts, times(run), images)
         parts.append(part)
     if images:
-        parts.append(neighbour_part(features))
+        parts.append(neighbour_part(features, times(run)))
     return parts
 
 

@@ -141,7 +141,7 @@ def test_an_unfinished_run_has_curves_and_no_verdict(go: Go, labelled: Dataset) 
     for name in ("results.json", "classes.json", "outcomes.safetensors"):
         (run.dir / name).unlink()
     page = _page(run.dir, dataset=labelled)
-    assert "not measured yet" in _text(page)
+    assert "There is no verdict yet. State of the run: not measured." in _text(page)
     assert "accuracy" not in _sections(page)
     assert "client-loss" in _data(page)["charts"]
 
