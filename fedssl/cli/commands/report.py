@@ -7,22 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.completion import complete_run
-from fedssl.cli.options import DataDir, Device, Imports, check_output_file
+from fedssl.cli.options import DataDir, Device, Imports, RunDirs, check_output_file
 from fedssl.core.user_modules import import_modules
-
-Dirs = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="DIR …",
-        help="Run directories, or folders that contain some.",
-        autocompletion=complete_run,
-    ),
-]
 
 
 def report(
-    dirs: Dirs,
+    dirs: RunDirs,
     out: Annotated[
         Path | None,
         typer.Option(

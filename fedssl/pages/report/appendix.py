@@ -34,7 +34,7 @@ def versions_part(runs: Iterable[RunSummary], codes: Iterable[str], pictures: st
     for run in runs:
         environment = run.results.get("environment", {})
         values = [environment.get(key, "") for key in ("fedssl", "code", "torch", "python")]
-        rows.append([run.folder.name, *values, environment.get("device", "")])
+        rows.append([run.folder.resolve().name, *values, environment.get("device", "")])
     headings = ["run", "fedssl", "code", "torch", "Python", "device"]
     known = ", ".join(codes) or "unknown"
     content = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedssl.pages.report.markup import Markup, join, tag
-from fedssl.pages.report.training import CLIENT_METRICS, NOTE, Training, Values
+from fedssl.pages.report.training import CLIENT_METRICS, HINTS, NOTE, Training, Values
 from fedssl.plots.run_picture import NAMES, Table, counted_models, ordered_rows
 from fedssl.plots.style import accuracy_limits, model_title
 
@@ -174,7 +174,8 @@ def client_chart(training: Training, metric: str) -> Chart | None:
         values = _rounded(chance, positions)
         style = {"colour": OVERALL, "dash": 2, "width": 1.5, "points": False}
         lines.append({"label": "random guessing", "values": values} | style)
-    return make_chart(title, x, lines, zero=_begins_at_zero(metric))
+    chart = make_chart(title, x, lines, zero=_begins_at_zero(metric))
+    return chart | {"hint": HINTS.get(metric)}
 
 
 def _overall_line(training: Training, metric: str, positions: Sequence[int]) -> Series:
@@ -212,7 +213,8 @@ def _quantile_chart(title: str, training: Training, metric: str, positions: Sequ
 
 def figure(identifier: str, chart: Chart) -> Markup:
     """Return the place of a chart, with a description for readers who do not see it."""
-    caption = tag("figcaption", chart["title"], _key(chart))
+    hint = tag("span", chart["hint"], class_="hint") if chart.get("hint") else None
+    caption = tag("figcaption", chart["title"], hint, _key(chart))
     drawing = tag(
         "div", class_="chart", data_chart=identifier, role="img", aria_label=_describe(chart)
     )

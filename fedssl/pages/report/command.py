@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedssl.data import PythonImages
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import all_names, find_recipe
 from fedssl.experiment.plain_values import differences, parse_assignment
+from fedssl.runs.comparable import value_text
 from fedssl.runs.resume_checks import EXPERIMENT, FLOWER
 
 MAX_CHANGES = 6  # of a recipe; an experiment with more is run from its file
@@ -87,8 +87,4 @@ def _changes(values: dict[str, Any], wanted: Mapping[str, Any]) -> list[str] | N
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
+    return "" if value is None else value_text(value)

@@ -24,7 +24,7 @@ from fedssl.runs.compare import knn_by_round
 from fedssl.runs.private_run import describe
 from fedssl.runs.summary import RunSummary
 
-MAX_METRICS = 12  # charts of clients; algorithms may add many numbers
+MAX_METRICS = 16  # charts of clients; algorithms may add many numbers
 MAX_EVENTS = 100  # that are listed
 MAX_ROWS = 60  # rounds in the table
 

@@ -180,7 +180,7 @@ def _metrics_part(runs: Sequence[RunSummary]) -> Part:
     """Return the metrics of runs without labels."""
     rows = []
     for run in runs:
-        cells: list[Content] = [run.folder.name]
+        cells: list[Content] = [run.folder.resolve().name]
         for value in last_metrics(run).values():
             cells.append("" if value is None else f"{value:.3g}")
         rows.append([*cells, duration(run.seconds)])
@@ -239,9 +239,10 @@ def _runs_part(groups: Sequence[Group], probes: Sequence[str]) -> Part:
 def _names(runs: Sequence[RunSummary]) -> dict[Path, str]:
     """Return the name of each directory; its path as the user wrote it if names repeat."""
     names = {}
-    counts = Counter(run.folder.name for run in runs)
+    counts = Counter(run.folder.resolve().name for run in runs)
     for run in runs:
-        names[run.folder] = run.folder.name
-        if counts[run.folder.name] > 1:
+        name = run.folder.resolve().name
+        names[run.folder] = name
+        if counts[name] > 1:
             names[run.folder] = str(run.folder)
     return names

@@ -22,11 +22,18 @@ Values = list[float | None]
 # Of clients, in the order of charts, with their names.
 CLIENT_METRICS = {
     "loss": "loss",
-    "divergence": "divergence (norm of the update)",
+    "divergence": "divergence",
     "effective_rank": "effective rank",
     "embedding_std": "embedding std",
     "alignment": "alignment",
     "uniformity": "uniformity",
+}
+HINTS = {
+    "divergence": "how far a client moves the model in a round",
+    "effective_rank": "dimensions that features use; it falls in a collapse",
+    "embedding_std": "1: embeddings are far apart, 0: all are alike",
+    "alignment": "distance between views of one image",
+    "uniformity": "lower: features are spread more evenly",
 }
 ROUND_METRICS = ("loss", "knn", "knn_common", "lr", "seconds", "images_per_s")
 NOTE = "notes."  # begins the metrics that an algorithm adds
