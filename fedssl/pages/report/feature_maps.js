@@ -85,7 +85,11 @@ class FeatureMaps {
   listen(canvas) {
     canvas.addEventListener("pointermove", (event) => this.point(canvas, event));
     canvas.addEventListener("pointerdown", (event) => this.point(canvas, event));
-    canvas.addEventListener("pointerleave", () => this.select(null));
+    canvas.addEventListener("pointerleave", (event) => {
+      if (event.pointerType === "mouse") {
+        this.select(null); // a finger leaves after each touch
+      }
+    });
     canvas.addEventListener("blur", () => this.select(null));
     canvas.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];

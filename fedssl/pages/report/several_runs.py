@@ -17,6 +17,7 @@ from fedssl.pages.report.document import Document, Part
 from fedssl.pages.report.markup import (
     Content,
     Markup,
+    bullets,
     copyable,
     details,
     join,
@@ -129,7 +130,7 @@ def _accuracy_part(groups: Sequence[Group], probes: Sequence[str]) -> Part:
         rows.append([*cells, duration(group.seconds)])
     content: list[Content] = [_drawn(groups, probes), tag("h3", "In numbers")]
     content.append(table(headings, rows, numbers=range(1, len(headings))))
-    content.append(paragraph(explanation(groups, last), "muted lines"))
+    content.append(tag("div", bullets(explanation(groups, last).splitlines()), class_="muted"))
     return Part("accuracy", "Accuracy", "Accuracy", content)
 
 
