@@ -33,7 +33,10 @@ def command_again(experiment: Experiment, folder: Path, device: str | None) -> C
     if device is not None:
         options += ["--device", device]
     if (folder / FLOWER).is_file():
-        note = "The run was trained by Flower: in the folder of its app, with the same nodes."
+        note = (
+            "The run was trained by Flower. Start its app in the app's folder; a federation on one "
+            "machine is started by `fedssl flower up` instead."
+        )
         return Command("flwr run .", note)
     if isinstance(experiment.data, PythonImages):
         note = f"Images were passed from Python. Save the experiment below as {EXPERIMENT}."
