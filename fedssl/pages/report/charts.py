@@ -11,7 +11,7 @@ import numpy as np
 from fedssl.pages.report.markup import Markup, join, tag
 from fedssl.pages.report.training import CLIENT_METRICS, HINTS, NOTE, Training, Values
 from fedssl.plots.run_picture import NAMES, Table, counted_models, ordered_rows
-from fedssl.plots.style import accuracy_limits, model_title
+from fedssl.plots.style import COLOURS, accuracy_limits, model_title
 
 Chart = dict[str, Any]
 Series = dict[str, Any]
@@ -105,7 +105,7 @@ def accuracy_chart(training: Training, points: Mapping[int, float], table: Table
         if row != "this run" and "knn" in scores:
             mean = scores["knn"]["mean"]
             label = NAMES.get(row, row)
-            style = {"colour": number, "dash": 1, "points": False}
+            style = {"colour": number % len(COLOURS), "dash": 1, "points": False}
             series.append({"label": label, "values": [mean] * len(x)} | style)
             extent += [mean, *counted_models(scores["knn"])]
     limits = accuracy_limits(extent)
@@ -157,25 +157,33 @@ def client_chart(training: Training, metric: str) -> Chart | None:
     if not every:
         return None
     positions = shown_rounds(len(training.rounds))
-    x = [training.rounds[position] for position in positions]
     if len(training.clients) > MAX_CLIENT_LINES:
-        return _quantile_chart(title, training, metric, positions)
+        chart = _quantile_chart(title, training, metric, positions)
+    else:
+        x = [training.rounds[position] for position in positions]
+        lines = _client_lines(training, metric, every, positions)
+        chart = make_chart(title, x, lines, zero=_begins_at_zero(metric))
+    return chart | {"hint": HINTS.get(metric)}
+
+
+def _client_lines(
+    training: Training, metric: str, every: Mapping[str, Values], positions: Sequence[int]
+) -> list[Series]:
+    """Return a line for each client, one for all, and the loss of random guessing if it is known."""
     lines = []
-    overall = _overall_line(training, metric, positions)
     for number, client in enumerate(training.clients):
         if client in every:
             values = _rounded(every[client], positions)
             line: Series = {"label": model_title(client), "values": values, "client": number}
             lines.append(line | {"colour": number % 6, "dash": number // 6, "width": 1.5})
     if len(every) > 1:
-        lines.append(overall)
+        lines.append(_overall_line(training, metric, positions))
     chance = training.overall.get("chance")
     if metric == "loss" and chance is not None:
         values = _rounded(chance, positions)
         style = {"colour": OVERALL, "dash": 2, "width": 1.5, "points": False}
         lines.append({"label": "random guessing", "values": values} | style)
-    chart = make_chart(title, x, lines, zero=_begins_at_zero(metric))
-    return chart | {"hint": HINTS.get(metric)}
+    return lines
 
 
 def _overall_line(training: Training, metric: str, positions: Sequence[int]) -> Series:

@@ -89,7 +89,7 @@ class Training:
         found = []
         for series in self.clients.values():
             value = series.get(metric, [None] * (position + 1))[position]
-            if value is not None and math.isfinite(value):
+            if value is not None:
                 found.append(value)
         return found
 
@@ -133,8 +133,12 @@ class Training:
         self.append(self.overall, "asked", len(line.get("clients", ())))
 
     def append(self, series: dict[str, Values], metric: str, value: Any) -> None:
-        """Append a value of the present round; rounds without one are None."""
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        """Append a value of the present round; None for a missing one or one that is not finite."""
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             value = None
         values = series.setdefault(metric, [])
         values += [None] * (len(self.rounds) - 1 - len(values))

@@ -8,6 +8,7 @@ from typing import Any
 
 from fake_runs import fake_run
 
+from fedssl.pages.report.charts import client_chart
 from fedssl.pages.report.training import Event, Training, read_training
 from fedssl.runs.summary import summarise
 
@@ -27,6 +28,14 @@ def test_rounds_that_a_client_missed_have_no_value() -> None:
         "b": {"loss": [None, 2.0, None], "notes.lam": [None, 0.5, None]},
     }
     assert training.metrics() == ["loss", "notes.lam"]
+
+
+def test_values_that_are_not_finite_are_missing() -> None:
+    training = Training()
+    training.add(_line(1, {"client": "a", "loss": float("nan"), "divergence": float("inf")}))
+    training.finish()
+    assert training.clients == {"a": {"loss": [None], "divergence": [None]}}
+    assert client_chart(training, "loss") is None
 
 
 def test_bytes_are_added_over_clients_and_rounds() -> None:
