@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
 import re
@@ -15,11 +17,13 @@ import torch
 from error_messages import raises
 from factories import bright_dataset, random_pixels
 from fake_runs import fake_run
+from PIL import Image
 from tiny_runs import Go
 
 from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError
 from fedssl.data import Dataset, Images
+from fedssl.pages.report.evaluation_images import look_at_images
 from fedssl.pages.report.report import report
 from fedssl.runs.purge import find_targets
 
@@ -81,12 +85,12 @@ def test_the_file_is_private_and_purged(go: Go, labelled: Dataset) -> None:
     assert [file.path.name for file in target.files] == ["report.html"]
 
 
-def test_pictures_are_of_test_images_only(go: Go, labelled: Dataset) -> None:
+def test_pictures_are_of_test_images_only(go: Go) -> None:
     """With black training images and white test images, every picture is white."""
-    black = Images(torch.zeros_like(labelled.train.pixels), labelled.train.labels)
-    noise = random_pixels(len(black), size=10) // 200  # 0 or 1: images must not all be equal
-    white = Images(255 - random_pixels(24, size=10) // 200, torch.arange(24) % 3)
-    data = Dataset(Images(noise, black.labels), white)
+    noise = random_pixels(72, size=10) // 200  # 0 or 1: images must not all be equal
+    black = Images(noise[:48], torch.arange(48) % 3)
+    white = Images(255 - noise[48:], torch.arange(24) % 3)
+    data = Dataset(black, white)
     run = go(dataset=data)
     page = _page(run.dir, dataset=data)
     pictures = re.findall(r"data:image/\w+;base64,([\w+/=]+)", page)
@@ -98,11 +102,6 @@ def test_pictures_are_of_test_images_only(go: Go, labelled: Dataset) -> None:
 
 def _brightest_corner(picture: str) -> int:
     """Return the first pixel of an encoded picture: that of an image, also on a sheet of them."""
-    import base64
-    import io
-
-    from PIL import Image
-
     image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("L")
     pixel = image.getpixel((0, 0))
     assert isinstance(pixel, int)
@@ -196,6 +195,8 @@ def test_a_private_run_shows_epsilon_and_hides_the_partition(go: Go, labelled: D
     assert "privacy" in _sections(page)
     assert f"ε = {epsilon:.4g} at δ = 0.1" in _text(page)
     assert "How many images each client has is private" in _text(page)
+    facts = look_at_images(run.dir, None, "cpu", ignore_message, labelled)
+    assert facts.partition is None
     assert "images by class" not in page
 
 
