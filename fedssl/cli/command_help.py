@@ -56,6 +56,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fedssl runs runs/reproduce", "list those of another folder"),
     ),
     "compare": (("fedssl compare runs/demo runs/demo-byol", "the gain of the second"),),
+    "report": (
+        ("fedssl report runs/demo", "write runs/demo/report.html"),
+        ("fedssl report runs/demo --no-images", "without pictures"),
+        ("fedssl report runs/demo runs/demo-byol", "compare them in report.html"),
+    ),
     "evaluate": (
         ("fedssl evaluate runs/demo --probe knn", "nearest neighbours"),
         ("fedssl evaluate runs/demo --set labels=100", "from 100 labelled images"),

@@ -31,6 +31,7 @@ from fedssl.cli.commands.new import new
 from fedssl.cli.commands.partition import partition
 from fedssl.cli.commands.purge import purge
 from fedssl.cli.commands.recipes import recipes
+from fedssl.cli.commands.report import report
 from fedssl.cli.commands.run import run
 from fedssl.cli.commands.runs import runs
 from fedssl.cli.commands.tables import reproduce, sweep
@@ -74,7 +75,7 @@ def options(
 COMMANDS = {
     START: (new, recipes, run, doctor),
     CHECK: (partition, views, combinations),
-    RUNS: (watch, runs, compare, evaluate, analyse, audit, purge),
+    RUNS: (watch, runs, compare, report, evaluate, analyse, audit, purge),
     PAPERS: (reproduce, sweep),
 }
 for panel, functions in COMMANDS.items():

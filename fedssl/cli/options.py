@@ -26,6 +26,14 @@ RunDir = Annotated[
     Path | None,
     typer.Option(help="Run directory; resumed if it exists.", autocompletion=complete_run),
 ]
+RunDirs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="DIR …",
+        help="Run directories, or folders that contain some.",
+        autocompletion=complete_run,
+    ),
+]
 Imports = Annotated[
     list[str],
     typer.Option(

@@ -6,7 +6,9 @@ import hashlib
 import http.client
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -16,6 +18,19 @@ from fedssl.core.files.atomic import replaced_file
 
 _BLOCK = 1 << 18  # bytes read at a time
 _TIMEOUT = 30.0  # seconds without a byte, not for the whole file
+
+
+_downloads_allowed: ContextVar[bool] = ContextVar("downloads allowed", default=True)
+
+
+@contextmanager
+def without_downloads() -> Iterator[None]:
+    """Raise DataError for data sets that are not on disk, instead of downloading them."""
+    token = _downloads_allowed.set(False)
+    try:
+        yield
+    finally:
+        _downloads_allowed.reset(token)
 
 
 class OfficialFile(NamedTuple):
@@ -84,6 +99,11 @@ def find_or_download_archive(
 
 def download(file: OfficialFile, target: Path, notify: Notify) -> Path:
     """Download a file to `target` if its checksum matches."""
+    if not _downloads_allowed.get():
+        raise DataError(
+            f"{file.name} is missing, and nothing is downloaded here: get it from {file.url} and "
+            f"put it at {target}"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replaced_file(target) as out:

@@ -186,7 +186,7 @@ class Experiment(Settings):
 
         The method is built without memory, to look at its size, parts and views.
         """
-        method = self._without_memory()
+        method = self.method_without_memory()
         check_model_size(method)
         if self.method.view_size is not None:
             method.views  # noqa: B018 - raises if a blur is wider than the views
@@ -247,7 +247,7 @@ class Experiment(Settings):
                     "needs one: remove it from probe.baselines"
                 )
 
-    def _without_memory(self) -> Method:
+    def method_without_memory(self) -> Method:
         """Return the method with the shapes of its tensors but without their memory."""
         try:
             with nets.uninitialized():

@@ -23,10 +23,14 @@ def unit(features: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
 
 
 def tsne(features: NDArray[np.floating[Any]], seed: int = 0) -> NDArray[np.floating[Any]]:
-    """Return positions (n, 2) of features (n, d) on a t-SNE map."""
+    """Return positions (n, 2) of features (n, d) on a t-SNE map; all 0 if all features are equal."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
+    if not np.ptp(
+        features, axis=0
+    ).any():  # scikit-learn's first positions would be NaN: it crashes
+        return np.zeros((len(features), 2), dtype=features.dtype)
     perplexity = min(30, (len(features) - 1) / 3)
     embedding = TSNE(2, init="pca", random_state=seed, perplexity=perplexity)
     threads = 1 if len(features) <= MAX_MAPPED_BY_ONE_THREAD else None

@@ -141,7 +141,7 @@ def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:
             continue
         score = table[name]["knn"]
         label = NAMES.get(name, name)
-        models = _counted_models(score)
+        models = counted_models(score)
         if models:
             label += ": mean, range"
             axes.axhspan(min(models), max(models), color=style["color"], alpha=0.12, linewidth=0)
@@ -160,6 +160,11 @@ def _draw_other_images(axes: Any, rounds: Rounds) -> list[float]:
         numbers = [line["round"] for line in measured]
         axes.plot(numbers, accuracies, label="this run, on other images", **OTHER_STYLE)
     return accuracies
+
+
+def ordered_rows(table: Table) -> list[str]:
+    """Return the names of rows: known rows in the order of NAMES, then the others."""
+    return [name for name in dict.fromkeys([*NAMES, *table]) if name in table]
 
 
 def _row_styles(table: Table) -> dict[str, dict[str, str]]:
@@ -187,7 +192,7 @@ def _knn_by_round(rounds: Rounds, table: Table) -> list[tuple[int, float]]:
     return list(accuracies.items())
 
 
-def _counted_models(score: Mapping[str, Any]) -> list[float]:
+def counted_models(score: Mapping[str, Any]) -> list[float]:
     """Return the accuracies of single models, such as those of clients, if there are several."""
     counted = dict(score.get("models", {}))
     for name in score.get("excluded", score.get("apart", ())):  # "apart" in earlier versions
@@ -216,7 +221,7 @@ def _draw_bars(
     axes.set_yticks(range(0, 101, 20))
     axes.grid(alpha=0.3, axis="y")
     axes.set_axisbelow(True)
-    _add_marks(axes, table, _probe_labels(probes, labels_learned), bool(intervals))
+    _add_marks(axes, table, probe_labels(probes, labels_learned), bool(intervals))
 
 
 def _draw_bar(
@@ -230,7 +235,7 @@ def _draw_bar(
     """Draw one bar with its number, interval and single models."""
     mean = score["mean"]
     axes.bar(x, mean, BAR_WIDTH, **bar)
-    models = _counted_models(score)
+    models = counted_models(score)
     offsets = np.linspace(-0.25, 0.25, len(models)) * BAR_WIDTH
     axes.plot(x + offsets, models, **MODEL_STYLE)
     if ends is not None:
@@ -246,7 +251,7 @@ def _probe_style(number: int, probes: Sequence[str]) -> dict[str, Any]:
     return {"alpha": 0.35, "hatch": HATCHES[1 + number], "edgecolor": "white"}
 
 
-def _probe_labels(probes: Sequence[str], labels_learned: Mapping[str, int]) -> dict[str, str]:
+def probe_labels(probes: Sequence[str], labels_learned: Mapping[str, int]) -> dict[str, str]:
     """Return names of probes, with the labelled images they learned from if these numbers differ."""
     differ = len(set(labels_learned.values())) > 1
     names = {}
@@ -267,7 +272,7 @@ def _add_marks(axes: Any, table: Table, labels: Mapping[str, str], intervals: bo
         axes.bar([0], [0], color=GREY, label=label, **_probe_style(number, probes))
     models = 0
     for row in table.values():
-        models += len(_counted_models(row[probes[0]]))
+        models += len(counted_models(row[probes[0]]))
     if models:
         axes.plot([], [], label="single clients", **MODEL_STYLE)
     if intervals:

@@ -29,10 +29,11 @@ GROUPS: dict[Group, str] = {
     "models": "models of single clients",
     "cache": "decoded images",
     "audit": "private images that an audit recovered, and its figures",
+    "report": "a page with the number of images of each client and class",
     "checkpoints": "models of the server, from which a run is resumed",
     "unclassified": "of the server or of clients: the files that would tell are damaged",
 }
-DEFAULT: frozenset[Group] = frozenset({"memory", "models", "cache", "audit"})
+DEFAULT: frozenset[Group] = frozenset({"memory", "models", "cache", "audit", "report"})
 
 UNREADABLE = "unreadable.txt"  # names of image files, next to the caches
 LINKED = {

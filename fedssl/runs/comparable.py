@@ -61,7 +61,9 @@ def _check_same_probes(first: RunSummary, other: RunSummary) -> None:
         return
     named = []
     for key in changed:
-        values = f"{_text(old.get(key))} in the first, {_text(new.get(key))} in the second"
+        values = (
+            f"{value_text(old.get(key))} in the first, {value_text(new.get(key))} in the second"
+        )
         named.append(f"{key} ({values})")
     raise ConfigError(
         f"{first.folder} and {other.folder} were measured with differing settings: "
@@ -102,8 +104,8 @@ def _probe_difference(common: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     """Return the settings of a run that are not the common ones: "probe.k = 5 (others: 20)"."""
     words = []
     for key, (usual, value) in sorted(differences(common, own).items()):
-        setting = f"{key} not set" if value is None else f"{key} = {_text(value)}"
-        words.append(f"{setting} (others: {_text(usual)})")
+        setting = f"{key} not set" if value is None else f"{key} = {value_text(value)}"
+        words.append(f"{setting} (others: {value_text(usual)})")
     return ", ".join(words)
 
 
@@ -135,11 +137,11 @@ def _measure_command(run: RunSummary, values: Mapping[str, Any], keys: Sequence[
     """Return the command that measures a run with other values of some settings."""
     words = ["fedssl", "run", str(run.folder / EXPERIMENT), "--dir", str(run.folder)]
     for key in keys:
-        words += ["--set", f"{key}={_text(values[key])}"]
+        words += ["--set", f"{key}={value_text(values[key])}"]
     return shlex.join(words)
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value as in an assignment: TOML, without quotes."""
     if value is None:
         return "not set"

@@ -121,7 +121,7 @@ def swept_key(groups: Sequence[Group]) -> str | None:
 
 def knn_curve(group: Group) -> list[CurvePoint]:
     """Return the kNN accuracy after those rounds in which it was measured for every seed."""
-    curves = list(map(_knn_by_round, group.runs))
+    curves = list(map(knn_by_round, group.runs))
     points = []
     for number in sorted(set.intersection(*map(set, curves))):
         accuracies = [curve[number] for curve in curves]
@@ -130,7 +130,7 @@ def knn_curve(group: Group) -> list[CurvePoint]:
     return points
 
 
-def _knn_by_round(run: RunSummary) -> dict[int, float]:
+def knn_by_round(run: RunSummary) -> dict[int, float]:
     """Return the kNN accuracies of a run; round 0 is before training, if measured."""
     accuracies: dict[int, float] = {}
     for name in ("start", "random"):

@@ -49,9 +49,6 @@ def draw(
     """Draw picture.png: the rounds, the table, and features of test images before and after."""
     need_matplotlib()
     mapped = test.select(torch.arange(min(MAPPED, len(test))))
-    image = evaluation.data.train.image_shape
-    name = first_model_name(evaluation.experiment.method)
-    untrained = untrained_models(evaluation.experiment, image, evaluation.device, name)
     verdict = _verdict(folder)
     learned = {}
     for probe in table.get(THIS_RUN, {}):
@@ -61,13 +58,12 @@ def draw(
         rounds.append({key: line.get(key) for key in ("round", "knn", "knn_on")})
     with steps("drawing picture.png", 2, evaluation.notify) as show:
         show(0, "features before and after training")
-        before = _features(evaluation, untrained, mapped)
-        after = _features(evaluation, models, mapped)
+        before, after = features_before_and_after(evaluation, models, mapped)
         show(1, "maps of the features")
         figure = draw_run(
             rounds,
             table,
-            intervals=_intervals(folder),
+            intervals=row_intervals(folder),
             gains=_gains(verdict),
             labels_learned=learned,
             verdict=verdict.sentence if verdict is not None else "",
@@ -96,13 +92,23 @@ def _gains(verdict: Verdict | None) -> dict[str, tuple[float, float, float]]:
     return gains
 
 
-def _intervals(folder: Path) -> dict[tuple[str, str], tuple[float, float]]:
+def row_intervals(folder: Path) -> dict[tuple[str, str], tuple[float, float]]:
     """Return the ends of the 95% interval of each accuracy, by row and probe."""
     ends = {}
     for key, correct in read_outcomes(folder).items():
         interval = accuracy_interval(correct)
         ends[key] = (interval.low, interval.high)
     return ends
+
+
+def features_before_and_after(
+    evaluation: Evaluation, models: Models, images: Images
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return features (n, d) of images: before training, and of the first trained model."""
+    image = evaluation.data.train.image_shape
+    name = first_model_name(evaluation.experiment.method)
+    untrained = untrained_models(evaluation.experiment, image, evaluation.device, name)
+    return _features(evaluation, untrained, images), _features(evaluation, models, images)
 
 
 def _features(

@@ -25,6 +25,29 @@ ADVICE = (
 )
 
 
+def loss_and_chance(line: Mapping[str, Any], chance_loss: ChanceLoss) -> tuple[float, float] | None:
+    """Return the loss of a round and that of random guessing, as means over images.
+
+    None if no client has trained, or if the method has no such level.
+    """
+    loss = 0.0
+    chance = 0.0
+    images = 0
+    for client in line["clients"]:
+        steps = client.get("steps", 0)
+        if not steps or client["images"] < 2 * steps:  # it has not trained
+            continue
+        chance_of_client = chance_loss(client["images"] // steps)
+        if chance_of_client is None:
+            return None
+        images += client["images"]
+        loss += client["images"] * client["loss"]
+        chance += client["images"] * chance_of_client
+    if not chance:
+        return None
+    return loss / images, chance / images
+
+
 class NearChance:
     """Detect a loss near chance from the lines of the rounds log, in order.
 
@@ -40,19 +63,10 @@ class NearChance:
 
     def update(self, line: Mapping[str, Any]) -> str | None:
         """Add a round; return a warning, once, if the loss has stayed near chance."""
-        loss = 0.0
-        chance = 0.0
-        for client in line["clients"]:
-            steps = client.get("steps", 0)
-            if not steps or client["images"] < 2 * steps:  # it has not trained
-                continue
-            chance_of_client = self._chance_loss(client["images"] // steps)
-            if chance_of_client is None:
-                return None
-            loss += client["images"] * client["loss"]
-            chance += client["images"] * chance_of_client
-        if not chance:  # no client has trained
+        compared = loss_and_chance(line, self._chance_loss)
+        if compared is None:
             return None
+        loss, chance = compared
         self._rounds += 1
         if loss < NEAR * chance:
             self._rounds = 0

@@ -22,8 +22,9 @@ from fedssl.core.files.sealed import unseal
 from fedssl.runs.live_file import NAME as LIVE
 from fedssl.runs.node_files import EXPERIMENT
 
-Group = Literal["memory", "models", "cache", "audit", "checkpoints", "unclassified"]
+Group = Literal["memory", "models", "cache", "audit", "report", "checkpoints", "unclassified"]
 LOGS = ("rounds.jsonl", "rounds.jsonl.copy")
+REPORT = "report.html"  # of `fedssl report`
 AUDIT = ("audit.json", "audit.png", ".*.tmp")  # in the folder audit
 OF_THE_SERVER = {"star", "centralized"}  # topologies with one site, of no client
 OF_CLIENTS = {"isolated", "cycle", "complete", "tree", "random", "edges"}
@@ -56,7 +57,9 @@ def run_files(folder: Path) -> Iterator[tuple[Group, Path]]:
     for path in sorted(folder.iterdir()):
         if path.is_symlink() or not path.is_file():
             continue
-        if path.match("backbone-*.safetensors"):
+        if path.name == REPORT:
+            yield "report", Path(REPORT)
+        elif path.match("backbone-*.safetensors"):
             if _is_personal(path.stem, facts.clients):
                 yield "models", Path(path.name)
             elif not facts.all_clients and path.stem != MEAN:

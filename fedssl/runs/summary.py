@@ -7,10 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedssl.core.console import ignore_message, shortened
-from fedssl.core.errors import FedsslError
+from fedssl.core.console import Notify, ignore_message, shortened
+from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import is_locked
+from fedssl.core.similar_paths import suggest_path
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import differences
 from fedssl.runs.directories import training_values
@@ -104,6 +105,31 @@ def already_finished(folder: Path, experiment: Experiment) -> str:
         f"{text}To train more rounds, add --set rounds={2 * rounds} --dir {folder}; "
         "to start again, choose another --dir"
     )
+
+
+def read_runs(paths: Sequence[Path], notify: Notify) -> list[RunSummary]:
+    """Return the runs in some directories, each once.
+
+    Runs without an accuracy are skipped with a message, except those that are named themselves.
+    """
+    runs: dict[Path, RunSummary] = {}
+    for path in paths:
+        if not path.is_dir():
+            hint = suggest_path(path, Path.is_dir) or ": name the directories of finished runs"
+            raise ConfigError(f"there is no folder {path}{hint}")
+        folders = find_runs(path)
+        if not folders:
+            raise ConfigError(
+                f"{path} is not a run directory and contains none: name directories that "
+                "`fedssl run` has written; `fedssl runs` lists them"
+            )
+        for folder in folders:
+            run = summarise(folder)
+            if folder != path and not run.results.get("table"):
+                notify(f"{folder} is left out: it has no accuracy ({run.state})")
+                continue
+            runs.setdefault(folder.resolve(), run)
+    return list(runs.values())
 
 
 class Difference(NamedTuple):

@@ -8,7 +8,13 @@ import pytest
 from error_messages import raises
 
 from fedssl.core.errors import DataError
-from fedssl.data.download import OfficialFile, download, find, find_or_download
+from fedssl.data.download import (
+    OfficialFile,
+    download,
+    find,
+    find_or_download,
+    without_downloads,
+)
 
 CONTENT = bytes(range(256)) * 2000
 
@@ -87,3 +93,13 @@ def test_files_are_found_in_the_root_its_folder_and_elsewhere(tmp_path):
     assert find(tmp_path, "set", ["b"], [elsewhere]) == tmp_path / "set" / "b"
     assert find(tmp_path, "set", ["a", "b"], [elsewhere]) == elsewhere / "a"
     assert find(tmp_path, "set", ["a"]) is None
+
+
+def test_nothing_is_downloaded_where_downloads_are_forbidden(server, tmp_path):
+    digest = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+    file = OfficialFile("a.bin", f"{server}/whole", digest)
+    with without_downloads(), pytest.raises(DataError, match="nothing is downloaded here"):
+        download(file, tmp_path / "a.bin", print)
+    assert names_below(tmp_path) == []
+    download(file, tmp_path / "a.bin", lambda line: None)
+    assert names_below(tmp_path) == ["a.bin"]

@@ -41,3 +41,9 @@ def test_a_large_map_is_computed_by_all_threads(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(feature_map, "MAX_MAPPED_BY_ONE_THREAD", 11)
     with threadpool_limits(2):
         assert _most_threads(monkeypatch) == 2
+
+
+def test_equal_features_have_one_position() -> None:
+    """Without this case, scikit-learn divides by their spread of 0 and crashes."""
+    positions = tsne(np.zeros((8, 4), dtype=np.float32))
+    assert positions.tolist() == [[0.0, 0.0]] * 8

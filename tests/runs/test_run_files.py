@@ -35,6 +35,16 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+def test_a_report_counts_images_of_clients_and_is_removed(tmp_path: Path) -> None:
+    """A report that the user has put somewhere else is not known."""
+    folder = tmp_path / "run"
+    _train(folder)
+    (folder / "report.html").write_bytes(b"x")
+    (folder / "mine.html").write_bytes(b"x")
+    assert _purge(folder, {"report"}) == ["report.html"]
+    assert (folder / "mine.html").is_file()
+
+
 def test_images_that_an_audit_recovered_are_removed(tmp_path: Path) -> None:
     """Other files next to them stay, and the run can be resumed."""
     folder = tmp_path / "run"

@@ -7,21 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.completion import complete_run
-from fedssl.cli.options import AsJson, check_output_file
-
-Dirs = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="DIR …",
-        help="Run directories, or folders that contain some.",
-        autocompletion=complete_run,
-    ),
-]
+from fedssl.cli.options import AsJson, RunDirs, check_output_file
 
 
 def compare(
-    dirs: Dirs,
+    dirs: RunDirs,
     out: Annotated[Path, typer.Option(help="PNG file of the comparison plot.")] = Path(
         "compare.png"
     ),

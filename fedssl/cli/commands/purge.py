@@ -28,6 +28,9 @@ def purge(
     models: Annotated[bool, typer.Option(help="Remove models of single clients.")] = False,
     cache: Annotated[bool, typer.Option(help="Remove decoded images.")] = False,
     audit: Annotated[bool, typer.Option(help="Remove DIR/audit, which shows images.")] = False,
+    report: Annotated[
+        bool, typer.Option(help="Remove DIR/report.html, which counts images of clients.")
+    ] = False,
     checkpoints: Annotated[
         bool, typer.Option(help="Remove the checkpoints of the server's models.")
     ] = False,
@@ -49,6 +52,7 @@ def purge(
         "models": models,
         "cache": cache,
         "audit": audit,
+        "report": report,
         "checkpoints": checkpoints,
     }
     groups = {group for group, chosen in options.items() if chosen} or set(DEFAULT)

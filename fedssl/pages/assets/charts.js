@@ -3,6 +3,7 @@
 
 const DASHES = [[], [8, 4], [2, 3], [8, 4, 2, 4]];
 const CHART_HEIGHT = 260;
+const MAX_TOOLTIP_LINES = 12;
 
 function cssColour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -12,12 +13,77 @@ function seriesColour(number) {
   return cssColour(`--series-${number % 7}`);
 }
 
+function formatValue(value) {
+  return value == null ? "–" : Number(value.toPrecision(4)).toString();
+}
+
+// Show the values at the cursor in a box that replaces the legend.
+function tooltipPlugin() {
+  let box = null;
+
+  function rowsAt(plot, index) {
+    const rows = [];
+    plot.series.forEach((series, number) => {
+      const value = plot.data[number][index];
+      if (number > 0 && series.show && series.width > 0 && value != null) {
+        rows.push({ label: series.label, value, colour: series.stroke(plot, number) });
+      }
+    });
+    return rows.sort((one, other) => other.value - one.value);
+  }
+
+  function fill(plot, index) {
+    const rows = rowsAt(plot, index);
+    const head = document.createElement("strong");
+    head.textContent = `round ${plot.data[0][index]}`;
+    box.replaceChildren(head);
+    for (const row of rows.slice(0, MAX_TOOLTIP_LINES)) {
+      const line = document.createElement("div");
+      const mark = document.createElement("span");
+      mark.className = "tooltip-mark";
+      mark.style.background = row.colour;
+      line.append(mark, `${row.label}  ${formatValue(row.value)}`);
+      box.append(line);
+    }
+    if (rows.length > MAX_TOOLTIP_LINES) {
+      box.append(`and ${rows.length - MAX_TOOLTIP_LINES} more`);
+    }
+  }
+
+  return {
+    hooks: {
+      init: (plot) => {
+        box = document.createElement("div");
+        box.className = "chart-tooltip";
+        plot.over.append(box);
+        plot.over.addEventListener("mouseleave", () => box.classList.remove("shown"));
+        plot.over.addEventListener("mouseenter", () => box.classList.add("shown"));
+      },
+      setCursor: (plot) => {
+        const { idx, left } = plot.cursor;
+        if (idx == null || left < 0) {
+          return;
+        }
+        fill(plot, idx);
+        const onRight = left > plot.over.clientWidth / 2;
+        box.style.left = onRight ? "" : `${left + 12}px`;
+        box.style.right = onRight ? `${plot.over.clientWidth - left + 12}px` : "";
+      },
+    },
+  };
+}
+
 // Draw one chart into an element.
 // `chart` has x (the rounds), yLabel, and series: a list of {label, values, width?}.
-// A missing value is null. Returns an object with update(chart).
+// A missing value is null. Returns an object with update(chart) and show(isShown).
+//
+// Optional keys of a chart: yRange [low, high]; bands, a list of {high, low} with positions of
+// series; legend: false, for a box at the cursor instead of a legend; sync, a name that charts
+// with a common cursor share. Of a series: colour and dash (numbers), points: false, shown: false.
 function drawChart(element, chart) {
   let plot = null;
   let shown = chart;
+  let isShown = (line) => line.shown !== false;
 
   function axis(label) {
     return {
@@ -25,27 +91,57 @@ function drawChart(element, chart) {
       stroke: cssColour("--muted"),
       grid: { stroke: cssColour("--grid"), width: 1 },
       ticks: { stroke: cssColour("--grid"), width: 1 },
-      labelSize: 24,
+      labelSize: 22,
     };
   }
 
-  function options() {
-    const series = shown.series.map((line, number) => ({
+  function lineOptions(line, number) {
+    const colour = seriesColour(line.colour ?? number);
+    return {
       label: line.label,
-      stroke: seriesColour(number),
-      dash: DASHES[Math.floor(number / 7) % DASHES.length],
+      show: isShown(line),
+      stroke: colour,
+      dash: DASHES[(line.dash ?? Math.floor(number / 7)) % DASHES.length],
       width: line.width ?? 2,
       spanGaps: true,
-      points: { show: shown.x.length < 60 },
-      value: (_, value) => (value == null ? "–" : Number(value.toPrecision(4)).toString()),
-    }));
-    return {
+      points: {
+        show: line.points !== false && shown.x.length < 60,
+        fill: cssColour("--surface"),
+        size: 6,
+      },
+      value: (_, value) => formatValue(value),
+    };
+  }
+
+  function bandOptions({ high, low }) {
+    const colour = seriesColour(shown.series[high].colour ?? high);
+    return { series: [high + 1, low + 1], fill: `${colour}2e` };
+  }
+
+  function options() {
+    const scales = { x: { time: false } };
+    if (shown.yRange) {
+      scales.y = { range: () => shown.yRange };
+    }
+    const options = {
       width: Math.max(240, element.clientWidth),
       height: CHART_HEIGHT,
-      scales: { x: { time: false } },
-      axes: [{ ...axis("round"), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, axis(shown.yLabel)],
-      series: [{ label: "round" }, ...series],
+      scales,
+      axes: [
+        { ...axis("round"), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500], size: 32 },
+        axis(shown.yLabel),
+      ],
+      series: [{ label: "round" }, ...shown.series.map(lineOptions)],
+      bands: (shown.bands ?? []).map(bandOptions),
     };
+    if (shown.legend === false) {
+      options.legend = { show: false };
+      options.plugins = [tooltipPlugin()];
+    }
+    if (shown.sync) {
+      options.cursor = { sync: { key: shown.sync } };
+    }
+    return options;
   }
 
   function draw() {
@@ -74,6 +170,15 @@ function drawChart(element, chart) {
       } else {
         draw();
       }
+    },
+    // Show the lines for which a function of the line returns true, and hide the others.
+    show(decide) {
+      isShown = decide;
+      shown.series.forEach((line, number) => {
+        if (plot.series[number + 1].show !== decide(line)) {
+          plot.setSeries(number + 1, { show: decide(line) });
+        }
+      });
     },
   };
 }
