@@ -1,56 +1,201 @@
-"""Load image files as the input of a backbone, prepared as in training."""
+"""Prepare images for a trained backbone exactly as training did."""
 
 from __future__ import annotations
 
+import io
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from PIL import Image
 from torch import Tensor
 
+from fedssl.core.batch import Normalisation
 from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.data.decode_parallel import decode_all
-from fedssl.method import Normalisation
+from fedssl.data.folder import BACKGROUNDS, Background, Fit
+from fedssl.data.folder_listing import printable
 from fedssl.probes.features import as_input
 
+OneImage = str | Path | bytes | Image.Image | Tensor | np.ndarray
+ImageOrImages = OneImage | Sequence[OneImage]
+ACCEPTED = (
+    "a path, the bytes of an image file, a PIL image, a uint8 tensor (C, H, W), a uint8 array "
+    "(H, W) or (H, W, C), or a sequence of these"
+)
 
-def load_as_input(
-    paths: Sequence[str | Path],
-    image: tuple[int, int, int],
-    normalisation: Normalisation | None,
-    background: int = 0,
-    pad: bool = False,
-) -> Tensor:
-    """Return image files as float32 (n, channels, size, size), by the rules of `data.decode`.
 
-    `image` is the shape of the training images, `background` the grey under transparent pixels and,
-    with `pad`, around images that are no squares.
-    Raises DataError if a file cannot be read; its `detail` names the files.
+class Preprocessing(NamedTuple):
+    """Turns images into the input of a backbone, by the rules of its training.
+
+    Call it with one image for a float32 tensor (C, H, W), as a transform of torchvision does, or
+    with a sequence of images for a batch (n, C, H, W). An image is a path, the bytes of an image
+    file, a PIL image, a uint8 tensor (C, H, W), or a uint8 array (H, W) or (H, W, C).
     """
-    channels, height, width = image
-    if height != width:
-        raise ConfigError(
-            f"files are scaled to squares, but the run was trained on images of {height} × {width} "
-            "pixels: prepare the images as the training images were"
+
+    image: tuple[int, int, int]  # channels, height and width of the backbone's input
+    mean: tuple[float, ...] | None = None  # per channel, of pixels / 255; None: not normalised
+    std: tuple[float, ...] | None = None
+    fit: Fit = "crop"  # how files become squares
+    background: Background = "black"  # under transparent pixels, and around padded images
+
+    def __call__(self, images: ImageOrImages) -> Tensor:
+        """Return one image as (C, H, W), or a sequence of images as a batch (n, C, H, W)."""
+        if isinstance(images, Tensor | np.ndarray) and images.ndim == 4:
+            return self.from_pixels(self._batch(images))
+        if isinstance(images, OneImage):
+            return self.from_pixels(self.pixels([images]))[0]
+        return self.from_pixels(self.pixels(images))
+
+    @property
+    def normalisation(self) -> Normalisation | None:
+        """The mean and standard deviation of the channels; None if pixels are only scaled."""
+        if self.mean is None or self.std is None:
+            return None
+        return Normalisation(self.mean, self.std)
+
+    def from_pixels(self, pixels: Tensor) -> Tensor:
+        """Return uint8 pixels (n, C, H, W) as the input of the backbone."""
+        return as_input(pixels, self.normalisation)
+
+    def pixels(self, images: Sequence[OneImage]) -> Tensor:
+        """Return images as uint8 pixels (n, C, H, W), before they are normalised.
+
+        Raise DataError if a file cannot be read; its `detail` names the files.
+        """
+        if len(images) == 0:
+            raise ConfigError("there is no file to load: pass at least one path")
+        self.check_square()
+        sources = list(map(_file_of, images))
+        numbers = list(map(str, range(len(sources))))
+        pixels, bad = self.decode(numbers, lambda number: sources[int(number)])
+        if bad:
+            raise _unreadable(images, bad)
+        return pixels
+
+    def decode(self, names: Sequence[str], source: Any) -> tuple[Tensor, dict[int, str]]:
+        """Return the pixels of the readable images `source(name)`, and why others are not."""
+        return decode_all(
+            names,
+            source,
+            self.image[1],
+            channels=self.image[0],
+            notify=ignore_message,
+            background=BACKGROUNDS[self.background],
+            pad=self.fit == "pad",
         )
-    if not paths:
-        raise ConfigError("there is no file to load: pass at least one path")
-    names = [str(path) for path in paths]
-    pixels, bad = decode_all(
-        names,
-        Path,
-        height,
-        channels=channels,
-        notify=ignore_message,
+
+    def check_square(self) -> None:
+        """Raise ConfigError if files cannot be turned into the backbone's input."""
+        channels, height, width = self.image
+        if channels not in (1, 3):
+            raise ConfigError(
+                f"image files have 1 or 3 channels, but this backbone takes {channels}: prepare "
+                "the images as the training images were, and pass tensors to the backbone"
+            )
+        if height != width:
+            raise ConfigError(
+                f"files are scaled to squares, but the run was trained on images of {height} × "
+                f"{width} pixels: prepare the images as the training images were"
+            )
+
+    def describe(self) -> str:
+        """Return the steps as one sentence."""
+        channels, height, width = self.image
+        steps = ["apply the EXIF orientation"]
+        if self.fit == "pad":
+            steps.append(f"scale the longer side to {height} and pad with {self.background}")
+        else:
+            steps.append(f"crop the largest centred square, scale it to {height} × {width}")
+        colour = "grey" if channels == 1 else "RGB"
+        steps.append(f"convert to {colour}, transparent pixels over {self.background}")
+        steps.append("divide by 255")
+        if self.mean is not None and self.std is not None:
+            steps.append(f"subtract {list(self.mean)} and divide by {list(self.std)}")
+        return "; ".join(steps)
+
+    def _batch(self, images: Tensor | np.ndarray) -> Tensor:
+        """Return a batch as uint8 pixels; one that has the right size is used as it is."""
+        if isinstance(images, Tensor) and images.dtype == torch.uint8:
+            if images.shape[1:] == self.image:
+                return images
+        return self.pixels(list(images))
+
+
+def preprocessing_of(header: Mapping[str, str]) -> Preprocessing:
+    """Return the preprocessing in the header of an exported backbone."""
+    channels, height, width = json.loads(header["image"])
+    mean = json.loads(header.get("mean", "null"))
+    std = json.loads(header.get("std", "null"))
+    fit: Fit = "pad" if header.get("fit") == "pad" else "crop"
+    background: Background = "white" if header.get("background") == "white" else "black"
+    return Preprocessing(
+        image=(int(channels), int(height), int(width)),
+        mean=None if mean is None else tuple(map(float, mean)),
+        std=None if std is None else tuple(map(float, std)),
+        fit=fit,
         background=background,
-        pad=pad,
     )
-    if bad:
-        reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(Counter(bad.values()).items()))
-        detail = "\n".join(f"{reason}: {names[position]}" for position, reason in bad.items())
-        raise DataError(
-            f"{len(bad)} of {len(names)} files cannot be read as images ({reasons}): leave them out",
-            detail,
+
+
+def _file_of(image: OneImage) -> Path | bytes:
+    """Return an image as a file or the bytes of one, so that every image takes the same path."""
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, str | Path):
+        return Path(image)
+    return _encoded(_as_picture(image))
+
+
+def _as_picture(image: Image.Image | Tensor | np.ndarray) -> Image.Image:
+    """Return one image as a PIL image; raise ConfigError for arrays of other types and shapes."""
+    if isinstance(image, Image.Image):
+        return image
+    array = image
+    if isinstance(array, Tensor):
+        if array.ndim != 3:
+            raise ConfigError(f"got a tensor of shape {tuple(array.shape)}: pass {ACCEPTED}")
+        array = array.detach().cpu().permute(1, 2, 0).numpy()
+    if not isinstance(array, np.ndarray):
+        raise ConfigError(f"got a {type(image).__name__}: pass {ACCEPTED}")
+    if array.dtype != np.uint8:
+        raise ConfigError(
+            f"got numbers of type {array.dtype}: pass uint8 pixels from 0 to 255, or pass a tensor "
+            "that is already normalised to the backbone itself"
         )
-    return as_input(pixels, normalisation)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (3, 4)):
+        raise ConfigError(f"got an array of shape {array.shape}: pass {ACCEPTED}")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _encoded(picture: Image.Image) -> bytes:
+    """Return the bytes of a lossless file of a picture."""
+    stream = io.BytesIO()
+    exif = picture.getexif()
+    try:
+        picture.save(stream, "PNG", exif=exif, compress_level=1)
+    except OSError:  # PNG has no CMYK and no float pixels; TIFF has both
+        stream = io.BytesIO()
+        picture.save(stream, "TIFF", exif=exif)
+    return stream.getvalue()
+
+
+def _unreadable(images: Sequence[OneImage], bad: Mapping[int, str]) -> DataError:
+    reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(Counter(bad.values()).items()))
+    lines = []
+    for position, reason in bad.items():
+        image = images[position]
+        name = printable(str(image)) if isinstance(image, str | Path) else f"image {position}"
+        lines.append(f"{reason}: {name}")
+    return DataError(
+        f"{len(bad)} of {len(images)} files cannot be read as images ({reasons}): leave them out",
+        "\n".join(lines),
+    )
+

@@ -84,7 +84,7 @@ def detection(
     regions, flip, keep_empty, seed.
     """
     from fedssl.core.settings import validate
-    from fedssl.downstream.object_detection.backbone_file import find_backbone
+    from fedssl.downstream.exported_files import find_backbone
     from fedssl.downstream.object_detection.finetune import fine_tune
     from fedssl.downstream.object_detection.locate import ExplicitPaths, locate
     from fedssl.downstream.object_detection.settings import DetectionSettings
