@@ -10,6 +10,17 @@ import typer
 from fedssl.cli.completion import complete_run, complete_source
 from fedssl.core.errors import ConfigError
 
+BackbonePlace = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="Run directory, exported backbone, or folder that `export --to hub` wrote.",
+        autocompletion=complete_run,
+    ),
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Name of the backbone, if the run has several.")
+]
 Name = Annotated[
     str,
     typer.Argument(
@@ -40,6 +51,10 @@ Device = Annotated[
     typer.Option(
         help="cpu, cuda (all CUDA devices), cuda:N (one of them), or auto (cuda if available)."
     ),
+]
+OneDevice = Annotated[
+    str,
+    typer.Option(help="cpu, cuda (the first CUDA device), cuda:N, or auto (cuda if available)."),
 ]
 Views = Annotated[
     str | None,
