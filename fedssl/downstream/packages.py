@@ -15,8 +15,7 @@ def need_packages(packages: Sequence[str], extra: str) -> None:
             import_module(package)
         except ImportError:
             raise ConfigError(
-                f"{package} is not installed: in a clone of fedssl, run "
-                f'pip install ".[{extra}]"'
+                f'{package} is not installed: in a clone of fedssl, run pip install ".[{extra}]"'
             ) from None
         except RuntimeError as problem:  # torchvision for another build of torch
             first_line = str(problem).partition("\n")[0]

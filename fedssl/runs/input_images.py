@@ -121,9 +121,12 @@ class Preprocessing(NamedTuple):
 
     def _batch(self, images: Tensor | np.ndarray) -> Tensor:
         """Return a batch as uint8 pixels; one that has the right size is used as it is."""
-        if isinstance(images, Tensor) and images.dtype == torch.uint8:
-            if images.shape[1:] == self.image:
-                return images
+        if (
+            isinstance(images, Tensor)
+            and images.dtype == torch.uint8
+            and images.shape[1:] == self.image
+        ):
+            return images
         return self.pixels(list(images))
 
 
@@ -198,4 +201,3 @@ def _unreadable(images: Sequence[OneImage], bad: Mapping[int, str]) -> DataError
         f"{len(bad)} of {len(images)} files cannot be read as images ({reasons}): leave them out",
         "\n".join(lines),
     )
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,6 @@ from fedssl.cli.options import (
     Quiet,
     check_output_file,
 )
-from fedssl.core.errors import ConfigError
 from fedssl.core.user_modules import import_modules
 
 
@@ -48,31 +46,14 @@ def search(
     a folder once, for many searches.
     """
     check_output_file(out, ".png")
-    if images.is_dir():
-        folder = images
-    elif out is not None and folder is None:
-        raise ConfigError(f"a picture needs the image files: name their folder with --folder")
     import_modules(imports)
 
-    from fedssl.cli.neighbours import print_neighbours
+    from fedssl.cli.neighbours import Query, run_search
     from fedssl.core.console import ignore_message, print_to_stderr
     from fedssl.downstream.backbone import load_backbone
-    from fedssl.downstream.embed import embed, read_embeddings
-    from fedssl.downstream.search import draw_result
-    from fedssl.downstream.search import search as find
 
+    wanted = Query(query, images, k, out=out, folder=folder)
+    wanted.check()
     backbone = load_backbone(dir, model, device=device)
     notify = ignore_message if quiet else print_to_stderr
-    backbone.features(query)  # a query that cannot be read is reported before the folder is
-    if images.is_dir():
-        embeddings = embed(backbone, images, notify=notify)
-    else:
-        embeddings = read_embeddings(images)
-    neighbours = find(backbone, query, embeddings, k, folder=folder)
-    if as_json:
-        print(json.dumps([neighbour._asdict() for neighbour in neighbours]))
-    else:
-        print_neighbours(neighbours)
-    if out is not None and folder is not None:
-        draw_result(query, folder, neighbours, out)
-        notify(f"wrote {out}")
+    run_search(backbone, wanted, notify, as_json=as_json)

@@ -73,7 +73,8 @@ class Classifier(nn.Module):
     @torch.inference_mode()
     def probabilities_of_features(self, features: Tensor) -> Tensor:
         """Return the probabilities (n, classes) of features (n, dim), on the CPU."""
-        return self.head(features.to(self.backbone.device)).softmax(1).cpu()
+        logits: Tensor = self.head(features.to(self.backbone.device))
+        return logits.softmax(1).cpu()
 
     def probabilities(self, images: ImageOrImages) -> Tensor:
         """Return the probability of each class: (n, classes), or (classes,) of a single image.

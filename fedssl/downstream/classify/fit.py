@@ -24,8 +24,8 @@ from fedssl.probes.features import Labelled
 from fedssl.probes.linear import TYPICAL_EVALUATIONS, Layer, minimise, thread_count
 
 FOLDS = 5
-PENALTIES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)  # the strongest first
-MAX_ITERATIONS = 200
+PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
+MAX_ITERATIONS = 100
 SMALLEST_STD = 1e-6  # a feature that varies less is constant
 
 
@@ -98,9 +98,15 @@ def fit_layer(train: Labelled, penalty: float) -> Layer:
     mean = features.mean(0)
     std = features.std(0, correction=0)
     std = torch.where(std > SMALLEST_STD, std, torch.inf)  # a constant feature has no weight
-    scaled = Labelled((features - mean) / std, train.labels)
-    layer = minimise(scaled, penalty, MAX_ITERATIONS)
-    weight = layer.weight / std
+    scaled = (features - mean) / std
+    if len(scaled) < scaled.shape[1]:
+        # The best weights are sums of the images' features: fit in the space that these span.
+        basis, coordinates = torch.linalg.qr(scaled.T)
+        layer = minimise(Labelled(coordinates.T, train.labels), penalty, MAX_ITERATIONS)
+        weight = (layer.weight @ basis.T) / std
+    else:
+        layer = minimise(Labelled(scaled, train.labels), penalty, MAX_ITERATIONS)
+        weight = layer.weight / std
     return Layer(weight, layer.bias - weight @ mean)
 
 

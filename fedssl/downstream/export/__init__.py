@@ -99,7 +99,9 @@ def _check_name(path: Path, chosen: Format, force: bool) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
     if path.exists() and not force:
-        raise ConfigError(f"{path} exists: choose another name with --out, or replace it by --force")
+        raise ConfigError(
+            f"{path} exists: choose another name with --out, or replace it by --force"
+        )
 
 
 def _remove(path: Path) -> None:
@@ -108,5 +110,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-

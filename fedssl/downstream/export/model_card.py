@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from fedssl.core.console import ignore_message
 from fedssl.core.version import __version__
 from fedssl.downstream.backbone import TrainedBackbone
 from fedssl.downstream.export.papers import papers_of

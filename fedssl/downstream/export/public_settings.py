@@ -43,18 +43,23 @@ def data_name(experiment: Experiment) -> str:
 def _of_table(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a table that may be published."""
     public: dict[str, Any] = {}
-    fields = type(settings).model_fields
     for key, value in values.items():
         nested = getattr(settings, key, None)
         if isinstance(nested, Settings) and isinstance(value, dict):
             public[key] = _of_table(nested, value)
-        elif _is_number(value) or key in NAMES:
-            public[key] = value
-        elif isinstance(value, list) and all(map(_is_number, value)):
-            public[key] = value
-        elif isinstance(value, str) and key in fields and value in _words(fields[key].annotation):
+        elif _is_public(type(settings), key, value):
             public[key] = value
     return public
+
+
+def _is_public(settings: type[Settings], key: str, value: Any) -> bool:
+    """True for numbers, switches, lists of numbers, and words from a fixed list."""
+    if _is_number(value) or key in NAMES:
+        return True
+    if isinstance(value, list):
+        return all(map(_is_number, value))
+    field = settings.model_fields.get(key)
+    return isinstance(value, str) and field is not None and value in _words(field.annotation)
 
 
 def _is_number(value: Any) -> bool:

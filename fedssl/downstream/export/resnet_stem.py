@@ -9,6 +9,13 @@ from torch import nn
 from fedssl.downstream.backbone import TrainedBackbone
 from fedssl.nets.resnet import ResNet
 
+RESNETS = ("resnet18", "resnet34", "resnet50")  # names that torchvision and timm have, too
+
+
+def is_resnet(backbone: TrainedBackbone) -> bool:
+    """True for a ResNet of fedssl, whose parameters have torchvision's and timm's names."""
+    return backbone.name in RESNETS and isinstance(backbone.network, ResNet)
+
 
 def stem_lines(backbone: TrainedBackbone, *, sets_channels: bool) -> list[str]:
     """Return the lines of Python that give `model` the stem of a backbone.

@@ -32,7 +32,8 @@ def write(target: Target) -> Comparison:
     loaded = load_backbone(target.path)
 
     def run(batch: Tensor) -> Tensor:
-        return loaded(batch)
+        features: Tensor = loaded(batch)
+        return features
 
     return compare(target, run, prepared=True)
 

@@ -1,13 +1,13 @@
 """Export as ONNX, for any number of images of one size.
 
-torch's older exporter is used: the newer one needs another package and has no fixed advantage for
-these networks.
+torch's older exporter is used: the newer one needs another package.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,10 +53,10 @@ def model_bytes(target: Target) -> bytes:
     channels, height, width = target.preprocess.image
     dtype = torch.uint8 if target.normalise else torch.float32
     name = input_name(target)
-    stream = io.BytesIO()
+    stream: Any = io.BytesIO()  # which torch accepts, but does not declare
     with warnings.catch_warnings():
         # Sizes become constants, as intended; torch prefers its newer exporter.
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # type: ignore[attr-defined]
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.onnx.export(
             Deployed(target),

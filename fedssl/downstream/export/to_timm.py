@@ -17,13 +17,15 @@ from torch import Tensor
 from fedssl import nets
 from fedssl.core.errors import ConfigError
 from fedssl.downstream.backbone import TrainedBackbone
-from fedssl.downstream.export.resnet_stem import set_stem, stem_lines
+from fedssl.downstream.export.resnet_stem import is_resnet, set_stem, stem_lines
 from fedssl.downstream.export.target import Comparison, Target, compare
 from fedssl.downstream.packages import need_packages
-from fedssl.nets.resnet import ResNet
 from fedssl.nets.vit import ViT, resample
 
 WEIGHTS = "model.safetensors"
+TIMM = "timm:"  # before the names of timm's own models
+# Options with which timm's transformers take images of any size.
+ANY_SIZE = {"dynamic_img_size": True, "strict_img_size": False}
 VIT = "vit_tiny_patch16_224"  # every setting that differs is passed as an argument
 
 
@@ -63,8 +65,10 @@ def timm_model(backbone: TrainedBackbone) -> TimmModel:
     network = backbone.network
     if isinstance(network, ViT):
         return _vit(backbone, network)
-    if isinstance(network, ResNet) and type(network).__module__ == ResNet.__module__:
-        return _resnet(backbone, network)
+    if is_resnet(backbone):
+        return _resnet(backbone)
+    if backbone.name.startswith(TIMM):
+        return _own_model(backbone)
     raise ConfigError(
         f'timm has no network with the parameters of "{backbone.name}": ResNets and ViTs of fedssl '
         "can be exported to it; use --to torch, onnx or hub"
@@ -89,7 +93,7 @@ def _vit(backbone: TrainedBackbone, network: ViT) -> TimmModel:
     return TimmModel(VIT, arguments, weights, "patch_embed.proj", "head", "token", True)
 
 
-def _resnet(backbone: TrainedBackbone, network: ResNet) -> TimmModel:
+def _resnet(backbone: TrainedBackbone) -> TimmModel:
     if backbone.norm == "group":
         raise ConfigError(
             "timm cannot build a ResNet with groups of 16 channels from a configuration "
@@ -98,11 +102,32 @@ def _resnet(backbone: TrainedBackbone, network: ResNet) -> TimmModel:
     return TimmModel(
         architecture=backbone.name,
         arguments={"in_chans": backbone.channels},
-        weights=dict(network.state_dict()),
+        weights=dict(backbone.network.state_dict()),
         first_conv="conv1",
         classifier="fc",
         global_pool="avg",
         loads_directly=backbone.stem == "imagenet",
+    )
+
+
+def _own_model(backbone: TrainedBackbone) -> TimmModel:
+    """Return a model that was built by timm: its tensors have timm's names already."""
+    network: Any = backbone.network
+    arguments: dict[str, Any] = {"in_chans": backbone.channels}
+    for option, value in ANY_SIZE.items():
+        owner = network if option == "dynamic_img_size" else getattr(network, "patch_embed", None)
+        if getattr(owner, option, None) is value:
+            arguments[option] = value
+            break
+    settings = getattr(network, "pretrained_cfg", None) or {}
+    return TimmModel(
+        architecture=backbone.name.removeprefix(TIMM),
+        arguments=arguments,
+        weights=dict(network.state_dict()),
+        first_conv=settings.get("first_conv", ""),
+        classifier=settings.get("classifier", ""),
+        global_pool=getattr(network, "global_pool", "avg"),
+        loads_directly=True,
     )
 
 

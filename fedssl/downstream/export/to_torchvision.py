@@ -15,19 +15,16 @@ from torch import Tensor, nn
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError
-from fedssl.downstream.export.resnet_stem import set_stem, stem_lines
+from fedssl.downstream.export.resnet_stem import is_resnet, set_stem, stem_lines
 from fedssl.downstream.export.target import Comparison, Target, compare
 from fedssl.downstream.packages import need_packages
 from fedssl.nets.group_norm import group_count
-from fedssl.nets.resnet import ResNet
 
 
 def write(target: Target) -> Comparison:
     """Write the weights, load them into torchvision's model and compare its features."""
     backbone = target.backbone
-    if not isinstance(backbone.network, ResNet) or type(backbone.network).__module__ != (
-        ResNet.__module__
-    ):
+    if not is_resnet(backbone):
         raise ConfigError(
             f'torchvision has no network with the parameters of "{backbone.name}": only ResNets '
             "of fedssl can be exported to it; use --to torch, onnx or hub"
