@@ -53,7 +53,7 @@ class TrainedBackbone(nets.Backbone):
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return next(self.network.parameters()).device
+        return next(self.network.parameters(), torch.empty(0)).device
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, dim) of prepared images (n, channels, h, w)."""

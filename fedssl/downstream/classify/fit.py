@@ -10,13 +10,14 @@ the other folds alone: the images of a fold take no part in the choice that they
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedssl.core.console import Notify, ignore_message, meter
+from fedssl.core.console import Notify, ignore_message, meter, shortened
 from fedssl.core.devices.precision import threads
 from fedssl.core.errors import DataError
 from fedssl.core.seeds import generator
@@ -26,6 +27,7 @@ from fedssl.probes.linear import TYPICAL_EVALUATIONS, Layer, minimise, thread_co
 FOLDS = 5
 PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 MAX_ITERATIONS = 100
+LISTED_CLASSES = 20  # in the detail of an error
 SMALLEST_STD = 1e-6  # a feature that varies less is constant
 
 
@@ -38,23 +40,24 @@ class Fit(NamedTuple):
     folds: int
 
 
-def fit_head(train: Labelled, classes: int, *, notify: Notify = ignore_message) -> Fit:
+def fit_head(train: Labelled, classes: Sequence[str], *, notify: Notify = ignore_message) -> Fit:
     """Return the head for labelled features, with cross-validated predictions.
 
-    Every class needs two images or more; DataError otherwise.
+    `classes` are the names of the labels. Every class needs two images or more; DataError otherwise.
     """
-    counts = torch.bincount(train.labels, minlength=classes)
-    if int(counts.min()) < 2:
+    counts = torch.bincount(train.labels, minlength=len(classes)).tolist()
+    too_few = [name for name, count in zip(classes, counts, strict=True) if count < 2]
+    if too_few:
         raise DataError(
-            f"a class has {int(counts.min())} labelled images that can be read: cross-validation "
-            "needs at least 2 of each class"
+            f"{len(too_few)} of {len(classes)} classes have a single labelled image that can be "
+            "read: cross-validation needs at least 2 of each class",
+            "\n".join(shortened(too_few, LISTED_CLASSES)),
         )
-    passes = TYPICAL_EVALUATIONS
-    with threads(thread_count(train.features.numel(), classes, passes)):
-        return _fit(train, classes, notify)
+    with threads(thread_count(train.features.numel(), len(classes), TYPICAL_EVALUATIONS)):
+        return _fit(train, notify)
 
 
-def _fit(train: Labelled, classes: int, notify: Notify) -> Fit:
+def _fit(train: Labelled, notify: Notify) -> Fit:
     fold_of = stratified_folds(train.labels, min(FOLDS, len(train.labels)))
     folds = int(fold_of.max()) + 1
     losses = torch.zeros(len(PENALTIES), len(train.labels), dtype=torch.float64)

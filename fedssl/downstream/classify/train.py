@@ -63,7 +63,7 @@ def train_classifier(
         raise DataError(f'{labelled} has images of one class only, "{classes[0]}": two are needed')
     numbers = {name: number for number, name in enumerate(classes)}
     labels = torch.tensor([numbers[name] for name in names])
-    fit = fit_head(Labelled(embeddings.features, labels), len(classes), notify=notify)
+    fit = fit_head(Labelled(embeddings.features, labels), classes, notify=notify)
     report = make_report(labels, fit.held_out, classes, folds=fit.folds, penalty=fit.penalty)
     about = {
         "images": len(labels),
