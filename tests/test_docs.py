@@ -17,7 +17,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -152,10 +151,6 @@ def sandbox(own_modules: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own_modules
 
 
-@pytest.mark.filterwarnings(
-    "ignore::torch.jit.TracerWarning",
-    "ignore:.*(ONNX|The feature will be removed):DeprecationWarning",
-)
 @pytest.mark.parametrize(
     "page", sorted({b.page for b in PYTHON}), ids=lambda page: str(page.relative_to(ROOT))
 )
@@ -167,8 +162,6 @@ def test_python_runs(
     A block that is to be saved as a file is imported instead.
     """
     blocks = [b for b in PYTHON if b.page == page and b not in WITH_TORCHVISION]
-    if find_spec("onnx") is None:
-        blocks = [b for b in blocks if "torch.onnx" not in b.text]
     file = saved_file(page)
     if file is not None:
         (sandbox / file).write_text(blocks.pop(0).text)

@@ -25,7 +25,7 @@ from fedssl.probes.features import Labelled
 from fedssl.probes.linear import TYPICAL_EVALUATIONS, Layer, minimise, thread_count
 
 FOLDS = 5
-PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
+PENALTIES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 MAX_ITERATIONS = 100
 LISTED_CLASSES = 20  # in the detail of an error
 SMALLEST_STD = 1e-6  # a feature that varies less is constant

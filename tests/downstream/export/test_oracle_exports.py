@@ -85,9 +85,9 @@ def test_timm_resolves_the_preprocessing_of_the_configuration(
     export(file, "timm", tmp_path / "out")
     model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
     config = timm.data.resolve_model_data_config(model)
-    assert config["input_size"] == (3, 28, 28)
-    assert config["mean"] == (0.4, 0.5, 0.6)
-    assert config["std"] == (0.1, 0.2, 0.3)
+    assert tuple(config["input_size"]) == (3, 28, 28)
+    assert tuple(config["mean"]) == (0.4, 0.5, 0.6)
+    assert tuple(config["std"]) == (0.1, 0.2, 0.3)
     assert config["interpolation"] == "bilinear"
 
 
