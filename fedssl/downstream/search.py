@@ -10,10 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedssl.core.errors import ConfigError
+from fedssl.core.errors import ConfigError, DataError
+from fedssl.data import decode
+from fedssl.data.folder import BACKGROUNDS
 from fedssl.downstream.backbone import TrainedBackbone
 from fedssl.downstream.embed import Embeddings
-from fedssl.plots.neighbour_sheet import Captioned, draw_neighbours
+from fedssl.plots.neighbour_sheet import QUERY_SIDE, SIDE, Captioned, draw_neighbours
+
+WHITE = BACKGROUNDS["white"]
 
 
 class Neighbour(NamedTuple):
@@ -71,13 +75,29 @@ def nearest(
 def draw_result(
     query: str | Path, folder: str | Path, neighbours: Sequence[Neighbour], path: str | Path
 ) -> None:
-    """Write a PNG with the query and its neighbours, each with its similarity and name."""
+    """Write a PNG with the query and its neighbours, each with its similarity and name.
+
+    Raise DataError if an image cannot be read.
+    """
     tiles = []
     for neighbour in neighbours:
         caption = f"{neighbour.rank}   {neighbour.similarity:.3f}"
-        tiles.append(Captioned(Path(folder) / neighbour.name, caption, neighbour.name))
+        pixels = _thumbnail(Path(folder) / neighbour.name, SIDE)
+        tiles.append(Captioned(pixels, caption, neighbour.name))
     title = f"the {len(neighbours)} nearest images, by cosine similarity of features"
-    draw_neighbours(Captioned(Path(query), "query", Path(query).name), tiles, title, Path(path))
+    query = Path(query)
+    large = Captioned(_thumbnail(query, QUERY_SIDE), "query", query.name)
+    draw_neighbours(large, tiles, title, Path(path))
+
+
+def _thumbnail(file: Path, side: int) -> Tensor:
+    """Return all of an image file as uint8 (3, h, h), h at most `side`, on a white square."""
+    try:
+        width, height, _, _ = decode.read_header(file)
+        size = min(side, max(width, height))  # small images are not enlarged here
+        return torch.from_numpy(decode.decode(file, size, 3, WHITE, pad=True))
+    except decode.Unreadable as problem:
+        raise DataError("an image of the picture cannot be read", f"{problem}: {file}") from None
 
 
 def _name_in(file: Path, folder: Path) -> str | None:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from fedssl.plots.contact_sheet import FRAME, draw_tile
 
@@ -26,9 +25,9 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Captioned(NamedTuple):
-    """An image file with a caption, and its name, which is cut on the left if it is long."""
+    """An image with a caption, and its name, which is cut on the left if it is long."""
 
-    file: Path
+    pixels: Tensor  # uint8 (C, H, W)
     caption: str
     name: str
 
@@ -70,7 +69,7 @@ def _paste(
     border = 3 if frame == QUERY_COLOUR else 1
     box = (left - border, top - border, left + side + border - 1, top + side + border - 1)
     pen.rectangle(box, outline=frame, width=border)
-    sheet.paste(draw_tile(_thumbnail(tile.file, side), side), corner)
+    sheet.paste(draw_tile(tile.pixels, side), corner)
     pen.text((left, top + side + 4), tile.caption, "black", font)
     pen.text((left, top + side + 4 + LINE), shortened_name(tile.name, side, font), GREY, font)
 
@@ -83,16 +82,3 @@ def shortened_name(name: str, width: int, font: Font) -> str:
     while start < len(name) and font.getlength(f"…{name[start:]}") > width:
         start += 1
     return f"…{name[start:]}"
-
-
-def _thumbnail(file: Path, side: int) -> torch.Tensor:
-    """Return a file as uint8 (3, h, w), upright, not larger than a tile and not enlarged."""
-    with Image.open(file) as image:
-        upright = ImageOps.exif_transpose(image)
-        if upright.has_transparency_data:
-            colour = upright.convert("RGBA")
-            white = Image.new("RGBA", colour.size, "white")
-            upright = Image.alpha_composite(white, colour)
-        small = upright.convert("RGB")
-        small.thumbnail((side, side))
-    return torch.from_numpy(np.array(small)).permute(2, 0, 1)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +16,8 @@ from torch import Tensor
 from fedssl.core.batch import Normalisation
 from fedssl.core.console import ignore_message
 from fedssl.core.errors import ConfigError, DataError
+from fedssl.data import decode
+from fedssl.data.decode import Array, Unreadable
 from fedssl.data.decode_parallel import decode_all
 from fedssl.data.folder import BACKGROUNDS, Background, Fit
 from fedssl.data.folder_listing import printable
@@ -71,15 +72,18 @@ class Preprocessing(NamedTuple):
         if len(images) == 0:
             raise ConfigError("there is no file to load: pass at least one path")
         self.check_square()
-        sources = list(map(_file_of, images))
-        numbers = list(map(str, range(len(sources))))
-        pixels, bad = self.decode(numbers, lambda number: sources[int(number)])
+        if all(isinstance(image, str | Path) for image in images):
+            pixels, bad = self.decode(list(map(str, images)), Path)  # in threads
+        else:
+            pixels, bad = self._fit_each(images)
         if bad:
             raise _unreadable(images, bad)
         return pixels
 
-    def decode(self, names: Sequence[str], source: Any) -> tuple[Tensor, dict[int, str]]:
-        """Return the pixels of the readable images `source(name)`, and why others are not."""
+    def decode(
+        self, names: Sequence[str], source: Callable[[str], Path]
+    ) -> tuple[Tensor, dict[int, str]]:
+        """Return the pixels of the readable files `source(name)`, and why others are not."""
         return decode_all(
             names,
             source,
@@ -89,6 +93,33 @@ class Preprocessing(NamedTuple):
             background=BACKGROUNDS[self.background],
             pad=self.fit == "pad",
         )
+
+    def _fit_each(self, images: Sequence[OneImage]) -> tuple[Tensor, dict[int, str]]:
+        """Return the pixels of the readable images of any kind, and why others are not."""
+        rows = []
+        bad: dict[int, str] = {}
+        for position, image in enumerate(images):
+            try:
+                rows.append(torch.from_numpy(self._fit(image)))
+            except Unreadable as problem:
+                bad[position] = str(problem)
+        if bad:
+            return torch.empty(0), bad
+        return torch.stack(rows), bad
+
+    def _fit(self, image: OneImage) -> Array:
+        """Return one image as uint8 pixels (C, size, size)."""
+        channels, size, _ = self.image
+        background = BACKGROUNDS[self.background]
+        pad = self.fit == "pad"
+        if isinstance(image, str):
+            image = Path(image)
+        if isinstance(image, Path | bytes):
+            return decode.decode(image, size, channels, background, pad)
+        picture = _as_picture(image)
+        with decode.damage_as_unreadable():
+            upright = decode.apply_orientation(picture)
+            return decode.fit(upright, size, channels, background, pad)
 
     def check_square(self) -> None:
         """Raise ConfigError if files cannot be turned into the backbone's input."""
@@ -146,15 +177,6 @@ def preprocessing_of(header: Mapping[str, str]) -> Preprocessing:
     )
 
 
-def _file_of(image: OneImage) -> Path | bytes:
-    """Return an image as a file or the bytes of one, so that every image takes the same path."""
-    if isinstance(image, bytes):
-        return image
-    if isinstance(image, str | Path):
-        return Path(image)
-    return _encoded(_as_picture(image))
-
-
 def _as_picture(image: Image.Image | Tensor | np.ndarray) -> Image.Image:
     """Return one image as a PIL image; raise ConfigError for arrays of other types and shapes."""
     if isinstance(image, Image.Image):
@@ -176,18 +198,6 @@ def _as_picture(image: Image.Image | Tensor | np.ndarray) -> Image.Image:
     if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (3, 4)):
         raise ConfigError(f"got an array of shape {array.shape}: pass {ACCEPTED}")
     return Image.fromarray(np.ascontiguousarray(array))
-
-
-def _encoded(picture: Image.Image) -> bytes:
-    """Return the bytes of a lossless file of a picture."""
-    stream = io.BytesIO()
-    exif = picture.getexif()
-    try:
-        picture.save(stream, "PNG", exif=exif, compress_level=1)
-    except OSError:  # PNG has no CMYK and no float pixels; TIFF has both
-        stream = io.BytesIO()
-        picture.save(stream, "TIFF", exif=exif)
-    return stream.getvalue()
 
 
 def _unreadable(images: Sequence[OneImage], bad: Mapping[int, str]) -> DataError:

@@ -8,10 +8,10 @@ import pytest
 from error_messages import raises
 from PIL import Image
 
-from fedssl.core.errors import ConfigError
+from fedssl.core.errors import ConfigError, DataError
 from fedssl.downstream.backbone import load_backbone
 from fedssl.downstream.embed import embed
-from fedssl.downstream.search import draw_result, search
+from fedssl.downstream.search import Neighbour, draw_result, search
 
 RED = (255, 0, 0)
 
@@ -72,3 +72,22 @@ def test_the_picture_shows_the_query_and_its_neighbours(
         colours = [picture.getpixel((292 + 140 * number + 64, middle)) for number in range(4)]
         assert colours == [(51, 0, 0), RED, (255, 255, 0), (0, 0, 255)]
         assert picture.getpixel((12 + 128, 43 + 128)) == RED
+
+
+def test_transparent_turned_and_unreadable_images_in_a_picture(tmp_path: Path) -> None:
+    """Transparent pixels are white; an image turned by EXIF is shown upright."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90°: stored wide, shown tall
+    Image.new("RGB", (40, 20), RED).save(tmp_path / "turned.png", exif=exif)
+    Image.new("RGBA", (10, 10), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    turned = [Neighbour(1, 1.0, "turned.png")]
+    draw_result(tmp_path / "clear.png", tmp_path, turned, tmp_path / "out.png")
+    with Image.open(tmp_path / "out.png") as picture:
+        white = (255, 255, 255)
+        assert picture.getpixel((12 + 128, 43 + 128)) == white
+        assert picture.getpixel((292 + 64, 43 + 3)) == RED
+        assert picture.getpixel((292 + 3, 43 + 64)) == white
+    (tmp_path / "turned.png").write_bytes(b"nothing")
+    with raises(DataError) as raised:
+        draw_result(tmp_path / "clear.png", tmp_path, turned, tmp_path / "out.png")
+    assert raised.value.detail == f"not an image: {tmp_path / 'turned.png'}"

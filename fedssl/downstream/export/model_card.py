@@ -111,13 +111,20 @@ def _training(backbone: TrainedBackbone, facts: RunFacts) -> str:
         "rounds": backbone.header.get("rounds", str(experiment.rounds)),
         "secure aggregation": "yes" if facts.results.get("secure_aggregation") else "no",
         "differential privacy": _privacy(facts),
-        "norm bound of updates": f"{experiment.guard.norm_bound:g} times a typical update",
+        "norm bound of updates": _norm_bound(experiment),
+        "merge": f"{values['mean']['name']} mean",
         "fedssl": environment.get("fedssl", backbone.header.get("fedssl", __version__)),
     }
     for package in ("torch", "python"):
         if package in environment:
             rows[package] = environment[package]
     return "## Training\n\n" + _table(("", ""), rows.items())
+
+
+def _norm_bound(experiment: Experiment) -> str:
+    if not experiment.guard.norm_bound:
+        return "none"
+    return f"{experiment.guard.norm_bound:g} times a typical update"
 
 
 def _privacy(facts: RunFacts) -> str:
@@ -131,6 +138,8 @@ def _privacy(facts: RunFacts) -> str:
 
 def _accuracy(facts: RunFacts) -> str:
     verdict = facts.results.get("verdict")
+    if not facts.results:
+        return "## Accuracy\n\nThe run is not finished, so no accuracy is stated."
     if verdict is None:
         return "## Accuracy\n\nNo accuracy was measured: there were no labelled test images."
     accuracies = verdict["accuracies"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -132,7 +132,7 @@ def compared_pixels(preprocess: Preprocessing) -> Tensor:
 
 
 @torch.no_grad()
-def compare(target: Target, run: Callable[[Tensor], Tensor], *, prepared: bool) -> Comparison:
+def compare(target: Target, run: Callable[[Tensor], Any], *, prepared: bool) -> Comparison:
     """Compare the outputs of an exported model with fedssl's, in batches of several sizes.
 
     `run` returns the outputs of prepared images or, unless `prepared`, of uint8 pixels. Raise

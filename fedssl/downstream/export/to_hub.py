@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from torch import Tensor
-
 from fedssl import nets
 from fedssl.downstream.backbone import TrainedBackbone, load_backbone
 from fedssl.downstream.export.model_card import facts_of, model_card
@@ -29,13 +27,7 @@ def write(target: Target) -> Comparison:
     }
     for name, text in files.items():
         (target.path / name).write_text(text, "utf-8")
-    loaded = load_backbone(target.path)
-
-    def run(batch: Tensor) -> Tensor:
-        features: Tensor = loaded(batch)
-        return features
-
-    return compare(target, run, prepared=True)
+    return compare(target, load_backbone(target.path), prepared=True)
 
 
 def config(backbone: TrainedBackbone) -> dict[str, Any]:

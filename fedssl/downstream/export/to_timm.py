@@ -51,13 +51,7 @@ def write(target: Target) -> Comparison:
         text = json.dumps(config(target.backbone, model), indent=2)
         (target.path / "config.json").write_text(f"{text}\n", "utf-8")
     (target.path / "load.py").write_text(lines(target, target.final.name), "utf-8")
-    loaded = load(target.path, target.backbone, model)
-
-    def run(batch: Tensor) -> Tensor:
-        features: Tensor = loaded(batch)
-        return features
-
-    return compare(target, run, prepared=True)
+    return compare(target, load(target.path, target.backbone, model), prepared=True)
 
 
 def timm_model(backbone: TrainedBackbone) -> TimmModel:

@@ -12,7 +12,6 @@ import zipfile
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files.atomic import write_atomic
@@ -34,12 +33,7 @@ def write(target: Target) -> Comparison:
     write_atomic(target.path, program_bytes(target))
     check_no_pickle(target.path)
     program = torch.export.load(str(target.path)).module()
-
-    def run(batch: Tensor) -> Tensor:
-        outputs: Tensor = program(batch)
-        return outputs
-
-    return compare(target, run, prepared=not target.normalise)
+    return compare(target, program, prepared=not target.normalise)
 
 
 def program_bytes(target: Target) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError
@@ -34,13 +34,7 @@ def write(target: Target) -> Comparison:
     nets.save_backbone(backbone.network.state_dict(), target.path, header)
     model = build(target)
     model.load_state_dict(load_file(target.path), strict=True)
-    model.eval()
-
-    def run(batch: Tensor) -> Tensor:
-        features: Tensor = model(batch)
-        return features
-
-    return compare(target, run, prepared=True)
+    return compare(target, model.eval(), prepared=True)
 
 
 def build(target: Target) -> Any:

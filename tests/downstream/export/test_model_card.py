@@ -50,7 +50,8 @@ def test_accuracies_have_their_intervals(backbone) -> None:
 
 
 def test_a_run_without_labels_has_no_accuracy(backbone) -> None:
-    assert "No accuracy was measured" in _card(backbone)
+    assert "No accuracy was measured" in _card(backbone, notes=[])
+    assert "The run is not finished" in _card(backbone)
 
 
 def test_remarks_that_name_a_client_or_a_path_are_left_out(backbone) -> None:
