@@ -18,7 +18,7 @@ from fedssl.core.errors import ConfigError, RunError, explained_errors
 from fedssl.core.files import integrity
 from fedssl.core.state.state import State
 from fedssl.data import Dataset, from_python
-from fedssl.data.folder import background_of, fit_of
+from fedssl.data.folder import BACKGROUNDS, background_of, fit_of
 from fedssl.evaluation.evaluate import Evaluation, backbone_of
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
@@ -33,7 +33,7 @@ from fedssl.probes import PROBES
 from fedssl.runs.collaborative_probe import collaborative
 from fedssl.runs.directories import default_dir, directory_line, titled_experiment
 from fedssl.runs.finalize import finish
-from fedssl.runs.input_images import Preprocessing
+from fedssl.runs.input_images import load_as_input
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import (
     check_resumable,
@@ -150,11 +150,14 @@ class Run:
         normalised like training images, without augmentation. Raises DataError if a file cannot be
         read.
         """
-        data = self.experiment.data
-        preprocess = Preprocessing(
-            self._image(), data.mean, data.std, fit_of(data), background_of(data)
+        image = self._image()
+        return load_as_input(
+            paths,
+            image,
+            federation_setup.normalisation(self.experiment, image[0]),
+            BACKGROUNDS[background_of(self.experiment.data)],
+            pad=fit_of(self.experiment.data) == "pad",
         )
-        return preprocess(list(paths))
 
     def _channels(self, state: State) -> int:
         """Return the channels of the run's images: those that a model's first convolution takes.
