@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.seeds import generator
 from fedssl.downstream.backbone import TrainedBackbone
 from fedssl.downstream.classify.classifier import Classifier
@@ -165,6 +166,20 @@ def compare(target: Target, run: Callable[[Tensor], Any], *, prepared: bool) -> 
             "nothing was written"
         )
     return comparison
+
+
+@contextmanager
+def explained_tracing(target: Target) -> Iterator[None]:
+    """Raise ConfigError if torch cannot trace a network, which may be a user's own."""
+    try:
+        yield
+    except Exception as problem:  # torch raises errors of many types
+        first_line = str(problem).strip().partition("\n")[0]
+        raise ConfigError(
+            f"torch cannot trace the backbone {target.backbone.name} ({type(problem).__name__}: "
+            f"{first_line}): use --to hub, or change its code so that it does not depend on the "
+            "values of tensors"
+        ) from problem
 
 
 def describe_input(target: Target) -> str:

@@ -19,6 +19,7 @@ from fedssl.downstream.export.target import (
     Target,
     compare,
     describe_input,
+    explained_tracing,
     metadata,
 )
 from fedssl.downstream.packages import need_packages
@@ -54,7 +55,7 @@ def model_bytes(target: Target) -> bytes:
     dtype = torch.uint8 if target.normalise else torch.float32
     name = input_name(target)
     stream: Any = io.BytesIO()  # which torch accepts, but does not declare
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), explained_tracing(target):
         # Sizes become constants, as intended; torch prefers its newer exporter.
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # type: ignore[attr-defined]
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -114,13 +114,14 @@ def _own_model(backbone: TrainedBackbone) -> TimmModel:
             arguments[option] = value
             break
     settings = getattr(network, "pretrained_cfg", None) or {}
+    pool = getattr(network, "global_pool", None)
     return TimmModel(
         architecture=backbone.name.removeprefix(TIMM),
         arguments=arguments,
         weights=dict(network.state_dict()),
         first_conv=settings.get("first_conv", ""),
         classifier=settings.get("classifier", ""),
-        global_pool=getattr(network, "global_pool", "avg"),
+        global_pool=pool if isinstance(pool, str) else "avg",  # some models have a layer instead
         loads_directly=True,
     )
 

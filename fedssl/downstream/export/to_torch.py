@@ -21,6 +21,7 @@ from fedssl.downstream.export.target import (
     Target,
     compare,
     describe_input,
+    explained_tracing,
     metadata,
 )
 
@@ -42,7 +43,7 @@ def program_bytes(target: Target) -> bytes:
     dtype = torch.uint8 if target.normalise else torch.float32
     example = torch.zeros(2, channels, height, width, dtype=dtype)
     count = torch.export.Dim("n", min=1)
-    with torch.no_grad():
+    with torch.no_grad(), explained_tracing(target):
         program = torch.export.export(Deployed(target), (example,), dynamic_shapes=({0: count},))
     program.example_inputs = None  # torch would pickle them
     stream = io.BytesIO()

@@ -15,6 +15,7 @@ import torch
 from error_messages import raises
 
 import fedssl
+from fedssl import nets
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.downstream.backbone import load_backbone
 from fedssl.downstream.classify.classifier import Classifier
@@ -158,6 +159,29 @@ def test_a_wrong_result_is_not_written(
     with pytest.raises(FedsslError, match="differ from fedssl's by up to"):
         export(backbone_file, "torch", tmp_path / "model.pt2")
     assert [path.name for path in tmp_path.iterdir()] == ["backbone.safetensors"]
+
+
+class Untraceable(nets.Backbone):
+    """Its result depends on the value of a tensor in Python."""
+
+    def __init__(self, channels: int = 3, stem: nets.Stem = "cifar") -> None:
+        super().__init__()
+        self.dim = 1
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        sign = 1.0 if float(images.sum()) > 0 else -1.0
+        return sign * images.mean((1, 2, 3))[:, None] * self.weight
+
+
+def test_a_network_that_torch_cannot_trace(
+    write_backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(nets.BACKBONES._classes, "untraceable", Untraceable)
+    file = write_backbone(name="untraceable")
+    with pytest.raises(ConfigError, match="torch cannot trace the backbone untraceable"):
+        export(file, "torch", tmp_path / "model.pt2")
+    assert export(file, "hub", tmp_path / "hub").comparison.difference == 0
 
 
 def test_an_existing_export_is_kept_unless_forced(backbone_file: Path, tmp_path: Path) -> None:
