@@ -39,7 +39,7 @@ def export(
             "normalised images."
         ),
     ] = True,
-    force: Annotated[bool, typer.Option(help="Replace an existing export.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace the files of an existing export.")] = False,
     imports: Imports = [],  # noqa: B006
 ) -> None:
     """Write a backbone for another library, load it there, and compare its features.

@@ -5,7 +5,6 @@ Every export is loaded again in its library and compared with fedssl before it g
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,7 +55,7 @@ def export(
     `place` is a run directory, an exported backbone, a hub folder or a classifier's file; `to` a
     name in FORMATS; `model` one of the backbones of a run that has several. `normalise` is about
     formats that contain the computation: they take uint8 pixels, or else images that are normalised
-    already. An existing export is replaced with `force` only.
+    already. An existing export is replaced with `force` only; other files in its folder are kept.
 
     Raise ConfigError if the library cannot hold this network, or is not installed, and FedsslError
     if its features differ by more than rounding; nothing is written then.
@@ -73,8 +72,7 @@ def export(
     with TemporaryDirectory(prefix=".export-", dir=final.parent) as folder:
         target = Target(source, Path(folder) / final.name, final, normalise=normalise, run=run)
         comparison = chosen.write(target)
-        _remove(final)
-        target.path.replace(final)
+        _put(target.path, final)
     return Exported(final, comparison, chosen.lines(target, str(final)))
 
 
@@ -98,15 +96,21 @@ def _check_name(path: Path, chosen: Format, force: bool) -> None:
         raise ConfigError(f"{path} cannot be written: the name must end in {suffix}")
     if not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
-    if path.exists() and not force:
+    if not path.exists():
+        return
+    if not force:
         raise ConfigError(
             f"{path} exists: choose another name with --out, or replace it by --force"
         )
+    if path.is_dir() != chosen.is_folder:
+        kind = "file" if chosen.is_folder else "folder"
+        raise ConfigError(f"{path} is a {kind}: choose another name with --out")
 
 
-def _remove(path: Path) -> None:
-    """Remove a file or a folder if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _put(written: Path, final: Path) -> None:
+    """Move an export to its name. In an existing folder, other files are kept, such as .git."""
+    if not final.is_dir():
+        written.replace(final)
+        return
+    for file in written.iterdir():
+        file.replace(final / file.name)

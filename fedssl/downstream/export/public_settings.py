@@ -11,7 +11,7 @@ from fedssl.experiment.experiment import Experiment
 TABLES = ("partition", "method", "algorithm", "topology", "mean", "train", "guard")
 NAMES = ("name", "backbone", "stem")  # of registered classes, which are part of the code
 OWN_IMAGES = "the user's own images"
-# Sources whose name does not identify a published data set.
+# Sources of the package whose name does not identify a published data set.
 UNNAMED_DATA = ("folder", "given", "npz")
 
 
@@ -37,7 +37,10 @@ def public_settings(experiment: Experiment) -> dict[str, Any]:
 def data_name(experiment: Experiment) -> str:
     """Return the name of a published data set, or that the images are a user's."""
     name: str = experiment.to_dict()["data"]["name"]
-    return OWN_IMAGES if name in UNNAMED_DATA else name
+    published = type(experiment.data).__module__.startswith("fedssl.")
+    if not published or name in UNNAMED_DATA:
+        return OWN_IMAGES
+    return name
 
 
 def _of_table(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:

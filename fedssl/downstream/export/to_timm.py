@@ -65,7 +65,7 @@ def timm_model(backbone: TrainedBackbone) -> TimmModel:
         return _own_model(backbone)
     raise ConfigError(
         f'timm has no network with the parameters of "{backbone.name}": ResNets and ViTs of fedssl '
-        "can be exported to it; use --to torch, onnx or hub"
+        "and models of timm can be exported to it; use --to torch, onnx or hub"
     )
 
 

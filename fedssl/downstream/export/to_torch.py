@@ -1,7 +1,8 @@
 """Export as a program of torch.export: one .pt2 file that torch loads without fedssl.
 
 The file has the graph, the weights and, in `fedssl.json`, the metadata. It has no pickled object:
-tensors are stored as raw bytes, and the example inputs, which torch would pickle, are removed.
+tensors are stored as raw bytes, and the example inputs, which torch would pickle, are removed. So
+are the stack traces of the graph, which have paths of this machine.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def program_bytes(target: Target) -> bytes:
     with torch.no_grad(), explained_tracing(target):
         program = torch.export.export(Deployed(target), (example,), dynamic_shapes=({0: count},))
     program.example_inputs = None  # torch would pickle them
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it has paths of this machine
     stream = io.BytesIO()
     torch.export.save(program, stream, extra_files={METADATA: json.dumps(metadata(target))})
     return stream.getvalue()

@@ -108,6 +108,19 @@ def test_a_program_holds_metadata_and_no_pickle(backbone_file: Path, tmp_path: P
     assert "model" not in metadata
 
 
+@pytest.mark.parametrize("to", ["torch", pytest.param("onnx", marks=pytest.mark.oracle)])
+def test_files_with_a_graph_hold_no_path(backbone_file: Path, tmp_path: Path, to: str) -> None:
+    """Neither of the code, in stack traces, nor of the backbone."""
+    path = tmp_path / {"torch": "model.pt2", "onnx": "model.onnx"}[to]
+    export(backbone_file, to, path)
+    content = path.read_bytes()
+    if to == "torch":
+        with zipfile.ZipFile(path) as archive:
+            content = b"".join(map(archive.read, archive.namelist()))
+    for private in (tmp_path, Path(fedssl.__file__).parent, Path(torch.__file__).parent):
+        assert str(private).encode() not in content
+
+
 def test_a_program_with_a_pickled_part_is_rejected(tmp_path: Path) -> None:
     """As torch writes it with example inputs, or with tensors of a subclass."""
     program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
@@ -190,7 +203,11 @@ def test_an_existing_export_is_kept_unless_forced(backbone_file: Path, tmp_path:
     with raises(ConfigError):
         export(backbone_file, "hub", tmp_path / "hub")
     export(backbone_file, "hub", tmp_path / "hub", force=True)
-    assert not (tmp_path / "hub/notes").exists()
+    assert (tmp_path / "hub/notes").exists()  # only files of the export are replaced
+    assert load_backbone(tmp_path / "hub").name == "cnn"
+    (tmp_path / "folder.pt2").mkdir()
+    with raises(ConfigError):
+        export(backbone_file, "torch", tmp_path / "folder.pt2", force=True)
     with raises(ConfigError):
         export(backbone_file, "torch", tmp_path / "model.onnx")
     with raises(ConfigError):
