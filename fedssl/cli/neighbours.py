@@ -31,7 +31,9 @@ class Query(NamedTuple):
     @property
     def image_folder(self) -> Path | None:
         """The folder of the image files; None if it is not known."""
-        return self.images if self.images.is_dir() else self.folder
+        if self.images.is_dir():
+            return self.images
+        return self.folder
 
     def check(self) -> None:
         """Raise ConfigError if a picture is wanted and the image files are not known."""

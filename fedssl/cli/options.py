@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedssl.cli.completion import complete_run, complete_source
+from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.errors import ConfigError
 
 BackbonePlace = Annotated[
@@ -72,6 +73,13 @@ def with_views(assignments: list[str], preset: str | None) -> list[str]:
     if preset is None:
         return assignments
     return [f"method.augment.preset={preset}", *assignments]
+
+
+def messages(quiet: bool) -> Notify:
+    """Return the function that messages are passed to."""
+    if quiet:
+        return ignore_message
+    return print_to_stderr
 
 
 def check_output_file(path: Path | None, suffix: str = "") -> None:

@@ -164,17 +164,27 @@ class Preprocessing(NamedTuple):
 def preprocessing_of(header: Mapping[str, str]) -> Preprocessing:
     """Return the preprocessing in the header of an exported backbone."""
     channels, height, width = json.loads(header["image"])
-    mean = json.loads(header.get("mean", "null"))
-    std = json.loads(header.get("std", "null"))
-    fit: Fit = "pad" if header.get("fit") == "pad" else "crop"
-    background: Background = "white" if header.get("background") == "white" else "black"
+    fit: Fit = "crop"
+    if header.get("fit") == "pad":
+        fit = "pad"
+    background: Background = "black"
+    if header.get("background") == "white":
+        background = "white"
     return Preprocessing(
         image=(int(channels), int(height), int(width)),
-        mean=None if mean is None else tuple(map(float, mean)),
-        std=None if std is None else tuple(map(float, std)),
+        mean=_numbers(header, "mean"),
+        std=_numbers(header, "std"),
         fit=fit,
         background=background,
     )
+
+
+def _numbers(header: Mapping[str, str], key: str) -> tuple[float, ...] | None:
+    """Return the numbers under a key, or None."""
+    numbers = json.loads(header.get(key, "null"))
+    if numbers is None:
+        return None
+    return tuple(map(float, numbers))
 
 
 def load_as_input(

@@ -15,6 +15,7 @@ from fedssl.cli.options import (
     OneDevice,
     Quiet,
     check_output_file,
+    messages,
 )
 from fedssl.core.user_modules import import_modules
 
@@ -62,8 +63,6 @@ def classify(
     import_modules(imports)
 
     from fedssl.cli.classification import Classification, run_classification
-    from fedssl.core.console import ignore_message, print_to_stderr
 
     wanted = Classification(dir, tuple(folders), out=out, save=save, model=model, device=device)
-    notify = ignore_message if quiet else print_to_stderr
-    run_classification(wanted, notify, as_json=as_json)
+    run_classification(wanted, messages(quiet), as_json=as_json)

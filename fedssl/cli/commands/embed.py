@@ -14,6 +14,7 @@ from fedssl.cli.options import (
     OneDevice,
     Quiet,
     check_output_file,
+    messages,
 )
 from fedssl.core.user_modules import import_modules
 
@@ -36,12 +37,10 @@ def embed(
     check_output_file(out)
     import_modules(imports)
 
-    from fedssl.core.console import ignore_message, print_to_stderr
     from fedssl.downstream.backbone import load_backbone
     from fedssl.downstream.embed import check_suffix, write_embeddings
 
     check_suffix(out)
     backbone = load_backbone(dir, model, device=device)
-    notify = ignore_message if quiet else print_to_stderr
-    written = write_embeddings(backbone, images, out, notify=notify)
+    written = write_embeddings(backbone, images, out, notify=messages(quiet))
     print(f"wrote {out}: {backbone.dim} features of {written.images:,} images")

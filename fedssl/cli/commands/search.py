@@ -15,6 +15,7 @@ from fedssl.cli.options import (
     OneDevice,
     Quiet,
     check_output_file,
+    messages,
 )
 from fedssl.core.user_modules import import_modules
 
@@ -49,11 +50,9 @@ def search(
     import_modules(imports)
 
     from fedssl.cli.neighbours import Query, run_search
-    from fedssl.core.console import ignore_message, print_to_stderr
     from fedssl.downstream.backbone import load_backbone
 
     wanted = Query(query, images, k, out=out, folder=folder)
     wanted.check()
     backbone = load_backbone(dir, model, device=device)
-    notify = ignore_message if quiet else print_to_stderr
-    run_search(backbone, wanted, notify, as_json=as_json)
+    run_search(backbone, wanted, messages(quiet), as_json=as_json)

@@ -15,7 +15,7 @@ from fedssl.core.suggestions import suggest
 from fedssl.downstream.backbone import load_backbone
 from fedssl.downstream.classify.classifier import is_classifier, load_classifier
 from fedssl.downstream.export import to_hub, to_onnx, to_timm, to_torch, to_torchvision
-from fedssl.downstream.export.target import Comparison, Exported, Target
+from fedssl.downstream.export.target import Comparison, Exported, Model, Target
 
 __all__ = ["FORMATS", "Exported", "export"]
 
@@ -62,15 +62,18 @@ def export(
     """
     place = Path(place)
     chosen = _format(to)
-    final = _default_name(place, chosen) if out is None else Path(out)
+    final = Path(out or _default_name(place, chosen))
     _check_name(final, chosen, force)
-    if is_classifier(place) and not chosen.computes:
+    source: Model
+    if not is_classifier(place):
+        source = load_backbone(place, model)
+    elif chosen.computes:
+        source = load_classifier(place)
+    else:
         raise ConfigError(f"a classifier can be exported to torch and onnx, not to {to}")
-    source = load_classifier(place) if is_classifier(place) else load_backbone(place, model)
-    run = place if (place / "experiment.toml").is_file() else None
     # A hidden folder on the same disk, so that the export appears at once and complete.
     with TemporaryDirectory(prefix=".export-", dir=final.parent) as folder:
-        target = Target(source, Path(folder) / final.name, final, normalise=normalise, run=run)
+        target = Target(source, Path(folder) / final.name, final, normalise=normalise, place=place)
         comparison = chosen.write(target)
         _put(target.path, final)
     return Exported(final, comparison, chosen.lines(target, str(final)))
@@ -91,7 +94,7 @@ def _default_name(place: Path, chosen: Format) -> Path:
 
 def _check_name(path: Path, chosen: Format, force: bool) -> None:
     """Raise ConfigError if an export cannot be written to a path."""
-    suffix = "" if chosen.is_folder else Path(f"name{chosen.ending}").suffix
+    suffix = Path(f"name{chosen.ending}").suffix  # "" of a folder
     if suffix and path.suffix != suffix:
         raise ConfigError(f"{path} cannot be written: the name must end in {suffix}")
     if not path.parent.is_dir():

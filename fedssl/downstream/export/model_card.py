@@ -17,6 +17,7 @@ from fedssl.evaluation.advice import PROBE_NAMES
 from fedssl.evaluation.verdict import AGAINST, THIS_RUN, line
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.private_run import note as privacy_note
+from fedssl.runs.resume_checks import EXPERIMENT
 from fedssl.runs.run import Run
 
 ROW_NAMES = {THIS_RUN: "this backbone", **AGAINST}
@@ -31,8 +32,13 @@ class RunFacts(NamedTuple):
     clients: frozenset[str]  # those that took part
 
 
-def facts_of(folder: Path) -> RunFacts:
-    """Return the facts of a run directory; results are empty while the run is not finished."""
+def facts_of(folder: Path) -> RunFacts | None:
+    """Return the facts of a run directory, None of other places.
+
+    Results are empty while the run is not finished.
+    """
+    if not (folder / EXPERIMENT).is_file():
+        return None
     run = Run(folder, device="cpu")
     clients = set()
     for record in run.rounds:

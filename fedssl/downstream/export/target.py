@@ -57,7 +57,7 @@ class Target(NamedTuple):
     path: Path
     final: Path
     normalise: bool
-    run: Path | None  # the run directory, if the backbone is one of a run
+    place: Path  # that the model was loaded from
 
     @property
     def backbone(self) -> TrainedBackbone:
@@ -82,7 +82,16 @@ class Target(NamedTuple):
     @property
     def output(self) -> str:
         """The name of what the model returns."""
-        return "probabilities" if isinstance(self.model, Classifier) else "features"
+        if isinstance(self.model, Classifier):
+            return "probabilities"
+        return "features"
+
+    def example(self, images: int) -> Tensor:
+        """Return an input, all zeros, of the shape and type that the file takes."""
+        shape = (images, *self.preprocess.image)
+        if self.normalise:
+            return torch.zeros(shape, dtype=torch.uint8)
+        return torch.zeros(shape)
 
 
 class Deployed(nn.Module):

@@ -17,7 +17,7 @@ BILINEAR = 2  # Pillow's number, as in configurations of image processors
 def write(target: Target) -> Comparison:
     """Write the folder, load it again and compare its features."""
     backbone = target.backbone
-    facts = None if target.run is None else facts_of(target.run)
+    facts = facts_of(target.place)
     target.path.mkdir()
     nets.save_backbone(backbone.network.state_dict(), target.path / HUB_WEIGHTS, target.header)
     files = {

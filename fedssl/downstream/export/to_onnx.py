@@ -44,15 +44,15 @@ def write(target: Target) -> Comparison:
 
 def input_name(target: Target) -> str:
     """Return the name of the input: `pixels`, or `images` that are normalised already."""
-    return "pixels" if target.normalise else "images"
+    if target.normalise:
+        return "pixels"
+    return "images"
 
 
 def model_bytes(target: Target) -> bytes:
     """Return the file's bytes, with the metadata."""
     import onnx
 
-    channels, height, width = target.preprocess.image
-    dtype = torch.uint8 if target.normalise else torch.float32
     name = input_name(target)
     stream: Any = io.BytesIO()  # which torch accepts, but does not declare
     with warnings.catch_warnings(), explained_tracing(target):
@@ -61,7 +61,7 @@ def model_bytes(target: Target) -> bytes:
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.onnx.export(
             Deployed(target),
-            (torch.zeros(1, channels, height, width, dtype=dtype),),
+            (target.example(1),),
             stream,
             dynamo=False,
             opset_version=OPSET,

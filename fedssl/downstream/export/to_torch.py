@@ -40,9 +40,7 @@ def write(target: Target) -> Comparison:
 
 def program_bytes(target: Target) -> bytes:
     """Return the file's bytes; the number of images is dynamic, their size is not."""
-    channels, height, width = target.preprocess.image
-    dtype = torch.uint8 if target.normalise else torch.float32
-    example = torch.zeros(2, channels, height, width, dtype=dtype)
+    example = target.example(2)  # torch takes the size 1 for a constant
     count = torch.export.Dim("n", min=1)
     with torch.no_grad(), explained_tracing(target):
         program = torch.export.export(Deployed(target), (example,), dynamic_shapes=({0: count},))
