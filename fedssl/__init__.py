@@ -9,6 +9,8 @@ from fedssl.core.version import __version__
 
 if TYPE_CHECKING:
     from fedssl.core.errors import FedsslError
+    from fedssl.downstream.backbone import load_backbone
+    from fedssl.downstream.classify.classifier import load_classifier
     from fedssl.experiment.experiment import Experiment
     from fedssl.paper_tables.reproduce import reproduce, sweep
     from fedssl.runs.callbacks import Callback
@@ -20,6 +22,8 @@ __all__ = [
     "FedsslError",
     "Run",
     "__version__",
+    "load_backbone",
+    "load_classifier",
     "reproduce",
     "run",
     "sweep",
@@ -31,6 +35,8 @@ _MODULES = {
     "Experiment": "fedssl.experiment.experiment",
     "FedsslError": "fedssl.core.errors",
     "Run": "fedssl.runs.run",
+    "load_backbone": "fedssl.downstream.backbone",
+    "load_classifier": "fedssl.downstream.classify.classifier",
     "reproduce": "fedssl.paper_tables.reproduce",
     "run": "fedssl.runs.run",
     "sweep": "fedssl.paper_tables.reproduce",

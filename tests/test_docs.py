@@ -17,7 +17,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -159,10 +158,6 @@ def sandbox(own_modules: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own_modules
 
 
-@pytest.mark.filterwarnings(
-    "ignore::torch.jit.TracerWarning",
-    "ignore:.*(ONNX|The feature will be removed):DeprecationWarning",
-)
 @pytest.mark.parametrize(
     "page", sorted({b.page for b in PYTHON}), ids=lambda page: str(page.relative_to(ROOT))
 )
@@ -175,8 +170,6 @@ def test_python_runs(
     """
     optional = [*WITH_TORCHVISION, *WITH_TIMM]
     blocks = [b for b in PYTHON if b.page == page and b not in optional]
-    if find_spec("onnx") is None:
-        blocks = [b for b in blocks if "torch.onnx" not in b.text]
     file = saved_file(page)
     if file is not None:
         (sandbox / file).write_text(blocks.pop(0).text)

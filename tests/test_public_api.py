@@ -25,6 +25,8 @@ def test_the_public_names() -> None:
         "FedsslError",
         "Run",
         "__version__",
+        "load_backbone",
+        "load_classifier",
         "reproduce",
         "run",
         "sweep",

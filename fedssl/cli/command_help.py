@@ -83,6 +83,25 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fedssl reproduce --list", "all published tables"),
         ("fedssl reproduce fedema-3 --scale mini", "a small version for a CPU"),
     ),
+    "export": (
+        ("fedssl export runs/demo --to onnx", "write demo.onnx, checked with onnxruntime"),
+        ("fedssl export runs/demo --to hub -o my-model", "with a model card"),
+    ),
+    "embed": (
+        ("fedssl embed runs/demo photos -o features.npz", "arrays for numpy"),
+        ("fedssl embed runs/demo photos -o features.csv", "a line for each file"),
+    ),
+    "search": (
+        ("fedssl search runs/demo query.jpg photos", "the 12 nearest images"),
+        ("fedssl search runs/demo query.jpg photos -o result.png", "as a picture too"),
+        ("fedssl search runs/demo query.jpg features.npz", "with features of `fedssl embed`"),
+    ),
+    "classify": (
+        ("fedssl classify runs/demo labelled", "train and cross-validate"),
+        ("fedssl classify runs/demo labelled photos -o predictions.csv", "and predict"),
+        ("fedssl classify runs/demo labelled --save model.safetensors", "and save"),
+        ("fedssl classify model.safetensors photos", "predict later"),
+    ),
     "sweep": (("fedssl sweep demo --set train.lr=0.001,0.01", "two learning rates"),),
 }
 

@@ -21,10 +21,13 @@ from fedssl.cli.command_help import (
 )
 from fedssl.cli.commands.analyse import analyse
 from fedssl.cli.commands.audit import audit
+from fedssl.cli.commands.classify import classify
 from fedssl.cli.commands.combinations import combinations
 from fedssl.cli.commands.compare import compare
 from fedssl.cli.commands.doctor import doctor
+from fedssl.cli.commands.embed import embed
 from fedssl.cli.commands.evaluate import evaluate
+from fedssl.cli.commands.export import export
 from fedssl.cli.commands.finetune import finetune
 from fedssl.cli.commands.flower import flower
 from fedssl.cli.commands.new import new
@@ -34,6 +37,7 @@ from fedssl.cli.commands.recipes import recipes
 from fedssl.cli.commands.report import report
 from fedssl.cli.commands.run import run
 from fedssl.cli.commands.runs import runs
+from fedssl.cli.commands.search import search
 from fedssl.cli.commands.tables import reproduce, sweep
 from fedssl.cli.commands.views import views
 from fedssl.cli.commands.watch import watch
@@ -77,6 +81,7 @@ COMMANDS = {
     CHECK: (partition, views, combinations),
     RUNS: (watch, runs, compare, report, evaluate, analyse, audit, purge),
     PAPERS: (reproduce, sweep),
+    EXTEND: (export, embed, search, classify),
 }
 for panel, functions in COMMANDS.items():
     for function in functions:

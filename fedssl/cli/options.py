@@ -8,8 +8,20 @@ from typing import Annotated
 import typer
 
 from fedssl.cli.completion import complete_run, complete_source
+from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.errors import ConfigError
 
+BackbonePlace = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="Run directory, exported backbone, or folder that `export --to hub` wrote.",
+        autocompletion=complete_run,
+    ),
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Name of the backbone, if the run has several.")
+]
 Name = Annotated[
     str,
     typer.Argument(
@@ -49,6 +61,10 @@ Device = Annotated[
         help="cpu, cuda (all CUDA devices), cuda:N (one of them), or auto (cuda if available)."
     ),
 ]
+OneDevice = Annotated[
+    str,
+    typer.Option(help="cpu, cuda (the first CUDA device), cuda:N, or auto (cuda if available)."),
+]
 Views = Annotated[
     str | None,
     typer.Option(
@@ -65,6 +81,13 @@ def with_views(assignments: list[str], preset: str | None) -> list[str]:
     if preset is None:
         return assignments
     return [f"method.augment.preset={preset}", *assignments]
+
+
+def messages(quiet: bool) -> Notify:
+    """Return the function that messages are passed to."""
+    if quiet:
+        return ignore_message
+    return print_to_stderr
 
 
 def check_output_file(path: Path | None, suffix: str = "") -> None:

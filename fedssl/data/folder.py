@@ -24,7 +24,8 @@ from fedssl.data.decode_parallel import decode_all
 from fedssl.data.download import find_path, searched_places
 from fedssl.data.folder_listing import list_image_files, printable, subfolders
 from fedssl.data.image_pool import PixelRows
-from fedssl.data.images import LISTED, SOURCES, Dataset, Images, Source
+from fedssl.data.images import SOURCES, Dataset, Images, Source
+from fedssl.data.left_out import LISTED
 from fedssl.data.one_colour import one_colour_warning
 from fedssl.data.small_images import small_images_warning
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -14,19 +13,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedssl.core.console import (
-    Notify,
-    hidden_names_note,
-    names_are_shown,
-    print_to_stderr,
-    shortened,
-)
+from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import DataError
 from fedssl.core.settings import Registry, Settings
-from fedssl.data.folder_listing import NOT_AN_IMAGE, kind_without_images
 from fedssl.data.image_pool import PixelRows
-
-LISTED = 20  # files left out that are listed by name
+from fedssl.data.left_out import report_left_out
 
 LabelLoader = Callable[[], Tensor]
 
@@ -157,20 +148,7 @@ class Source(Settings, ABC):
         The first of these files are named; in logs of fedssl, they are only counted.
         """
         data = self.read(root, notify)
-        left_out = []
-        not_images = []
-        for line in data.skipped:
-            reason, _, name = line.partition(": ")
-            if reason == NOT_AN_IMAGE:
-                not_images.append(name)
-            else:
-                left_out.append(line)
-        if not_images:
-            notify(_not_images(not_images))
-        if left_out:
-            files = "1 file" if len(left_out) == 1 else f"{len(left_out)} files"
-            lines = _summary(left_out, self.list_left_out(left_out))
-            notify(f"left out {files}{hidden_names_note()}:\n  " + "\n  ".join(lines))
+        report_left_out(data.skipped, notify, self.list_left_out)
         return self.apply_holdout(data)
 
     def list_left_out(self, lines: Sequence[str]) -> Path | None:
@@ -209,30 +187,6 @@ class Source(Settings, ABC):
 def _holdout_generator(holdout: int, count: int) -> torch.Generator:
     seed = hashlib.sha256(f"holdout {holdout} of {count}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
-
-
-def _not_images(names: Sequence[str]) -> str:
-    """Return a line about files that are no images: some names or, in logs, kinds of files."""
-    shown = list(names)
-    if not names_are_shown():
-        shown = sorted({kind_without_images(name) or "" for name in names})
-    text = ", ".join(shown[:3])
-    if len(shown) > 3:
-        text += ", …"
-    if len(names) == 1:
-        return f"skipped 1 file that is not an image ({text})"
-    return f"skipped {len(names):,} files that are not images ({text})"
-
-
-def _summary(skipped: Sequence[str], listed_in: Path | None) -> list[str]:
-    """Return up to LISTED files by name or, in logs, the count for each reason."""
-    if not names_are_shown():
-        reasons = Counter(line.partition(": ")[0] for line in skipped)
-        return [f"{reason}: {count}" for reason, count in sorted(reasons.items())]
-    lines = shortened(skipped, LISTED)
-    if len(skipped) > LISTED and listed_in is not None:
-        lines[-1] += f"; all are listed in {listed_in}"
-    return lines
 
 
 def _renumber(owners: Mapping[str, Tensor], kept: Tensor, count: int) -> dict[str, Tensor]:

@@ -96,7 +96,7 @@ def _paste_column(sheet: Image.Image, tiles: Tensor, left: int, top: int) -> Non
     for row, tile in enumerate(tiles):
         upper = top + STEP * row
         pen.rectangle((left - 1, upper - 1, left + TILE, upper + TILE), outline=FRAME)
-        sheet.paste(_tile(tile), (left, upper))
+        sheet.paste(draw_tile(tile, TILE), (left, upper))
 
 
 def _make_views(images: Tensor, strip: Strip, seed: int) -> Tensor:
@@ -107,8 +107,8 @@ def _make_views(images: Tensor, strip: Strip, seed: int) -> Tensor:
     return (views * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def _tile(image: Tensor) -> Image.Image:
-    """Return a uint8 image (C, H, W) on a square tile, scaled to fit.
+def draw_tile(image: Tensor, side: int) -> Image.Image:
+    """Return a uint8 image (C, H, W) on a square tile of `side` pixels, scaled to fit.
 
     Small images are enlarged without smoothing, so that their pixels are visible.
     """
@@ -118,11 +118,11 @@ def _tile(image: Tensor) -> Image.Image:
     else:
         rgb = image[:1].expand(3, height, width)
     picture = Image.fromarray(rgb.permute(1, 2, 0).contiguous().numpy())
-    scale = TILE / max(height, width)
+    scale = side / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     resample = Image.Resampling.BILINEAR
     if scale >= 1:
         resample = Image.Resampling.NEAREST
-    tile = Image.new("RGB", (TILE, TILE), "white")
-    tile.paste(picture.resize(size, resample), ((TILE - size[0]) // 2, (TILE - size[1]) // 2))
+    tile = Image.new("RGB", (side, side), "white")
+    tile.paste(picture.resize(size, resample), ((side - size[0]) // 2, (side - size[1]) // 2))
     return tile

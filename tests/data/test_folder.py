@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fedssl.core.console import names_hidden
 from fedssl.core.errors import DataError
-from fedssl.data import Folder, images
+from fedssl.data import Folder, left_out
 from fedssl.data import folder as folder_module
 
 
@@ -164,7 +164,7 @@ def test_files_that_are_no_images_are_skipped_and_counted(tmp_path, monkeypatch,
 
     Where names are hidden, kinds of files are printed.
     """
-    monkeypatch.setattr(images, "names_are_shown", lambda: shown)
+    monkeypatch.setattr(left_out, "names_are_shown", lambda: shown)
     put(tmp_path, "a/1.png", 1)
     put(tmp_path, "b/2", 2)  # an image without a suffix
     for name in ("a/Thumbs.db", "a/.DS_Store", "b/desktop.ini", "notes.TXT", "b/README"):
@@ -193,7 +193,7 @@ def test_files_left_out_are_named(thousand, tmp_path_factory, monkeypatch):
     """LISTED = 8 of ten are named, and a private file names all."""
     cache = tmp_path_factory.mktemp("cache")
     folder = Folder(path=".", size=2, channels=1, layout="flat", cache=str(cache))
-    for module in (images, folder_module):
+    for module in (left_out, folder_module):
         monkeypatch.setattr(module, "LISTED", 8)
     messages = []
     folder.load(thousand, messages.append)

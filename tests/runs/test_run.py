@@ -25,7 +25,7 @@ from fedssl import nets
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.provenance import code
 from fedssl.data import Dataset, Images, from_python
-from fedssl.downstream.object_detection.backbone_file import find_backbone
+from fedssl.downstream.exported_files import find_backbone
 from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment import federation_setup

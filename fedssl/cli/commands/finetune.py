@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedssl.cli.completion import complete_run
-from fedssl.cli.options import AsJson, Quiet, Sets
+from fedssl.cli.options import AsJson, OneDevice, Quiet, Sets
 
 Backbone = Annotated[
     Path,
@@ -44,11 +44,6 @@ Rate = Annotated[
 ]
 Model = Annotated[str | None, typer.Option(help="Name of the backbone, if the run has several.")]
 OutputDir = Annotated[Path | None, typer.Option(help="Output directory; resumed if it exists.")]
-OneDevice = Annotated[
-    str,
-    typer.Option(help="cpu, cuda (the first CUDA device), cuda:N, or auto (cuda if available)."),
-]
-
 finetune = typer.Typer(
     no_args_is_help=True, help="Fine-tune a trained backbone to detect and segment objects."
 )
@@ -84,7 +79,7 @@ def detection(
     regions, flip, keep_empty, seed.
     """
     from fedssl.core.settings import validate
-    from fedssl.downstream.object_detection.backbone_file import find_backbone
+    from fedssl.downstream.exported_files import find_backbone
     from fedssl.downstream.object_detection.finetune import fine_tune
     from fedssl.downstream.object_detection.locate import ExplicitPaths, locate
     from fedssl.downstream.object_detection.settings import DetectionSettings

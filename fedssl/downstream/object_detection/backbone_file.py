@@ -6,7 +6,6 @@ import hashlib
 import json
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from fedssl import nets
 from fedssl.core.errors import ConfigError
 from fedssl.core.seeds import derive
+from fedssl.downstream.exported_files import read_exported
 
 RESNETS = ("resnet18", "resnet34", "resnet50")
 
@@ -38,38 +38,9 @@ class ExportedBackbone(NamedTuple):
         return self._replace(weights=fresh.state_dict())
 
 
-def find_backbone(place: Path, model: str | None = None) -> Path:
-    """Return the exported file of a run directory, or the file if `place` is one.
-
-    `model` selects a backbone of a run that has several.
-    """
-    if place.is_file():
-        return place
-    if not place.is_dir():
-        raise ConfigError(f"there is no run directory or backbone file {place}")
-    if model is not None:
-        file = place / nets.backbone_file(model)
-        if file.is_file():
-            return file
-    files = sorted(place.glob("backbone*.safetensors"))
-    if model is None and len(files) == 1:
-        return files[0]
-    if not files:
-        raise ConfigError(
-            f"{place} has no backbone.safetensors: a run writes it when its last round is done"
-        )
-    names = ", ".join(unquote(file.stem.removeprefix("backbone-")) for file in files)
-    problem = "several backbones" if model is None else f'no backbone "{model}"'
-    raise ConfigError(f"{place} has {problem}, select one with --model: {names}")
-
-
 def read_backbone(file: Path) -> ExportedBackbone:
     """Return an exported backbone; a ConfigError if Mask R-CNN cannot be built on it."""
-    header, weights = nets.read_weights(file)
-    if not {"backbone", "stem", "image"} <= header.keys():
-        raise ConfigError(
-            f"{file} was not exported by fedssl: its header does not name its backbone"
-        )
+    header, weights = read_exported(file)
     backbone = header["backbone"]
     if backbone not in RESNETS:
         raise ConfigError(
@@ -95,5 +66,5 @@ def read_backbone(file: Path) -> ExportedBackbone:
         channels=channels,
         mean=tuple(mean or [0.0] * channels),
         std=tuple(std or [1.0] * channels),
-        weights=weights,
+        weights=dict(weights),
     )

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError, RunError
-from fedssl.downstream.object_detection.backbone_file import find_backbone, read_backbone
+from fedssl.downstream.exported_files import find_backbone
+from fedssl.downstream.object_detection.backbone_file import read_backbone
 from fedssl.downstream.object_detection.checkpoints import Checkpoints
 from fedssl.downstream.object_detection.finetune import load
 from fedssl.downstream.object_detection.maskrcnn import check_settings, image_sizes
