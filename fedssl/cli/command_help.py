@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fedssl run photos.toml --estimate", "print the time it takes"),
         ("fedssl run photos.toml --set data.test=test", "with labelled test images"),
         ("fedssl run demo --seeds 3", "mean of three seeds"),
-        ("fedssl run demo --track tensorboard", "and show its curves in TensorBoard"),
+        ("fedssl run demo --track tensorboard", "curves for TensorBoard"),
     ),
     "doctor": (
         ("fedssl doctor", "after installing, and before you report a problem"),
