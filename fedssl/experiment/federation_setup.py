@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedssl import nets
 from fedssl.algorithm import Sites
-from fedssl.core.devices.free_memory import free_host_memory, free_on_device
+from fedssl.core.devices.free_memory import free_host_memory
 from fedssl.core.devices.precision import threads
-from fedssl.core.devices.select import cores, training_devices
+from fedssl.core.devices.select import training_devices
 from fedssl.core.errors import ClientError, ConfigError, OutOfMemory, RunError
 from fedssl.core.seeds import derive
 from fedssl.data import Dataset
@@ -27,13 +27,10 @@ from fedssl.experiment.backbone_trial import try_backbone
 from fedssl.experiment.client_data import INITIAL_CLIENT
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.init_file import load_init
+from fedssl.experiment.placements import placements
 from fedssl.method import Method, Normalisation
 from fedssl.training.client import Client, Meter, unmetered
 from fedssl.training.trainer import Trainer
-
-CLIENTS_PER_GPU = 5  # in parallel: more hardly increase the throughput
-# Of a batch's views, for the activations of a training step; a ResNet-50 takes as many.
-BYTES_PER_PIXEL = 12_000
 
 
 @dataclass(frozen=True)
@@ -194,33 +191,20 @@ def build_trainers(
     settings = experiment.train
     try_backbone(experiment, image)
     devices = training_devices(device)
-    placements = _placements(experiment, image, devices)
-    count = min(settings.workers or len(placements), clients)
-    placements = placements[: max(1, count)]
+    chosen_devices = placements(experiment, image, devices)
+    count = min(settings.workers or len(chosen_devices), clients)
+    chosen_devices = chosen_devices[: max(1, count)]
     if device.type == "cpu":
         batch = min(settings.batch, most_images)
-        _check_host_memory(experiment, image, len(placements), batch)
+        _check_host_memory(experiment, image, len(chosen_devices), batch)
     first: dict[torch.device, Method] = {}  # on each device
     trainers = []
-    for chosen in placements:
+    for chosen in chosen_devices:
         method = build_method(experiment, image, chosen)
         if experiment.method.adapters is not None:
             method.share_frozen(first.setdefault(chosen, method).backbone)
         trainers.append(Trainer(method, settings))
     return trainers
-
-
-def _placements(
-    experiment: Experiment, image: tuple[int, int, int], devices: Sequence[torch.device]
-) -> list[torch.device]:
-    """Return the device of each trainer that there is room for, the devices in turn."""
-    capacities = {}
-    for device in devices:
-        capacities[device] = experiment.train.workers or _capacity(experiment, image, device)
-    placements = []
-    for slot in range(max(capacities.values())):
-        placements += [device for device in devices if slot < capacities[device]]
-    return placements
 
 
 def _check_host_memory(
@@ -244,15 +228,6 @@ def _check_host_memory(
             f"memory, but only {free / 1e9:,.1f} GB are free: try a smaller train.batch, "
             "method.view_size or model, or fewer train.workers"
         )
-
-
-def _capacity(experiment: Experiment, image: tuple[int, int, int], device: torch.device) -> int:
-    """Return how many clients train in parallel on a device, by cores or by a GPU's memory."""
-    if device.type == "cuda":
-        side = experiment.method.view_size or image[1]
-        needed = BYTES_PER_PIXEL * 2 * experiment.train.batch * side * side
-        return max(1, min(CLIENTS_PER_GPU, free_on_device(device) // needed))
-    return max(1, cores() // experiment.train.threads)
 
 
 def round_positions(experiment: Experiment) -> Callable[[int], RoundPosition]:

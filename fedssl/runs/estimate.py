@@ -10,11 +10,11 @@ from fedssl.core.console import approximate_time, ignore_message, print_to_stder
 from fedssl.core.devices.precision import numerics
 from fedssl.core.devices.select import resolve_device
 from fedssl.evaluation.evaluate import Evaluation
-from fedssl.evaluation.probe_images import read_probe_images
-from fedssl.experiment.client_data import partition_data, read_data, read_public
+from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
 from fedssl.runs.directories import default_dir, directory_line, titled_experiment
+from fedssl.runs.given_inputs import read_images
 from fedssl.runs.resume_checks import check_resumable
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.time_estimate import estimate_run
@@ -56,18 +56,16 @@ def estimate(
     check_resumable(chosen, folder, on, ignore_message)
     root = Path(data_dir or "data")
     notify = ignore_message if quiet else print_to_stderr
-    data = read_data(chosen, root, None, notify)
-    public = read_public(chosen, data, root, notify)
-    other = read_probe_images(chosen, data.train.image_shape, root, notify)
-    seen, owners = partition_data(chosen, data, notify)
+    images = read_images(chosen, root, None, notify)
+    seen, owners = partition_data(chosen, images.data, notify)
     lines = [directory_line(title, chosen, folder)]
     done = sum(1 for _ in read_rounds(folder / "rounds.jsonl"))
     if done >= chosen.rounds:
         return RunEstimate(folder, 0.0, [*lines, "all rounds are finished already"])
     exact = resolve_precision(chosen.train.precision, on) == "fp32"
     with numerics(on, chosen.train.deterministic, exact):
-        federation = Federation.build(chosen, seen, owners, public=public, device=on)
-        evaluation = Evaluation(chosen, data, on, other=other)
+        federation = Federation.build(chosen, seen, owners, public=images.public, device=on)
+        evaluation = Evaluation(chosen, images.data, on, other=images.other)
         training, later = estimate_run(federation, evaluation, folder, done)
     lines.append(workload(title, federation, done))
     adapters = adapter_line(federation.trainer.method, federation.schema)

@@ -1,14 +1,35 @@
-"""What a caller passes to `run` from Python: images and a backbone, instead of their names."""
+"""The images of a run: read by their names, or passed from Python, as its backbone may be."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from fedssl import nets
+from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.data import Dataset, from_python
-from fedssl.experiment.client_data import with_given_images
+from fedssl.evaluation.probe_images import read_probe_images
+from fedssl.experiment.client_data import read_data, read_public, with_given_images
 from fedssl.experiment.experiment import Experiment
+
+
+class RunImages(NamedTuple):
+    """All images that an experiment uses."""
+
+    data: Dataset
+    public: Tensor | None  # images that everyone may see
+    other: Dataset | None  # those of `probe.on`
+
+
+def read_images(experiment: Experiment, root: Path, dataset: Any, notify: Notify) -> RunImages:
+    """Read the images of an experiment; `dataset` are images passed from Python."""
+    data = read_data(experiment, root, dataset, notify)
+    public = read_public(experiment, data, root, notify)
+    other = read_probe_images(experiment, data.train.image_shape, root, notify)
+    return RunImages(data, public, other)
 
 
 def with_given_inputs(changes: dict[str, Any], dataset: Any, backbone: Any) -> dict[str, Any]:

@@ -144,6 +144,25 @@ def _nearly_equal(a: float | None, b: float | None) -> bool:
     return math.isclose(a, b, rel_tol=1e-6)
 
 
+def announce_end(experiment: Experiment, folder: Path, last: Snapshot, notify: Notify) -> None:
+    """Print why training ends, if it is before the last round.
+
+    Raise RunError if it is before the first one: the model is not trained.
+    """
+    if last.rounds == experiment.rounds:
+        return
+    reason = (
+        "another one would exceed the budget of ε = "
+        f"{experiment.privacy.epsilon:g} (privacy.epsilon)"
+    )
+    if last.rounds == 0:
+        raise RunError(
+            f"{folder}: no round was finished, and {reason}, because rounds that were "
+            "interrupted are charged too. Start again in a new directory, or without a budget"
+        )
+    notify(f"training ends after round {last.rounds} of {experiment.rounds}: {reason}")
+
+
 def describe(spent: Spent | Charge) -> str:
     """Return ε and δ as a clause."""
     if spent.epsilon is None:

@@ -23,7 +23,6 @@ from fedssl.data.folder import BACKGROUNDS, background_of, fit_of
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
-from fedssl.evaluation.probe_images import read_probe_images
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.transfer import On, OtherImages, trained_on, transfer_score
@@ -40,6 +39,7 @@ from fedssl.runs.finalize import finish
 from fedssl.runs.given_inputs import (
     check_same_backbone,
     images_from_python,
+    read_images,
     with_given_inputs,
 )
 from fedssl.runs.input_images import load_as_input
@@ -249,12 +249,11 @@ def run(
 
     `experiment` is a recipe's name, a TOML file or an Experiment. Settings change by keyword
     (`rounds=3`, `method={"name": "byol"}`) or by dotted key (`set={"algorithm.update": "both"}`);
-    a table changes only the keys that it names, in both. `dataset`, and `test` for labelled images
+    in both, a table changes only the keys that it names. `dataset`, and `test` for labelled images
     to measure with, are images from Python: a pair of arrays, a torch or a Hugging Face data set.
-    `dataset` may be a dict {client: images}, which defines the clients. `backbone` is the name of a
-    backbone, a torch module that maps images to features, or a function that makes one. `callbacks`
-    are called after each round, and `track` names trackers. Raises a FedsslError if the experiment
-    cannot be run.
+    `dataset` may be a dict {client: images}, which defines the clients. `backbone` is a name, a
+    torch module that maps images to features, or a function that makes one. `callbacks` are called
+    after each round; `track` names trackers. Raises a FedsslError if the experiment cannot be run.
     """
     changed = with_given_inputs(flatten(changes) | flatten(set or {}), dataset, backbone)
     dataset = images_from_python(dataset, test)
@@ -266,12 +265,10 @@ def run(
     notify = ignore_message if quiet else print_to_stderr
     called = Callbacks([*make_trackers(track, notify), *checked(callbacks)])
     root = Path(data_dir or "data")
-    data = read_data(chosen, root, dataset, notify)
-    public = read_public(chosen, data, root, notify)
-    other = read_probe_images(chosen, data.train.image_shape, root, notify)
+    images = read_images(chosen, root, dataset, notify)
     notify(directory_line(title, chosen, folder))
-    job = LocalRun(chosen, folder, data, public, on, title, quiet, estimate_run, other=other)
-    _train_and_measure(replace(job, callbacks=called))
+    job = LocalRun(chosen, folder, images.data, images.public, on, title, quiet, estimate_run)
+    _train_and_measure(replace(job, other=images.other, callbacks=called))
     return Run(folder, root, device, dataset)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fedssl.algorithm import Sites
 from fedssl.core.console import Notify, print_to_stderr
-from fedssl.core.errors import FedsslError, RunError
+from fedssl.core.errors import FedsslError
 from fedssl.core.provenance import code
 from fedssl.core.signals import repeats_ignored, signals_ignored
 from fedssl.core.state.tree import Tree, to_device
@@ -25,16 +25,14 @@ from fedssl.engine.uploads.settings import NO_BOUNDS
 from fedssl.engine.uploads.upload_weights import ImageCounts
 from fedssl.engine.uploads.validate import Schema
 from fedssl.evaluation.evaluate import Evaluation
-from fedssl.evaluation.models import models_of
-from fedssl.evaluation.probe_images import measure_other
-from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method
 from fedssl.runs.callbacks import Callbacks
 from fedssl.runs.feature_check import FeatureCheck
 from fedssl.runs.live_status import Connected, LiveStatus, ObservedProgress, ObservedRuntime
-from fedssl.runs.private_run import check_budget, open_ledger, private_merge
+from fedssl.runs.private_run import announce_end, check_budget, open_ledger, private_merge
 from fedssl.runs.progress import round_progress
+from fedssl.runs.round_scores import NOT_MEASURED, RoundScores, measure_round
 from fedssl.runs.round_warnings import RoundWarnings
 from fedssl.runs.rounds_log import RoundsLog, record
 from fedssl.runs.start_warnings import warn
@@ -53,16 +51,6 @@ class Interrupted(FedsslError):  # noqa: N818 - a request, not an error
 
 def ignore_round(round: Round) -> None:
     """Do nothing after a round."""
-
-
-class RoundScores(NamedTuple):
-    """The kNN accuracies after a round; None if one is not measured."""
-
-    own: Score | None = None  # on the images of the experiment
-    other: Score | None = None  # on the images of `probe.on`
-
-
-NOT_MEASURED = RoundScores()
 
 
 class ActiveRuntime(NamedTuple):
@@ -133,7 +121,7 @@ class Session:
                 observed = active._replace(runtime=ObservedRuntime(active.runtime, status))
                 for round in self._rounds(observed, schema, last, ledger):
                     recorder.record(round, active)
-                self._announce_end(recorder.last)
+                announce_end(self.experiment, self.folder, recorder.last, self.notify)
             except KeyboardInterrupt:
                 self.notify(STOPPING)  # at once: what follows may take as long as a step
                 status.stop()
@@ -155,25 +143,6 @@ class Session:
         warn(self.experiment, print_to_stderr if quiet else self.notify)
         if resumed:
             self.notify(f"resuming after round {last.rounds} of {self.experiment.rounds}")
-
-    def _announce_end(self, last: Snapshot) -> None:
-        """Print why training ends, if it is before the last round.
-
-        Raise RunError if it is before the first one: the model is not trained.
-        """
-        rounds = self.experiment.rounds
-        if last.rounds == rounds:
-            return
-        reason = (
-            "another one would exceed the budget of ε = "
-            f"{self.experiment.privacy.epsilon:g} (privacy.epsilon)"
-        )
-        if last.rounds == 0:
-            raise RunError(
-                f"{self.folder}: no round was finished, and {reason}, because rounds that were "
-                "interrupted are charged too. Start again in a new directory, or without a budget"
-            )
-        self.notify(f"training ends after round {last.rounds} of {rounds}: {reason}")
 
     def _rounds(
         self, active: ActiveRuntime, schema: Schema, last: Snapshot, ledger: Ledger | None
@@ -216,23 +185,6 @@ class Session:
             model_fault=model_fault,
             compares_uploads=not experiment.privacy.enabled,
         )
-
-    def knn(self, snapshot: Snapshot) -> RoundScores:
-        """Return the kNN accuracies after a round that the experiment measures now."""
-        every = self.experiment.probe.every
-        measurable = self.evaluation.images.possible
-        if not every or not (measurable or self.evaluation.other):
-            return NOT_MEASURED
-        is_last = snapshot.rounds == self.experiment.rounds
-        if snapshot.rounds % every != 0 and not is_last:
-            return NOT_MEASURED
-        models = models_of(self.experiment, snapshot.sites, snapshot.memory, self.device)
-        if not models:
-            return NOT_MEASURED
-        own = None
-        if measurable:
-            own = self.evaluation.measure(models, ("knn",), models.excluded)["knn"]
-        return RoundScores(own, measure_other(self.evaluation, models))
 
     def log_line(self, round: Round, knn: RoundScores, seconds: float) -> dict[str, Any]:
         """Return the line of the rounds log for a finished round."""
@@ -289,7 +241,7 @@ class Recorder:
         seconds = time.perf_counter() - self._round_start
         self._progress.status.measure()
         try:
-            knn = session.knn(snapshot)
+            knn = measure_round(session.evaluation, snapshot, session.device)
         except Exception:
             # A failing probe must not lose the round.
             self._log.append(session.log_line(round, NOT_MEASURED, seconds))

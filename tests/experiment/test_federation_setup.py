@@ -11,7 +11,7 @@ from fedssl.core.devices.select import resolve_device
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.data import Dataset, Images
 from fedssl.evaluation.models import models_of
-from fedssl.experiment import federation_setup
+from fedssl.experiment import federation_setup, placements
 from fedssl.experiment.client_data import partition_data
 
 CPU = torch.device("cpu")
@@ -158,7 +158,7 @@ def test_trainers_use_the_devices_with_free_memory(
 ) -> None:
     devices = [torch.device("cuda", i) for i in range(2)]
     monkeypatch.setattr(federation_setup, "training_devices", lambda device: devices)
-    monkeypatch.setattr(federation_setup, "_capacity", lambda e, image, device: rooms[device.index])
+    monkeypatch.setattr(placements, "_capacity", lambda e, image, device: rooms[device.index])
     monkeypatch.setattr(federation_setup, "build_method", lambda e, image, device: device.index)
     monkeypatch.setattr(federation_setup, "Trainer", lambda method, settings: method)
     made = federation_setup.build_trainers(

@@ -85,14 +85,12 @@ def up(
 
     _check_flower()
     import_modules(imports)
-    from fedssl.experiment.init_file import absolute_init
+    from fedssl.flower.frozen_weights import with_absolute_init
     from fedssl.flower.local_federation import run_local_federation
 
     # The processes of the federation have another current directory.
-    experiment = load(name, set)
-    experiment = experiment.with_changes(absolute_init(experiment.method))
-    original = load(name)
-    original = original.with_changes(absolute_init(original.method))
+    experiment = with_absolute_init(load(name, set))
+    original = with_absolute_init(load(name))
     title = _title(name)
     folder = dir or _default_dir(title, experiment, original, device)
     run_local_federation(
