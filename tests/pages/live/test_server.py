@@ -130,18 +130,21 @@ def test_the_port_is_on_the_loopback_address_only(page: Page) -> None:
             socket.create_connection((address, page.port), timeout=5)
 
 
-def test_ctrl_c_ends_the_page_within_a_second_while_browsers_are_connected(page: Page) -> None:
-    """Last: it stops the page of this module."""
+def test_ctrl_c_ends_the_streams_of_connected_browsers(page: Page) -> None:
+    """The server need not wait until it may cut them: it would print that it did.
+
+    Last: it stops the page of this module.
+    """
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(page.opened("/events")) for _ in range(3)]
         for stream in streams:
             assert stream.readline() == b"event: head\n"
         seconds, errors = _stop(page)
         for stream in streams:
-            stream.read()  # the streams end, and are not cut
-    assert seconds < 1
+            stream.read()  # raises an error if the stream was cut
     assert page.process.returncode == 0
-    assert "Traceback" not in errors
+    assert [line.partition(" ")[0] for line in errors.splitlines()] == ["watching"]
+    assert seconds < 10  # a few tenths on a machine that is not busy
 
 
 def test_a_chosen_port_keeps_its_token(tmp_path: Path) -> None:
