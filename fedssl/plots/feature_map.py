@@ -27,9 +27,8 @@ def tsne(features: NDArray[np.floating[Any]], seed: int = 0) -> NDArray[np.float
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    if not np.ptp(
-        features, axis=0
-    ).any():  # scikit-learn's first positions would be NaN: it crashes
+    # scikit-learn would divide by their spread of 0, and crash at the NaN that results.
+    if not np.ptp(features, axis=0).any():
         return np.zeros((len(features), 2), dtype=features.dtype)
     perplexity = min(30, (len(features) - 1) / 3)
     embedding = TSNE(2, init="pca", random_state=seed, perplexity=perplexity)

@@ -12,6 +12,7 @@ from fedssl.core.user_modules import import_options, read_record
 from fedssl.data import PythonImages
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import all_names, find_recipe
+from fedssl.experiment.overrides import DEFAULT_NAMES
 from fedssl.experiment.plain_values import differences, parse_assignment
 from fedssl.runs.comparable import value_text
 from fedssl.runs.resume_checks import EXPERIMENT, FLOWER
@@ -65,7 +66,7 @@ def recipe_command(experiment: Experiment) -> list[str] | None:
 
 
 def _name(values: Mapping[str, Any], table: str) -> Any:
-    value = values.get(table, "fedavg")
+    value = values.get(table, DEFAULT_NAMES.get(table))
     return value.get("name") if isinstance(value, Mapping) else value
 
 

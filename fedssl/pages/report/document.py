@@ -42,7 +42,7 @@ class Document(NamedTuple):
         are part of it. A browser loads nothing else, whatever a text on the page contains.
         """
         styles = [path.read_text("utf-8") for path in STYLES]
-        scripts = [path.read_text("utf-8") for path in SCRIPTS]
+        scripts = [_license(), *[path.read_text("utf-8") for path in SCRIPTS]]
         head = tag(
             "head",
             tag("meta", charset="utf-8"),
@@ -74,6 +74,12 @@ class Document(NamedTuple):
         contents = tag("nav", tag("ul", *links), aria_label="Sections", class_="contents")
         noscript = tag("noscript", tag("p", NO_SCRIPT, class_="warning"))
         return [join(*self.head), contents, noscript, *sections]
+
+
+def _license() -> str:
+    """Return the license of the library in the page, which each copy of it must have, as a comment."""
+    text = (ASSETS / "UPLOT_LICENSE").read_text("utf-8")
+    return f"/* uPlot, the library that draws the charts:\n\n{text}*/\n"
 
 
 def _policy(styles: Sequence[str], scripts: Sequence[str]) -> str:

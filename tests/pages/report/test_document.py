@@ -48,3 +48,7 @@ def test_the_page_has_no_address_and_no_inline_style() -> None:
 def test_links_lead_to_the_sections() -> None:
     assert '<a href="#first">1st</a>' in PAGE
     assert '<section id="first" aria-labelledby="first-title">' in PAGE
+
+
+def test_the_page_has_the_license_of_the_library_in_it() -> None:
+    assert "Permission is hereby granted, free of charge" in PAGE
