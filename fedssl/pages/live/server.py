@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedssl.core.errors import ConfigError
+from fedssl.pages.live.access import App, Guard
 from fedssl.pages.live.event_stream import EventStream
-from fedssl.pages.live.guard import App, Guard
 from fedssl.pages.live.watcher import Watcher
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedssl.pages.live.guard import POLICY, Guard, Message, Receive, Scope, Send
+from fedssl.pages.live.access import POLICY, Guard, Message, Receive, Scope, Send
 
 TOKEN = "t" * 43
 HOST = ("host", "127.0.0.1:8800")
