@@ -84,7 +84,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fedssl reproduce fedema-3 --scale mini", "a small version for a CPU"),
     ),
     "export": (
-        ("fedssl export runs/demo --to onnx", "write demo.onnx, checked with onnxruntime"),
+        ("fedssl export runs/demo --to onnx", "write demo.onnx"),
         ("fedssl export runs/demo --to hub -o my-model", "with a model card"),
     ),
     "embed": (
@@ -93,13 +93,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "search": (
         ("fedssl search runs/demo query.jpg photos", "the 12 nearest images"),
-        ("fedssl search runs/demo query.jpg photos -o result.png", "as a picture too"),
-        ("fedssl search runs/demo query.jpg features.npz", "with features of `fedssl embed`"),
+        ("fedssl search runs/demo query.jpg photos -o near.png", "as a picture"),
+        ("fedssl search runs/demo query.jpg features.npz", "see fedssl embed"),
     ),
     "classify": (
-        ("fedssl classify runs/demo labelled", "train and cross-validate"),
-        ("fedssl classify runs/demo labelled photos -o predictions.csv", "and predict"),
-        ("fedssl classify runs/demo labelled --save model.safetensors", "and save"),
+        ("fedssl classify runs/demo labelled", "cross-validate"),
+        ("fedssl classify runs/demo labelled photos -o labels.csv", "predict"),
+        ("fedssl classify runs/demo labelled --save model.safetensors", "save"),
         ("fedssl classify model.safetensors photos", "predict later"),
     ),
     "sweep": (("fedssl sweep demo --set train.lr=0.001,0.01", "two learning rates"),),

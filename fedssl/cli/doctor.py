@@ -33,12 +33,24 @@ EXTRAS = {
     "maps": ("umap-learn",),
     "vision": ("torchvision", "timm", "pycocotools"),
     "flower": ("flwr", "cryptography"),
+    "privacy": ("dp-accounting",),
+    "dashboard": ("starlette", "uvicorn"),
+    "onnx": ("onnx", "onnxruntime"),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow-skinny", "sqlalchemy", "alembic"),
+    "wandb": ("wandb",),
 }
 PURPOSES = {
     "viz": "pictures",
     "maps": "maps by UMAP",
     "vision": "backbones of timm, and detection",
     "flower": "clients on their own machines",
+    "privacy": "differential privacy",
+    "dashboard": "fedssl watch",
+    "onnx": "fedssl export --to onnx",
+    "tensorboard": "a tracker",
+    "mlflow": "a tracker",
+    "wandb": "a tracker",
 }
 TORCHVISION_MISMATCH = (
     "torchvision is built for CUDA and cannot be imported with this CPU build of torch (operator "
