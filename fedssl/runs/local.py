@@ -213,7 +213,12 @@ class LocalSession:
             self._run.notify(line)
 
     def _print_client_warning(self) -> None:
-        """Print the method's advice for a client with the median number of images."""
+        """Print the method's advice for a client with the median number of images.
+
+        A private run prints no numbers of single clients.
+        """
+        if self._federation.experiment.privacy.enabled:
+            return
         sizes = [shard.images for shard in self._federation.shards.values() if shard.images > 1]
         if not sizes:
             return

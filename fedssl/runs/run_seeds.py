@@ -15,6 +15,11 @@ from fedssl.experiment.experiment import load
 from fedssl.runs.label_counts import label_counts
 from fedssl.runs.run import Run, run
 
+PRIVACY_OF_SEEDS = (
+    "warning: ε of each run covers that run only; all of them together cost more, because each one "
+    "releases models of the same clients"
+)
+
 
 def run_seeds(
     experiment: str | Path,
@@ -36,9 +41,12 @@ def run_seeds(
     run_one = partial(run, experiment, device=device, data_dir=data_dir, quiet=quiet, track=track)
     if seeds == 1:
         return [run_one(dir, set=changed)]
-    first = load(experiment, changed).seed
+    loaded = load(experiment, changed)
+    first = loaded.seed
     notify = ignore_message if quiet else print_to_stderr
     notify(f"{seeds} seeds, one run each; estimated times and times left are those of one run")
+    if loaded.privacy.enabled:
+        print_to_stderr(PRIVACY_OF_SEEDS)
     runs = []
     for number, seed in enumerate(range(first, first + seeds), 1):
         notify(f"run {number} of {seeds}: seed {seed}")

@@ -363,3 +363,17 @@ def test_a_budget_below_one_round_is_an_error(tmp_path: Path) -> None:
         train(tmp_path / "run", {"noise": 1.0, "epsilon": 0.5})
     run = train(tmp_path / "run", {"noise": 40.0, "epsilon": 0.5})
     assert len(run.rounds) == 2, "the refused start does not block the corrected one"
+
+
+def test_a_private_run_prints_no_number_of_images_of_a_client(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without privacy, the same run gives advice for the median client."""
+    queue = {"name": "mocov2", "queue": 4096, "backbone": "cnn", "norm": "group"}
+    changes = {"rounds": 1, "method": queue}
+    experiment = make_experiment(**changes)
+    fedssl.run(experiment, tmp_path / "open", "cpu", dataset=DATA)
+    assert "the median client has" in capsys.readouterr().err
+    private = make_experiment(**changes, privacy={"clip": 1.0, "noise": 1.0})
+    fedssl.run(private, tmp_path / "private", "cpu", dataset=DATA)
+    assert "the median client has" not in capsys.readouterr().err

@@ -52,3 +52,13 @@ def test_seeds_in_a_directory_are_named_by_the_seed(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(SETTINGS)
     runs = run_seeds(tmp_path / "mine.toml", 2, tmp_path / "out", "cpu", quiet=True)
     assert [run.dir.name for run in runs] == ["seed3", "seed4"]
+
+
+def test_private_seeds_are_announced_to_cost_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private = "\n[privacy]\nclip = 1.0\nnoise = 1.0\n"
+    group = SETTINGS.replace("dim = 4", 'dim = 4\nnorm = "group"')
+    (tmp_path / "mine.toml").write_text(group + private)
+    run_seeds(tmp_path / "mine.toml", 2, tmp_path / "out", "cpu", quiet=True)
+    assert "all of them together cost more" in capsys.readouterr().err
