@@ -30,6 +30,7 @@ from fedssl.runs.time_left import Pace
 from fedssl.training.step_count import StepCount
 from fedssl.training.trainer import Trainer
 
+THREAD = "live status"  # the name of the thread that writes
 INTERVAL = 1.0  # seconds between two writes, at least
 # A write that took long is followed by a longer pause: the thread uses at most 1/400 of a core.
 PAUSE_PER_WRITE = 400.0
@@ -69,7 +70,7 @@ class LiveStatus:
         self._written: LiveState | None = None
         self._written_at = 0.0
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._write_repeatedly, name="live", daemon=True)
+        self._thread = threading.Thread(target=self._write_repeatedly, name=THREAD, daemon=True)
 
     def __enter__(self) -> LiveStatus:
         """Begin to write."""
