@@ -149,7 +149,10 @@ def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:
         extent += [score["mean"], *models]
     extent += _draw_other_images(axes, rounds)
     set_accuracy_axis(axes, extent, "kNN accuracy (%)")
-    axes.set_title("accuracy by round")
+    title = "accuracy by round"
+    if any(line.get("other_settings") for line in rounds):
+        title += "\n(rounds between were measured with other settings)"
+    axes.set_title(title)
 
 
 def _draw_other_images(axes: Any, rounds: Rounds) -> list[float]:

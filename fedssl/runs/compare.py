@@ -17,7 +17,7 @@ from fedssl.evaluation.intervals import Interval, accuracy_interval, difference_
 from fedssl.evaluation.outcomes import read_outcomes
 from fedssl.evaluation.verdict import ONE_SEED, disagreement, ends, judgement, signed
 from fedssl.runs.directories import training_values
-from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.rounds_log import knn_measured_with, read_rounds
 from fedssl.runs.run_labels import label, labelled_keys, varying_keys
 from fedssl.runs.summary import RunSummary
 
@@ -131,15 +131,20 @@ def knn_curve(group: Group) -> list[CurvePoint]:
 
 
 def knn_by_round(run: RunSummary) -> dict[int, float]:
-    """Return the kNN accuracies of a run; round 0 is before training, if measured."""
+    """Return the kNN accuracies of a run that were measured with the settings of its results.
+
+    Round 0 is before training, if measured.
+    """
     accuracies: dict[int, float] = {}
     for name in ("start", "random"):
         untrained = run.results["table"].get(name, {}).get("knn")
         if untrained is not None:
             accuracies.setdefault(0, untrained["mean"])
+    settings = run.results.get("knn_settings")
     for line in read_rounds(run.folder / "rounds.jsonl", ignore_message):
-        if line.get("knn") is not None:
-            accuracies[line["round"]] = line["knn"]
+        accuracy = knn_measured_with(line, settings)
+        if accuracy is not None:
+            accuracies[line["round"]] = accuracy
     final = run.accuracy("knn")
     if final is not None:
         accuracies[run.rounds] = final

@@ -66,11 +66,13 @@ def default_dir(
     title: str, experiment: Experiment, original: Experiment, device: torch.device
 ) -> Path:
     """Return the directory of the same training, or a new one named after the changes."""
-    resolved = []
-    for each in (experiment, original):
-        precision = resolve_precision(each.train.precision, device)
-        resolved.append(each.with_changes({"train.precision": precision}))
-    return run_directory(title, *resolved)
+    return run_directory(title, _resolved(experiment, device), _resolved(original, device))
+
+
+def _resolved(experiment: Experiment, device: torch.device) -> Experiment:
+    """Return the experiment as it is recorded: with the precision that is used on a device."""
+    precision = resolve_precision(experiment.train.precision, device)
+    return experiment.with_changes({"train.precision": precision})
 
 
 def run_directory(title: str, wanted: Experiment, original: Experiment | None = None) -> Path:
@@ -91,7 +93,7 @@ def run_directory(title: str, wanted: Experiment, original: Experiment | None = 
     return _free(name, values)
 
 
-def directory_line(title: str, wanted: Experiment, folder: Path) -> str:
+def directory_line(title: str, wanted: Experiment, folder: Path, device: torch.device) -> str:
     """Return the line that names a run directory and, if it is new, from which run it differs."""
     first = RUNS / title
     recorded = None
@@ -99,7 +101,7 @@ def directory_line(title: str, wanted: Experiment, folder: Path) -> str:
         recorded = _recorded(first)
     if recorded is None:
         return f"run directory: {folder}"
-    values = _named_values(wanted)
+    values = _named_values(_resolved(wanted, device))
     changed = {
         key: value for key, (_, value) in differences(_named_values(recorded), values).items()
     }

@@ -58,7 +58,7 @@ def estimate(
     notify = ignore_message if quiet else print_to_stderr
     images = read_images(chosen, root, None, notify)
     seen, owners = partition_data(chosen, images.data, notify)
-    lines = [directory_line(title, chosen, folder)]
+    lines = [directory_line(title, chosen, folder, on)]
     done = sum(1 for _ in read_rounds(folder / "rounds.jsonl"))
     if done >= chosen.rounds:
         return RunEstimate(folder, 0.0, [*lines, "all rounds are finished already"])

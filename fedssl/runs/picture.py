@@ -25,7 +25,7 @@ from fedssl.plots.feature_map import MAPPED
 from fedssl.plots.run_picture import draw_run
 from fedssl.plots.style import encode_png, need_matplotlib
 from fedssl.runs.baselines import untrained_models
-from fedssl.runs.rounds_log import read_rounds
+from fedssl.runs.rounds_log import knn_measured_with, read_rounds
 
 
 def draw_if_wanted(
@@ -55,7 +55,10 @@ def draw(
         learned[probe] = evaluation.images.learned_from(probe)
     rounds = []
     for line in read_rounds(folder / "rounds.jsonl"):
-        rounds.append({key: line.get(key) for key in ("round", "knn", "knn_on")})
+        drawn = {key: line.get(key) for key in ("round", "knn_on")}
+        drawn["knn"] = knn_measured_with(line, evaluation.knn_settings)
+        drawn["other_settings"] = drawn["knn"] != line.get("knn")
+        rounds.append(drawn)
     with steps("drawing picture.png", 2, evaluation.notify) as show:
         show(0, "features before and after training")
         before, after = features_before_and_after(evaluation, models, mapped)

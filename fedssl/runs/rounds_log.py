@@ -140,3 +140,15 @@ def _damaged(path: Path, number: int) -> RunError:
         f"line {number} of {path} is damaged and has no intact copy; nothing was changed. Restore "
         "the file from a backup, or start again in a new directory"
     )
+
+
+def knn_measured_with(line: Mapping[str, Any], settings: Mapping[str, Any] | None) -> float | None:
+    """Return the kNN accuracy in a line of the log, if it was measured with these settings.
+
+    A run that was measured again has others in its log; earlier versions did not log them.
+    """
+    logged = line.get("knn_settings", settings)
+    if settings is not None and logged != settings:
+        return None
+    accuracy: float | None = line.get("knn")
+    return accuracy

@@ -266,7 +266,7 @@ def run(
     called = Callbacks([*make_trackers(track, notify), *checked(callbacks)])
     root = Path(data_dir or "data")
     images = read_images(chosen, root, dataset, notify)
-    notify(directory_line(title, chosen, folder))
+    notify(directory_line(title, chosen, folder, on))
     job = LocalRun(chosen, folder, images.data, images.public, on, title, quiet, estimate_run)
     _train_and_measure(replace(job, other=images.other, callbacks=called))
     return Run(folder, root, device, dataset)

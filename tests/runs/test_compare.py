@@ -19,6 +19,7 @@ from fedssl.runs.compare import (
     count_test_images,
     group_interval,
     group_runs,
+    knn_by_round,
     knn_curve,
     paired_difference,
     seed_differences,
@@ -255,3 +256,12 @@ def test_one_command_sets_all_differing_settings_of_the_probes(tmp_path: Path) -
     for other in others:
         with raises(ConfigError):
             check_comparable(_runs(base, other))
+
+
+def test_rounds_that_were_measured_with_other_settings_are_left_out(tmp_path: Path) -> None:
+    """The run was measured again with k = 7 after its last round; its log has k = 11."""
+    measured = {"knn_settings": {"k": 11}}
+    again = fake_run(tmp_path / "a", logged=measured, knn_settings={"k": 7})
+    assert knn_by_round(summarise(again)) == {3: 50.0}
+    once = fake_run(tmp_path / "b", logged=measured, knn_settings={"k": 11})
+    assert knn_by_round(summarise(once)) == {2: 40.0, 3: 50.0}

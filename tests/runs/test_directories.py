@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.runs.directories import directory_line, run_directory, suffix, training_values
 
 DEMO = load("demo")
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -84,18 +86,20 @@ def test_changes_of_an_edited_file_are_named_relative_to_the_first_run() -> None
 
 def test_a_new_directory_is_compared_with_the_first_run() -> None:
     first = Path("runs/demo")
-    assert directory_line("demo", DEMO, first) == "run directory: runs/demo"
-    _start(first, DEMO)
+    assert directory_line("demo", DEMO, first, CPU) == "run directory: runs/demo"
+    # As it is recorded when a run starts: "auto" is fp32 on a CPU.
+    _start(first, load("demo", ["train.precision=fp32"]))
     changed = load("demo", ["rounds=16", "method=byol"])
     new = Path("runs/demo-byol-rounds16")
-    line = directory_line("demo", changed, new)
+    line = directory_line("demo", changed, new, CPU)
     assert line.startswith(
         "new run directory: runs/demo-byol-rounds16, which differs from runs/demo"
     )
     assert " in rounds, method, " in line
+    assert "precision" not in line
     assert line.endswith("; training starts from round 0")
     _start(new, changed)
-    assert directory_line("demo", changed, new) == "run directory: runs/demo-byol-rounds16"
+    assert directory_line("demo", changed, new, CPU) == "run directory: runs/demo-byol-rounds16"
 
 
 def test_directories_with_a_hash_in_their_name_are_found() -> None:
