@@ -13,6 +13,7 @@ from fedssl.pages.report.charts import (
     client_chart,
     client_switches,
     figure,
+    other_accuracy_chart,
     overall_chart,
 )
 from fedssl.pages.report.document import Part
@@ -37,6 +38,7 @@ def curve_parts(run: RunSummary, training: Training, charts: dict[str, Chart]) -
     rows = run.results.get("table", {})
     main = {
         "accuracy": accuracy_chart(training, _accuracies(run, training), rows),
+        "accuracy-on": other_accuracy_chart(training),
         "rate": overall_chart("learning rate", training, {"lr": "learning rate"}),
     }
     if any(training.overall.get("images_per_s", [])):  # 0 where it is withheld
@@ -57,7 +59,7 @@ def curve_parts(run: RunSummary, training: Training, charts: dict[str, Chart]) -
             "90%."
         )
         content.append(paragraph(text, "muted"))
-    order = ["accuracy", "client-loss", "loss"]
+    order = ["accuracy", "accuracy-on", "client-loss", "loss"]
     both = main | of_clients
     figures = []
     for name in [*order, *[key for key in of_clients if key not in order], "rate", "speed"]:
