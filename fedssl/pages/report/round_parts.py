@@ -115,10 +115,14 @@ def communication_part(training: Training, charts: dict[str, Chart]) -> Part | N
     if not training.total_up + training.total_down:
         return None
     lines = {"up": "from clients", "down": "to clients"}
+    totals = {"up": training.total_up, "down": training.total_down}
+    if training.privacy is not None:
+        del lines["up"]
     chart = overall_chart("sent per round", training, lines, y_label="MB", unit=1e6)
     clients = max(1, len(training.clients))
     rows = []
-    for name, total in (("from clients", training.total_up), ("to clients", training.total_down)):
+    for key, name in lines.items():
+        total = totals[key]
         per_round = total / len(training.rounds)
         rows.append([name, data_size(total), data_size(per_round), data_size(total / clients)])
     headings = ["", "in total", "per round", "per client, in total"]

@@ -221,6 +221,8 @@ def test_a_private_run_shows_epsilon_and_hides_the_partition(go: Go, labelled: D
     facts = look_at_images(run.dir, None, "cpu", ignore_message, labelled)
     assert facts.partition is None
     assert "images by class" not in page
+    assert "in both directions" not in page
+    assert _data(page)["charts"]["communication"]["series"][0]["label"] == "to clients"
 
 
 def test_a_run_on_flower_has_no_partition(tmp_path: Path) -> None:
