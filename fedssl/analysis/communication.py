@@ -56,13 +56,16 @@ def spent(run: Run) -> list[dict[str, Any]]:
                 down += client["bytes_down"]
             up += client.get("bytes_up", 0) * receivers[client["client"]]
             images += client.get("images", 0)
+        known_up: int | None = up
+        if private:
+            known_up = None
         lines.append(
             {
                 "round": line["round"],
                 "epochs": line["round"] * run.experiment.train.epochs,
                 "images": images,
                 "down": down,
-                "up": None if private else up,
+                "up": known_up,
                 "knn": line.get("knn"),
                 "knn_common": line.get("knn_common"),
             }
@@ -214,7 +217,9 @@ def _cells(hit: Line | None, best: float) -> list[str]:
     if hit is None:
         return ["–", "–", "–", "–", f"not reached (best {best:.1f}%)"]
     down = f"{hit['down'] / 1e6:,.1f}"
-    up = "–" if hit["up"] is None else f"{hit['up'] / 1e6:,.1f}"
+    up = "–"
+    if hit["up"] is not None:
+        up = f"{hit['up'] / 1e6:,.1f}"
     return [f"{hit['round']}", f"{hit['epochs']}", down, up, ""]
 
 

@@ -117,7 +117,9 @@ def _tiles(run: RunSummary, training: Training) -> list[Markup]:
     total = training.total_up + training.total_down
     if total:
         # The log of a private run has no sizes of uploads.
-        direction = "in both directions" if training.privacy is None else "to clients"
+        direction = "in both directions"
+        if training.privacy is not None:
+            direction = "to clients"
         figures.append(_tile("sent", data_size(total), direction))
     if training.privacy is not None and training.privacy.get("epsilon") is not None:
         privacy = training.privacy
