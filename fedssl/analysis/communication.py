@@ -41,8 +41,9 @@ def spent(run: Run) -> list[dict[str, Any]]:
     With a server each message and each upload crosses the network once, also messages to clients
     that are dropped. Between peers a message is a peer's own model, which is not sent; an upload
     goes to each neighbour that takes part: `up` has those, `down` is 0. Isolated clients send
-    nothing.
+    nothing. The log of a private run has no sizes of uploads, so its `up` is None.
     """
+    private = run.experiment.privacy.enabled
     down = 0
     up = 0
     images = 0
@@ -55,13 +56,16 @@ def spent(run: Run) -> list[dict[str, Any]]:
                 down += client["bytes_down"]
             up += client.get("bytes_up", 0) * receivers[client["client"]]
             images += client.get("images", 0)
+        known_up: int | None = up
+        if private:
+            known_up = None
         lines.append(
             {
                 "round": line["round"],
                 "epochs": line["round"] * run.experiment.train.epochs,
                 "images": images,
                 "down": down,
-                "up": up,
+                "up": known_up,
                 "knn": line.get("knn"),
                 "knn_common": line.get("knn_common"),
             }
@@ -117,7 +121,7 @@ def curve(lines: Sequence[Line], of: str) -> Curve:
     for line in lines:
         if line[of] is not None:
             points.rounds.append(line["round"])
-            points.megabytes.append((line["down"] + line["up"]) / 1e6)
+            points.megabytes.append((line["down"] + (line["up"] or 0)) / 1e6)
             points.accuracies.append(line[of])
     return points
 
@@ -213,7 +217,9 @@ def _cells(hit: Line | None, best: float) -> list[str]:
     if hit is None:
         return ["–", "–", "–", "–", f"not reached (best {best:.1f}%)"]
     down = f"{hit['down'] / 1e6:,.1f}"
-    up = f"{hit['up'] / 1e6:,.1f}"
+    up = "–"
+    if hit["up"] is not None:
+        up = f"{hit['up'] / 1e6:,.1f}"
     return [f"{hit['round']}", f"{hit['epochs']}", down, up, ""]
 
 
@@ -221,6 +227,8 @@ def _notes(results: Results) -> list[str]:
     notes = [
         "kNN accuracy, measured every few rounds: a target is reached by that round at the latest"
     ]
+    if any(lines[0]["up"] is None for lines in results["rounds"].values()):
+        notes.append("the log of a private run has no sizes of uploads: the picture lacks them too")
     every = results["every"]
     if len(set(every.values())) > 1:
         intervals = ", ".join(f"{name} every {rounds}" for name, rounds in every.items())

@@ -7,16 +7,10 @@ factors that have no meaning for the rest of the federation, and nothing else wo
 from __future__ import annotations
 
 from fedssl.core.errors import ClientError
-from fedssl.experiment.experiment import Experiment
-from fedssl.experiment.init_file import absolute_init, file_sha256, recorded_sha256
+from fedssl.experiment.init_file import file_sha256, recorded_sha256
 from fedssl.method import MethodSettings
 
 ADVICE = "copy the server's file to the node, and name it with init='FILE' in its --node-config"
-
-
-def with_absolute_init(experiment: Experiment) -> Experiment:
-    """Return the experiment with an absolute path of `method.init`, for other directories."""
-    return experiment.with_changes(absolute_init(experiment.method))
 
 
 def own_init_sha256(method: MethodSettings) -> str | None:

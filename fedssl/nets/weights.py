@@ -16,7 +16,9 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.nets.pretrained import Fitted, fit
 
-_PICKLED = (b"PK", b"\x80")  # the first bytes of files that torch.save writes
+_ZIP = b"PK"  # the first bytes of what torch.save writes, of .npz files and exported programs
+_PICKLE = b"\x80"
+_PICKLED_ENTRY = b"/data.pkl"  # in the zip file of torch.save
 _COUNTER = "num_batches_tracked"
 _ALGORITHM = "fedssl.hash"
 _DIGEST = "fedssl.sha256"
@@ -122,7 +124,8 @@ def read_weights(path: Path | str) -> tuple[dict[str, str], dict[str, Tensor]]:
     except FileNotFoundError:
         raise ConfigError(f"there is no weights file {path}") from None
     except (SafetensorError, OSError, ValueError, KeyError) as failure:
-        if data.startswith(_PICKLED):  # so may a safetensors file, with the size of its header
+        # A safetensors file may start in the same way, with the size of its header.
+        if data.startswith(_PICKLE) or (data.startswith(_ZIP) and _PICKLED_ENTRY in data):
             raise ConfigError(_how_to_convert(path)) from None
         raise ConfigError(
             f"{path} is not a safetensors file ({failure}): download it again, or write it with "

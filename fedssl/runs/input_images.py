@@ -187,24 +187,6 @@ def _numbers(header: Mapping[str, str], key: str) -> tuple[float, ...] | None:
     return tuple(map(float, numbers))
 
 
-def load_as_input(
-    paths: Sequence[str | Path],
-    image: tuple[int, int, int],
-    normalisation: Normalisation | None,
-    background: int = 0,
-    pad: bool = False,
-) -> Tensor:
-    """Return image files as a batch of the input of a backbone.
-
-    `background` is the grey of transparent pixels and, with `pad`, around images that are no
-    squares.
-    """
-    mean, std = normalisation or (None, None)
-    names = {grey: name for name, grey in BACKGROUNDS.items()}
-    fit: Fit = "pad" if pad else "crop"
-    return Preprocessing(image, mean, std, fit, names[background])(list(paths))
-
-
 def _as_picture(image: Image.Image | Tensor | np.ndarray) -> Image.Image:
     """Return one image as a PIL image; raise ConfigError for arrays of other types and shapes."""
     if isinstance(image, Image.Image):

@@ -19,7 +19,7 @@ from fedssl.core.errors import ConfigError, RunError, explained_errors
 from fedssl.core.files import integrity
 from fedssl.core.state.state import State
 from fedssl.data import Dataset
-from fedssl.data.folder import BACKGROUNDS, background_of, fit_of
+from fedssl.data.folder import background_of, fit_of
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, saved_models
 from fedssl.evaluation.per_client import per_client
@@ -42,7 +42,7 @@ from fedssl.runs.given_inputs import (
     read_images,
     with_given_inputs,
 )
-from fedssl.runs.input_images import load_as_input
+from fedssl.runs.input_images import Preprocessing
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import (
     check_resumable,
@@ -158,13 +158,10 @@ class Run:
         read.
         """
         image = self._image()
-        return load_as_input(
-            paths,
-            image,
-            federation_setup.normalisation(self.experiment, image[0]),
-            BACKGROUNDS[background_of(self.experiment.data)],
-            pad=fit_of(self.experiment.data) == "pad",
-        )
+        mean, std = federation_setup.normalisation(self.experiment, image[0]) or (None, None)
+        data = self.experiment.data
+        prepare = Preprocessing(image, mean, std, fit_of(data), background_of(data))
+        return prepare(list(paths))
 
     def _channels(self, state: State) -> int:
         """Return the channels of the run's images: those that a model's first convolution takes.

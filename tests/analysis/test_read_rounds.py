@@ -87,6 +87,16 @@ def test_many_clients_are_drawn_as_a_band(go: Go) -> None:
     assert len(analyse("divergence", [run]).results["runs"]["run"]["loss"]) == 12
 
 
+def test_uploads_of_a_private_run_have_unknown_sizes(go: Go) -> None:
+    pytest.importorskip("dp_accounting")
+    private = {"privacy.clip": 1.0, "privacy.noise": 10.0, "privacy.delta": 0.1}
+    run = go(**private, **{"method.norm": "group"})
+    assert [line["up"] for line in spent(run)] == [None, None]
+    found = analyse("communication", [run])
+    (row, *_) = found.summary.rows
+    assert row[5] == "–"
+
+
 def test_bytes_add_up_over_rounds_and_clients(go: Go) -> None:
     """Three clients send and receive a model in each of two rounds of two epochs."""
     run = go(**{"train.epochs": 2})

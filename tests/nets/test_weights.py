@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from error_messages import raises
@@ -145,6 +146,16 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "pickled.pth")
     with raises(ConfigError):
         load_backbone(Tiny(), tmp_path / "pickled.pth")
+
+
+def test_only_pickled_files_are_to_be_unpickled(tmp_path: Path) -> None:
+    """Files of features and exported programs are zip files too."""
+    np.savez(tmp_path / "features.npz", features=np.ones(2))
+    with pytest.raises(ConfigError, match="not a safetensors file"):
+        read_weights(tmp_path / "features.npz")
+    torch.save({"a": torch.ones(1)}, tmp_path / "pickled.pth")
+    with pytest.raises(ConfigError, match=r"torch\.load"):
+        read_weights(tmp_path / "pickled.pth")
 
 
 def test_grey_images_give_the_features_of_three_equal_channels(tmp_path: Path) -> None:

@@ -85,12 +85,12 @@ def up(
 
     _check_flower()
     import_modules(imports)
-    from fedssl.flower.frozen_weights import with_absolute_init
+    from fedssl.flower.absolute_paths import with_absolute_paths
     from fedssl.flower.local_federation import run_local_federation
 
     # The processes of the federation have another current directory.
-    experiment = with_absolute_init(load(name, set))
-    original = with_absolute_init(load(name))
+    experiment = with_absolute_paths(load(name, set), data_dir)
+    original = with_absolute_paths(load(name), data_dir)
     title = _title(name)
     folder = dir or _default_dir(title, experiment, original, device)
     run_local_federation(

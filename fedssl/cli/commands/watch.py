@@ -61,14 +61,28 @@ def watch(
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise ConfigError for a file; print that a folder is waited for if it does not exist."""
+    """Raise ConfigError for a file and for a folder of runs; print if a folder is waited for."""
     from fedssl.core.console import print_to_stderr
     from fedssl.core.errors import ConfigError
     from fedssl.core.similar_paths import suggest_path
 
     if folder.is_dir():
+        _raise_if_runs_inside(folder)
         return
     if folder.exists():
         raise ConfigError(f"{folder} is a file: name a run directory, such as runs/demo")
     suggestion = suggest_path(folder, Path.is_dir)
     print_to_stderr(f"{folder} does not exist yet{suggestion or ''}; the page waits for it")
+
+
+def _raise_if_runs_inside(folder: Path) -> None:
+    """Raise ConfigError for a folder of runs, such as that of several seeds."""
+    from fedssl.core.errors import ConfigError
+
+    if (folder / "experiment.toml").exists():
+        return
+    runs = sorted(path.parent for path in folder.glob("*/experiment.toml"))
+    if runs:
+        raise ConfigError(
+            f"{folder} is not a run directory, but contains {len(runs)}: name one, such as {runs[0]}"
+        )

@@ -62,12 +62,13 @@ def _loss(point: RoundPoint) -> float | None:
 
 
 def _knn_lines(history: History) -> list[tuple[str, Value]]:
-    """Return the line of the models' mean accuracy, and that of models measured separately."""
+    """Return the lines of the models' mean, the shared model, and the images of `probe.on`."""
     common = any(point.knn_common is not None for point in history.points)
     label = "mean of models" if common else "kNN"
     return [
         (label, lambda point: point.knn),
         ("shared model", lambda point: point.knn_common),
+        ("on other images", lambda point: point.knn_on),
     ]
 
 

@@ -26,6 +26,7 @@ class RoundPoint(NamedTuple):
     loss: float | None
     knn: float | None
     knn_common: float | None
+    knn_on: float | None  # on the images of `probe.on`
     epsilon: float | None
     quartiles: Mapping[str, Quartiles]  # of each metric, over clients
     by_client: Mapping[str, Mapping[str, float]]  # metric -> client -> value; empty if many
@@ -97,6 +98,7 @@ class History:
             loss=_number(record["loss"]),
             knn=_number(record["knn"]),
             knn_common=_number(record.get("knn_common")),
+            knn_on=_number(record.get("knn_on")),
             epsilon=_number(record.get("privacy", {}).get("epsilon")),
             quartiles=dict(_quartiles(replied)),
             by_client=_values_by_client(replied),

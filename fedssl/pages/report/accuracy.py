@@ -8,6 +8,7 @@ from typing import Any
 
 from fedssl.core.files import integrity
 from fedssl.evaluation.intervals import Interval
+from fedssl.evaluation.probe_images import probe_images_name
 from fedssl.evaluation.verdict import signed
 from fedssl.pages.report.document import Part
 from fedssl.pages.report.evaluation_images import class_names
@@ -37,8 +38,18 @@ Rows = Mapping[str, Mapping[str, Any]]
 def accuracy_part(run: RunSummary) -> Part | None:
     """Return the accuracies of the run and its baselines; None if nothing was measured."""
     rows = run.results.get("table")
-    if not rows:
+    content: list[Content] = []
+    if rows:
+        content += _own_accuracies(run, rows)
+    if run.results.get("on", {}).get("table"):
+        content += _other_accuracies(run)
+    if not content:
         return None
+    return Part("accuracy", "Accuracy", "Accuracy", content)
+
+
+def _own_accuracies(run: RunSummary, rows: Rows) -> list[Content]:
+    """Return the accuracies on the images of the experiment."""
     content: list[Content] = [_accuracies(run, rows)]
     gains = run.results.get("verdict", {}).get("gains", {})
     if gains:
@@ -46,7 +57,32 @@ def accuracy_part(run: RunSummary) -> Part | None:
     content.append(paragraph(_explanation(run), "muted"))
     content.append(_single_models(rows))
     content += _classes(run.folder, rows)
-    return Part("accuracy", "Accuracy", "Accuracy", content)
+    return content
+
+
+def _other_accuracies(run: RunSummary) -> list[Content]:
+    """Return kNN on the images of `probe.on`, for the run and its baselines."""
+    other = run.results["on"]
+    rows: Rows = other["table"]
+    name = "other images"
+    if run.experiment.probe.on is not None:
+        name = probe_images_name(run.experiment)
+    marks = {}
+    for row in ordered_rows(rows):
+        score = rows[row]["knn"]
+        marks[row] = Mark(score["mean"], None, counted_models(score))
+    axis = accuracy_axis(marks.values())
+    body: list[list[Content]] = []
+    for row, mark in marks.items():
+        label = NAMES.get(row, row)
+        strip = interval_strip([mark], axis, 0, f"{label}: {_spoken([mark])}")
+        body.append([label, _accuracy(mark), strip])
+    headings: list[Content] = ["backbone", "kNN", axis.header("● kNN")]
+    return [
+        tag("h3", f"kNN on {name}"),
+        table(headings, body, numbers=(1,)),
+        paragraph(f"Accuracy in %; {other['measured_on']}.", "muted"),
+    ]
 
 
 def _explanation(run: RunSummary) -> str:

@@ -112,6 +112,20 @@ def accuracy_chart(training: Training, points: Mapping[int, float], table: Table
     return make_chart("kNN accuracy", x, series, limits=limits, y_label="%")
 
 
+def other_accuracy_chart(training: Training) -> Chart | None:
+    """Return the kNN accuracy on the images of `probe.on`, in the rounds that measured it."""
+    points = {}
+    for number, value in zip(training.rounds, training.overall.get("knn_on", []), strict=False):
+        if value is not None:
+            points[number] = value
+    if not points:
+        return None
+    series: Series = {"label": "this run", "values": list(points.values()), "colour": 0}
+    limits = accuracy_limits(points.values())
+    title = "kNN accuracy on other images"
+    return make_chart(title, list(points), [series], limits=limits, y_label="%")
+
+
 def overall_chart(
     title: str,
     training: Training,

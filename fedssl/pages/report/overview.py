@@ -116,7 +116,11 @@ def _tiles(run: RunSummary, training: Training) -> list[Markup]:
     figures.append(_tile("training time", duration(run.seconds), ""))
     total = training.total_up + training.total_down
     if total:
-        figures.append(_tile("sent", data_size(total), "in both directions"))
+        # The log of a private run has no sizes of uploads.
+        direction = "in both directions"
+        if training.privacy is not None:
+            direction = "to clients"
+        figures.append(_tile("sent", data_size(total), direction))
     if training.privacy is not None and training.privacy.get("epsilon") is not None:
         privacy = training.privacy
         figures.append(_tile("ε", f"{privacy['epsilon']:.3g}", f"at δ = {privacy['delta']:g}"))

@@ -13,6 +13,7 @@ from fedssl.pages.report.charts import (
     client_chart,
     client_switches,
     figure,
+    other_accuracy_chart,
     overall_chart,
 )
 from fedssl.pages.report.document import Part
@@ -37,6 +38,7 @@ def curve_parts(run: RunSummary, training: Training, charts: dict[str, Chart]) -
     rows = run.results.get("table", {})
     main = {
         "accuracy": accuracy_chart(training, _accuracies(run, training), rows),
+        "accuracy-on": other_accuracy_chart(training),
         "rate": overall_chart("learning rate", training, {"lr": "learning rate"}),
     }
     if any(training.overall.get("images_per_s", [])):  # 0 where it is withheld
@@ -57,7 +59,7 @@ def curve_parts(run: RunSummary, training: Training, charts: dict[str, Chart]) -
             "90%."
         )
         content.append(paragraph(text, "muted"))
-    order = ["accuracy", "client-loss", "loss"]
+    order = ["accuracy", "accuracy-on", "client-loss", "loss"]
     both = main | of_clients
     figures = []
     for name in [*order, *[key for key in of_clients if key not in order], "rate", "speed"]:
@@ -113,10 +115,14 @@ def communication_part(training: Training, charts: dict[str, Chart]) -> Part | N
     if not training.total_up + training.total_down:
         return None
     lines = {"up": "from clients", "down": "to clients"}
+    totals = {"up": training.total_up, "down": training.total_down}
+    if training.privacy is not None:
+        del lines["up"]
     chart = overall_chart("sent per round", training, lines, y_label="MB", unit=1e6)
     clients = max(1, len(training.clients))
     rows = []
-    for name, total in (("from clients", training.total_up), ("to clients", training.total_down)):
+    for key, name in lines.items():
+        total = totals[key]
         per_round = total / len(training.rounds)
         rows.append([name, data_size(total), data_size(per_round), data_size(total / clients)])
     headings = ["", "in total", "per round", "per client, in total"]

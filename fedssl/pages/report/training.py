@@ -35,7 +35,7 @@ HINTS = {
     "alignment": "distance between views of one image",
     "uniformity": "lower: features are spread more evenly",
 }
-ROUND_METRICS = ("loss", "knn", "knn_common", "lr", "seconds", "images_per_s")
+ROUND_METRICS = ("loss", "knn", "knn_common", "knn_on", "lr", "seconds", "images_per_s")
 NOTE = "notes."  # begins the metrics that an algorithm adds
 
 

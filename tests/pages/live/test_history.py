@@ -50,6 +50,11 @@ def test_rounds_lines_and_charts_without_a_value_are_left_out() -> None:
     assert charts(History()) == []
 
 
+def test_accuracies_on_other_images_have_their_own_line() -> None:
+    history = _history(round_line(1, knn_on=30.0), round_line(2, knn=40.0, knn_on=35.0))
+    assert _series(history, "knn") == {"kNN": [None, 40.0], "on other images": [30.0, 35.0]}
+
+
 def test_a_long_run_has_the_means_of_consecutive_rounds() -> None:
     lines = [round_line(number, loss=float(number)) for number in range(1, MAX_POINTS + 2)]
     (chart, *_) = charts(_history(*lines))

@@ -172,3 +172,12 @@ def test_a_file_is_no_run_directory(cli: Any, tmp_path: Path) -> None:
     code, _, errors = cli("watch", str(path))
     assert code == 2
     assert "is a file: name a run directory" in errors
+
+
+def test_a_folder_of_runs_is_no_run_directory(cli: Any, tmp_path: Path) -> None:
+    for seed in ("seed1", "seed0"):
+        (tmp_path / seed).mkdir()
+        (tmp_path / seed / "experiment.toml").touch()
+    code, _, errors = cli("watch", str(tmp_path))
+    assert code == 2
+    assert f"contains 2: name one, such as {tmp_path / 'seed0'}" in errors

@@ -12,10 +12,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from error_messages import raises
-from factories import bright_dataset, random_pixels
+from factories import bright_dataset, bright_pixels, random_pixels
 from fake_runs import fake_run
 from PIL import Image
 from tiny_runs import Go
@@ -186,6 +187,28 @@ def test_runs_without_labels_have_no_accuracy(go: Go, labelled: Dataset) -> None
     assert "<title>images: 16</title>" in page
 
 
+@pytest.mark.parametrize("with_own_labels", [True, False])
+def test_accuracies_on_other_images_are_shown(
+    go: Go, labelled: Dataset, tmp_path: Path, with_own_labels: bool
+) -> None:
+    """Two classes of four images each, half of which vote on the other half."""
+    pixels, labels = bright_pixels(8, classes=2)
+    channels_last = pixels.permute(0, 2, 3, 1).numpy()
+    np.savez(tmp_path / "other.npz", x_train=channels_last, y_train=labels.numpy())
+    data = labelled if with_own_labels else Dataset(Images(labelled.train.pixels))
+    run = go(dataset=data, **{"probe.on": str(tmp_path / "other.npz")})
+    page = _page(run.dir, dataset=data)
+    other = run.results["on"]
+    text = " ".join(_text(page).split())
+    assert f"kNN on {tmp_path / 'other.npz'} backbone kNN" in text
+    assert f"this run {other['table']['this run']['knn']['mean']:.1f}" in text
+    assert other["measured_on"] in text
+    chart = _data(page)["charts"]["accuracy-on"]
+    assert chart["x"] == [1, 2]
+    assert chart["series"][0]["values"] == [line["knn_on"] for line in run.rounds]
+    assert ("accuracy" in _data(page)["charts"]) == with_own_labels
+
+
 def test_a_private_run_shows_epsilon_and_hides_the_partition(go: Go, labelled: Dataset) -> None:
     pytest.importorskip("dp_accounting")
     private = {"privacy.clip": 1.0, "privacy.noise": 10.0, "privacy.delta": 0.1}
@@ -198,6 +221,8 @@ def test_a_private_run_shows_epsilon_and_hides_the_partition(go: Go, labelled: D
     facts = look_at_images(run.dir, None, "cpu", ignore_message, labelled)
     assert facts.partition is None
     assert "images by class" not in page
+    assert "in both directions" not in page
+    assert _data(page)["charts"]["communication"]["series"][0]["label"] == "to clients"
 
 
 def test_a_run_on_flower_has_no_partition(tmp_path: Path) -> None:
