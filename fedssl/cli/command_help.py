@@ -71,7 +71,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fedssl analyse map runs/demo", "a map of the test images"),
     ),
     "audit": (
-        ("fedssl audit runs/demo", "all attacks, compared with guessing"),
+        ("fedssl audit runs/demo", "all attacks"),
         ("fedssl audit runs/demo --attacks membership", "one of them"),
     ),
     "purge": (
