@@ -2,13 +2,13 @@
 
     python -m benchmarks.live_status [--repeats 7] [--out results/speed/live_status.json]
 
-Two runs of `fedssl.run` on one thread: five clients with a thousand images each, whose steps are
-counted, and a thousand clients with a few images, whose file is largest. A run with
-the file is made between two without it, in one process; the CPU time is that of all
-threads of the process. The result is the median of the pairs' ratios, and their range: the range of
-ratios of two runs that both have no file is the noise of the measurement. `thread_share` is the
-CPU time of the thread that writes the file, as a share of that of the run: other processes on the
-machine hardly affect it. The events of the threads that train are not in it.
+Two experiments train on one thread: five clients with a thousand images each, and a thousand
+clients with five images each, which write the largest file. In one process, each run with the file
+is preceded and followed by a run without it; CPU times are sums over all threads of the process.
+The result is the median and the range of the ratios of CPU time with and without the file. The
+ratios of the two runs without the file measure the noise. `thread_share` is the fraction of CPU
+time spent in the thread that writes the file: other processes on the machine hardly affect it. It
+excludes the time that training threads spend on recording events.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def without_file() -> Iterator[None]:
-    """Record nothing in the block, and start no thread."""
+    """Disable live.json in the block: record no events, and start no thread."""
     names = ("begin_round", "start_client", "finish_client", "measure", "warn", "__exit__")
     replaced: dict[str, Any] = dict.fromkeys(names, _nothing)
     replaced["__enter__"] = lambda self: self
@@ -85,7 +85,7 @@ def cpu_seconds(settings: dict[str, Any]) -> float:
 
 
 def compare(settings: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """Return the ratios of CPU times: with the file to without it, and without it to itself."""
+    """Return the ratios of CPU times: with and without the file, and of two runs without it."""
     ratios = []
     noise = []
     shares = []

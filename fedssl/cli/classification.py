@@ -23,7 +23,7 @@ PREDICTIONS = Path("predictions.csv")
 
 
 class Classification(NamedTuple):
-    """What `fedssl classify` was asked for."""
+    """The arguments of `fedssl classify`."""
 
     place: Path  # of a backbone or a classifier
     folders: tuple[Path, ...]
@@ -37,20 +37,20 @@ class Classification(NamedTuple):
         if trained:
             if len(self.folders) != 1:
                 raise ConfigError(
-                    "this classifier is trained already: name one folder, of images to classify"
+                    "this classifier is already trained: pass only the folder of images to classify"
                 )
             return None, self.folders[0]
         if len(self.folders) > 2:
             raise ConfigError(
-                f"got {len(self.folders)} folders: name that of labelled images and that of "
-                "images to classify"
+                f"got {len(self.folders)} folders: pass the folder of labelled images and the "
+                "folder of images to classify"
             )
         if len(self.folders) == 2:
             return self.folders
         if self.out is not None:
             raise ConfigError(
-                f"there are no images to write to {self.out}: name their folder after that of "
-                "labelled images"
+                f"there are no predictions to write to {self.out}: pass the folder of images to "
+                "classify after that of labelled images"
             )
         return self.folders[0], None
 
@@ -81,7 +81,7 @@ def run_classification(wanted: Classification, notify: Notify, *, as_json: bool)
 
 
 def print_report(report: Report) -> None:
-    """Print the accuracy in total, next to the largest class, and for each class."""
+    """Print the total accuracy, compared with the largest class, and that of each class."""
     accuracy = report.accuracy
     images = sum(row.images for row in report.rows)
     print(
@@ -89,7 +89,7 @@ def print_report(report: Report) -> None:
         f"{accuracy.high:.1f}), {images:,} labelled images, {report.folds} folds"
     )
     print(
-        f'always answering "{report.majority_class}": {report.majority:.1f}%; difference '
+        f'always predicting "{report.majority_class}": {report.majority:.1f}%; difference '
         f"{signed(report.gain.estimate)} points (95% interval {ends(report.gain)})"
     )
     table = Table(box=None, pad_edge=False)

@@ -46,7 +46,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fedssl views photos.toml", "draw views.png"),
         ("fedssl views photos.toml --views microscopy", "with another preset"),
     ),
-    "combinations": (("fedssl combinations", "which methods work with which algorithms"),),
+    "combinations": (("fedssl combinations", "the compatibility matrix"),),
     "watch": (
         ("fedssl watch runs/demo", "print the URL of a live page"),
         ("fedssl watch runs/demo --port 8800", "a URL that stays the same"),
@@ -71,11 +71,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("fedssl analyse map runs/demo", "a map of the test images"),
     ),
     "audit": (
-        ("fedssl audit runs/demo", "all attacks, next to guessing"),
+        ("fedssl audit runs/demo", "all attacks"),
         ("fedssl audit runs/demo --attacks membership", "one of them"),
     ),
     "purge": (
-        ("fedssl purge runs/demo --dry-run", "list what clients have left there"),
+        ("fedssl purge runs/demo --dry-run", "list the files of clients in a run"),
         ("fedssl purge ~/.cache/fedssl", "decoded images"),
         ("fedssl purge ~/.local/state/fedssl/nodes", "the memory of a Flower node"),
     ),

@@ -13,14 +13,15 @@ from rich.table import Table
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.core.rich_console import wide_console
+from fedssl.core.similar_paths import suggest_path
 from fedssl.data.folder_listing import printable
 from fedssl.downstream.backbone import TrainedBackbone
 from fedssl.downstream.embed import Embeddings, embed, read_embeddings
-from fedssl.downstream.search import Neighbour, draw_result, search
+from fedssl.downstream.search import Neighbour, check_k, draw_result, search
 
 
 class Query(NamedTuple):
-    """What `fedssl search` was asked for."""
+    """The arguments of `fedssl search`."""
 
     image: Path
     images: Path  # a folder, or features.npz
@@ -36,13 +37,17 @@ class Query(NamedTuple):
         return self.folder
 
     def check(self) -> None:
-        """Raise ConfigError if a picture is wanted and the image files are not known."""
+        """Raise ConfigError for a picture without image files, a missing query or a k below 1."""
         if self.out is not None and self.image_folder is None:
             raise ConfigError("a picture needs the image files: name their folder with --folder")
+        if not self.image.is_file():
+            suggestion = suggest_path(self.image, Path.is_file)
+            raise ConfigError(f"there is no image file {self.image}{suggestion}")
+        check_k(self.k)
 
 
 def run_search(backbone: TrainedBackbone, query: Query, notify: Notify, *, as_json: bool) -> None:
-    """Find the neighbours of a query, print them, and draw them if a file is named."""
+    """Find the neighbours of a query, print them, and draw them if `query.out` is set."""
     backbone.features(query.image)  # an unreadable query is reported before the folder is read
     folder = query.image_folder
     embeddings = _embeddings(backbone, query.images, notify)

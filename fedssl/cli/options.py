@@ -42,7 +42,7 @@ RunDirs = Annotated[
     list[Path],
     typer.Argument(
         metavar="DIR …",
-        help="Run directories, or folders that contain some.",
+        help="Run directories, or folders that contain run directories.",
         autocompletion=complete_run,
     ),
 ]

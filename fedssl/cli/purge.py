@@ -73,7 +73,7 @@ def _all_files(targets: Iterable[Target]) -> list[ClientFile]:
 
 
 def _confirmed(files: Sequence[ClientFile]) -> bool:
-    answer = input(f"Remove {_amount(files)} for good? [y/N] ")
+    answer = input(f"Remove {_amount(files)} permanently? [y/N] ")
     return answer.strip().lower() in ("y", "yes")
 
 
@@ -103,10 +103,10 @@ def _print_files(folder: Path, kind: str, files: Sequence[ClientFile]) -> None:
 
 
 def _print_kept(target: Target) -> None:
-    """List the files that stay because it is not known whether they are files of clients."""
+    """List the files that are kept because they may not be files of clients."""
     unclear = {
         "not recognised as files of fedssl, and not removed": target.unrecognised,
-        "files of clients or of the server, and not removed: the files that would tell are "
+        "files of clients or of the server, and not removed: the files that would identify them are "
         "damaged. --all removes these too": target.unclassified,
     }
     for reason, paths in unclear.items():

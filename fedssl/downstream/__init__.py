@@ -1,1 +1,1 @@
-"""Use a trained backbone: fine-tune a detector."""
+"""Use a trained backbone: export, embed, search, classify, and fine-tune a detector."""

@@ -35,7 +35,7 @@ def find_backbone(place: Path, model: str | None = None) -> Path:
         return files[0]
     if not files:
         raise ConfigError(
-            f"{place} has no backbone.safetensors: a run writes it when its last round is done"
+            f"{place} has no backbone.safetensors: `fedssl run` writes it after the last round"
         )
     names = ", ".join(unquote(file.stem.removeprefix("backbone-")) for file in files)
     problem = "several backbones" if model is None else f'no backbone "{model}"'

@@ -18,14 +18,14 @@ from fedssl.data.folder_listing import list_image_files, printable
 from fedssl.data.left_out import LISTED, report_left_out
 from fedssl.runs.input_images import Preprocessing
 
-AT_ONCE = 256  # files that are decoded before the network sees them
+BATCH_FILES = 256  # files that are decoded at once
 
 
 class ImageFolder:
     """The images in a folder and its subfolders, in the order of their names.
 
-    Hidden files, links out of the folder and files that plainly are no images are left out. After
-    an iteration, `skipped` also has the files that could not be read, each as "reason: name".
+    Hidden files, links out of the folder and files of other types are left out. After an iteration,
+    `skipped` also has the files that could not be read, each as "reason: name".
     """
 
     def __init__(self, folder: str | Path, notify: Notify) -> None:
@@ -42,7 +42,7 @@ class ImageFolder:
         for reason, name in left_out:
             self.skipped.append(f"{reason}: {printable(name)}")
         if not names:
-            raise DataError(f"{self.folder} holds no image files")
+            raise DataError(f"{self.folder} contains no image files")
 
     def batches(self, preprocess: Preprocessing) -> Iterator[ImageBatch]:
         """Yield the readable images as uint8 pixels, with a progress bar; then report the others.
@@ -53,8 +53,8 @@ class ImageFolder:
         readable = 0
         description = f"reading {len(self.names):,} images"
         with meter(description, len(self.names), self._notify) as advance:
-            for start in range(0, len(self.names), AT_ONCE):
-                names = self.names[start : start + AT_ONCE]
+            for start in range(0, len(self.names), BATCH_FILES):
+                names = self.names[start : start + BATCH_FILES]
                 pixels, bad = preprocess.decode(names, lambda name: self.folder / name)
                 for position, reason in bad.items():
                     self.skipped.append(f"{reason}: {printable(names[position])}")
@@ -65,7 +65,7 @@ class ImageFolder:
                 advance(len(names))
         report_left_out(self.skipped, self._notify, partial(_list_all, self.folder))
         if not readable:
-            raise DataError(f"{self.folder} holds no image that can be read")
+            raise DataError(f"{self.folder} contains no readable image")
 
 
 class ImageBatch(NamedTuple):

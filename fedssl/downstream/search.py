@@ -41,8 +41,7 @@ def search(
     `folder` is that of the embedded images: if the query is one of them, it is not its own
     neighbour. Raise ConfigError if the features are those of another backbone.
     """
-    if k < 1:
-        raise ConfigError(f"k must be at least 1 (got {k})")
+    check_k(k)
     if embeddings.fingerprint != backbone.fingerprint():
         raise ConfigError(
             "these features were computed by another backbone: write them again with `fedssl embed`"
@@ -50,6 +49,12 @@ def search(
     feature = backbone.features(query)
     excluded = None if folder is None else _name_in(Path(query), Path(folder))
     return nearest(feature, embeddings, k, excluded)
+
+
+def check_k(k: int) -> None:
+    """Raise ConfigError if the number of images to find is less than 1."""
+    if k < 1:
+        raise ConfigError(f"k must be at least 1 (got {k})")
 
 
 def nearest(

@@ -1,12 +1,12 @@
-"""The names of baselines, and which of them are models before training."""
+"""The names of baselines, and of those that are not trained."""
 
 from __future__ import annotations
 
 from fedssl.method import MethodSettings
 from fedssl.nets import given_weights
 
-# random: weights drawn from the seed; start: the weights that the run starts from, if it is given
-# some; the others are topologies.
+# random: weights drawn from the seed; start: the given initial weights of the run, if there are any;
+# the others are topologies.
 UNTRAINED = ("random", "start")
 BASELINES = (*UNTRAINED, "isolated", "centralized")
 
@@ -17,5 +17,5 @@ def is_given_weights(method: MethodSettings) -> bool:
 
 
 def first_model_name(method: MethodSettings) -> str:
-    """Return the baseline that shows what training added to the first weights of a run."""
+    """Return the baseline with the initial weights of a run, to measure the effect of training."""
     return "start" if is_given_weights(method) else "random"

@@ -1,4 +1,4 @@
-"""Choose how many clients train at the same time, and on which device each of them does."""
+"""Choose how many clients train in parallel, and on which devices."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fedssl.core.devices.select import cores
 from fedssl.experiment.experiment import Experiment
 
 CLIENTS_PER_GPU = 5  # in parallel: more hardly increase the throughput
-# Of a batch's views, for the activations of a training step; a ResNet-50 takes as many.
+# Memory for the activations of a training step, per pixel of a batch's views: a ResNet-50's.
 BYTES_PER_PIXEL = 12_000
 
 
 def placements(
     experiment: Experiment, image: tuple[int, int, int], devices: Sequence[torch.device]
 ) -> list[torch.device]:
-    """Return the device of each trainer that there is room for, the devices in turn."""
+    """Return a device for each trainer that fits in memory, cycling through the devices."""
     capacities = {}
     for device in devices:
         capacities[device] = experiment.train.workers or _capacity(experiment, image, device)

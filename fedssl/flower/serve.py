@@ -26,7 +26,7 @@ from fedssl.runs.session import load_newest, raise_if_no_round_succeeded
 from fedssl.runs.trackers import make_trackers
 from fedssl.training.trainer import resolve_precision
 
-RELAYED = "peers' models are relayed by the server, which sees all of them"
+RELAYED = "the server relays the models of all peers, and sees them"
 
 
 def serve(

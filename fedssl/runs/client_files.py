@@ -1,4 +1,4 @@
-"""Find the files that clients leave on a disk: in run directories, caches and memories of nodes.
+"""Find files of clients on a disk: in run directories, caches and memories of nodes.
 
 Three kinds of folders have them. All are recognised by their files, without reading images or
 models:
@@ -25,13 +25,13 @@ from fedssl.runs.run_files import Group as Group
 
 Kind = Literal["run", "cache", "node"]
 GROUPS: dict[Group, str] = {
-    "memory": "what clients keep between rounds, and what they shared with the server",
+    "memory": "the memory of clients, and the features they shared with the server",
     "models": "models of single clients",
     "cache": "decoded images",
     "audit": "private images that an audit recovered, and its figures",
     "report": "a page with the number of images of each client and class",
     "checkpoints": "models of the server, from which a run is resumed",
-    "unclassified": "of the server or of clients: the files that would tell are damaged",
+    "unclassified": "of the server or of clients: the files that would identify them are damaged",
 }
 DEFAULT: frozenset[Group] = frozenset({"memory", "models", "cache", "audit", "report"})
 
@@ -71,7 +71,7 @@ class ClientFile(NamedTuple):
 def find_places(folder: Path) -> list[Place]:
     """Return the places at and below a folder; empty if it is of no known kind.
 
-    Known are also a folder of caches, and the memory folder of a node or of one of its clients.
+    A folder of caches is known too, and so is the memory folder of a node or of one of its clients.
     Other folders are not searched, and links are not followed.
     """
     if is_run(folder):

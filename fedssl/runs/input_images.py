@@ -217,7 +217,10 @@ def _unreadable(images: Sequence[OneImage], bad: Mapping[int, str]) -> DataError
         image = images[position]
         name = printable(str(image)) if isinstance(image, str | Path) else f"image {position}"
         lines.append(f"{reason}: {name}")
+    detail = "\n".join(lines)
+    if len(images) == 1:
+        return DataError(f"the image cannot be read ({reasons}): pass another one", detail)
     return DataError(
-        f"{len(bad)} of {len(images)} files cannot be read as images ({reasons}): leave them out",
-        "\n".join(lines),
+        f"{len(bad)} of {len(images)} files cannot be read as images ({reasons}): remove them",
+        detail,
     )

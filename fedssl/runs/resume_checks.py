@@ -47,6 +47,8 @@ def check_run_directory(folder: Path) -> None:
     """Raise ConfigError if a folder is not a run directory."""
     if not _has_experiment(folder):
         suggestion = suggest_path(folder, _has_experiment)
+        if not folder.exists():
+            raise ConfigError(f"there is no run directory {folder}{suggestion}")
         raise ConfigError(f"{folder} is not a run directory: it has no {EXPERIMENT}{suggestion}")
 
 

@@ -1,4 +1,4 @@
-"""Measure the models of a round, if the experiment does so after it."""
+"""Measure the models after a round, if the experiment is configured to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_MEASURED = RoundScores()
 
 
 def measure_round(evaluation: Evaluation, snapshot: Snapshot, device: torch.device) -> RoundScores:
-    """Return the kNN accuracies after a round that the experiment measures now."""
+    """Return the kNN accuracies after a round; NOT_MEASURED if none is due or possible."""
     experiment = evaluation.experiment
     every = experiment.probe.every
     measurable = evaluation.images.possible

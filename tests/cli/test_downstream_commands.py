@@ -74,6 +74,25 @@ def test_a_picture_needs_the_files(folder: Path, cli: Cli) -> None:
     assert (code, "--folder" in errors) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("photos/dark/06.png",),
+            "there is no image file photos/dark/06.png",
+        ),
+        (("photos/dark/005.png", "-k", "0"), "k must be at least 1 (got 0)"),
+    ],
+    ids=["query", "k"],
+)
+def test_search_checks_its_arguments_before_it_reads_the_folder(
+    folder: Path, cli: Cli, options: tuple[str, ...], message: str
+) -> None:
+    query, *rest = options
+    code, _, errors = cli("search", "b.safetensors", query, "photos", *rest)
+    assert (code, errors.startswith(f"fedssl: {message}")) == (2, True)
+
+
 def test_search_prints_a_table(folder: Path, cli: Cli) -> None:
     code, output, _ = cli("search", "b.safetensors", "photos/dark/005.png", "photos", "-k", "1")
     assert code == 0
@@ -90,7 +109,7 @@ def test_classify_trains_saves_and_predicts(folder: Path, cli: Cli) -> None:
     )
     assert code == 0
     assert "8 labelled images, 5 folds" in output
-    assert 'always answering "bright": 50.0%' in output
+    assert 'always predicting "bright": 50.0%' in output
     assert "classified 8 images:\n  bright  " in output
     assert cli("classify", "c.safetensors", "photos", "-o", "b.csv")[0] == 0
     assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()

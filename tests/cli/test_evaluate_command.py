@@ -91,7 +91,7 @@ def test_evaluate_peers(here: Path, cli: Cli) -> None:
 
 def test_wrong_arguments_of_evaluate(finished: str, cli: Cli) -> None:
     for args, sentence in (
-        (["nowhere"], "nowhere is not a run directory"),
+        (["nowhere"], "there is no run directory nowhere"),
         (["runs/mine", "--probe", "knnn"], 'unknown probe "knnn", did you mean "knn"?'),
         (["runs/mine", "--probe", "transfer"], "another data set, with --on NAME"),
         (["runs/mine", "--on", "cifar1"], 'unknown data set "cifar1", did you mean "cifar10"?'),

@@ -246,7 +246,7 @@ def test_a_misspelled_path_is_corrected(photos: Path, cli: Any) -> None:
     for args, problem in (
         (["run", "phtos.toml"], 'there is no file phtos.toml, did you mean "photos.toml"?'),
         (["run", "photos"], 'there is no recipe or file "photos", did you mean "photos.toml"?'),
-        (["evaluate", "photo"], "photo is not a run directory: it has no experiment.toml"),
+        (["evaluate", "photo"], "there is no run directory photo"),
         (["runs", "fotos"], 'there is no folder fotos, did you mean "photos"?'),
         (["compare", "fotos"], 'there is no folder fotos, did you mean "photos"?'),
     ):

@@ -34,7 +34,7 @@ def test_a_dry_run_lists_files_with_their_sizes(node: Path, cli: Cli) -> None:
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         f"{node}/hospital/run1 (memory of a client on a node)",
-        "  2 files, 1.5 kB: what clients keep between rounds, and what they shared with the server",
+        "  2 files, 1.5 kB: the memory of clients, and the features they shared with the server",
         "    00001.0.remembered",
         "    claim.json",
         "  1 file, 2.0 MB: models of single clients",
@@ -75,7 +75,7 @@ def test_on_a_terminal_it_asks(
     monkeypatch.setattr("builtins.input", reply)
     code, out, _ = cli("purge", str(node), "--all")
     assert code == 0
-    assert questions == ["Remove 3 files, 2.0 MB for good? [y/N] "]
+    assert questions == ["Remove 3 files, 2.0 MB permanently? [y/N] "]
     assert (node / "hospital/run1/00001.0.remembered").exists() != removed
     assert ("nothing was removed" in out) != removed
 

@@ -32,7 +32,7 @@ def folder(put_colour, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("at_once", [1, 2, 256])
 def test_features_are_in_the_order_of_names(write_backbone, folder, monkeypatch, at_once) -> None:
     """In batches of any size; unreadable files are left out, counted and named."""
-    monkeypatch.setattr(image_folder, "AT_ONCE", at_once)
+    monkeypatch.setattr(image_folder, "BATCH_FILES", at_once)
     messages: list[str] = []
     done = embed(load_backbone(write_backbone()), folder, notify=messages.append)
     assert done.names == list(COLOURS)
@@ -46,7 +46,7 @@ def test_features_are_in_the_order_of_names(write_backbone, folder, monkeypatch,
 
 @pytest.mark.parametrize("at_once", [1, 256])
 def test_a_file_of_arrays_holds_the_same(write_backbone, folder, monkeypatch, at_once) -> None:
-    monkeypatch.setattr(image_folder, "AT_ONCE", at_once)
+    monkeypatch.setattr(image_folder, "BATCH_FILES", at_once)
     backbone = load_backbone(write_backbone())
     path = folder.parent / "features.npz"
     written = write_embeddings(backbone, folder, path, notify=lambda line: None)

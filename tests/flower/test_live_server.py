@@ -18,7 +18,7 @@ CONNECTED = {"0", "1", "2"}
 
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[LiveState]:
-    """Return what live.json would hold at the end of each round, before the measurement."""
+    """Return the content of live.json at the end of each round, before the measurement."""
     states: list[LiveState] = []
     measure = LiveStatus.measure
 
@@ -47,7 +47,7 @@ def test_the_clients_of_each_round_are_recorded(nodes: Nodes, sampled: list[Live
     assert read_live(nodes.root / "flower") is None
 
 
-def test_a_client_trains_from_when_its_message_is_sent(nodes: Nodes) -> None:
+def test_a_client_is_training_once_its_message_is_sent(nodes: Nodes) -> None:
     """At the last message of a round, the clients before it train."""
     experiment = tiny("fedavg", "simclr", rounds=1)
     grid = nodes.grid(experiment)
@@ -99,7 +99,7 @@ def test_a_private_server_records_nothing_of_a_node(nodes: Nodes, sampled: list[
         )
 
 
-def test_a_server_that_waits_for_clients_records_those_that_are_connected(nodes: Nodes) -> None:
+def test_a_waiting_server_records_the_connected_clients(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     grid = nodes.grid(experiment)
     del grid.nodes[12]
@@ -113,7 +113,7 @@ def test_a_server_that_waits_for_clients_records_those_that_are_connected(nodes:
 
 
 def test_a_node_was_seen_at_its_last_heartbeat() -> None:
-    """Flower takes a node for connected until two heartbeats are missing."""
+    """Flower treats a node as connected until two heartbeats are missing."""
     roster: Any = Roster.__new__(Roster)
     roster.nodes = {"a": 10, "b": 11, "gone": 12}
     roster._connected = {

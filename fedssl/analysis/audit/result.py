@@ -1,4 +1,4 @@
-"""The result of one attack, next to guessing."""
+"""The result of one attack, compared with guessing."""
 
 from __future__ import annotations
 

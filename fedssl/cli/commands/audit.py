@@ -1,4 +1,4 @@
-"""`fedssl audit`: measure what attackers could learn from a run."""
+"""`fedssl audit`: measure what attackers can learn from a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Attacks = Annotated[
         "images) and features (that clients share).",
     ),
 ]
-Images = Annotated[int, typer.Option(help="Images to attack in steps of each size.")]
+Images = Annotated[
+    int, typer.Option(help="Images that inversion tries to reconstruct, for each batch size.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the attacks.")]
 AuditSets = Annotated[
     list[str],
@@ -44,7 +46,7 @@ def audit(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a run, to measure what others could learn about its images.
+    """Attack a run, to measure what attackers can learn about its images.
 
     Each attack is compared with guessing. The files are DIR/audit/audit.json and audit.png, which
     shows private images and is for their owner only. --set iterations=1000 changes a setting.

@@ -35,8 +35,8 @@ def export(
     normalise: Annotated[
         bool,
         typer.Option(
-            help="For torch and onnx: the file takes uint8 pixels and normalises them, or takes "
-            "normalised images."
+            help="For torch and onnx: include the normalisation, so that the file takes uint8 pixels; "
+            "without it, the file takes normalised images."
         ),
     ] = True,
     force: Annotated[bool, typer.Option(help="Replace the files of an existing export.")] = False,
@@ -44,7 +44,7 @@ def export(
 ) -> None:
     """Write a backbone for another library, load it there, and compare its features.
 
-    Nothing is written if they differ by more than rounding.
+    Nothing is written if the features differ by more than rounding errors.
     """
     import_modules(imports)
 

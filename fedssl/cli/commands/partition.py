@@ -25,7 +25,7 @@ def partition(
     imports: Imports = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Print which client has how many images, by class if there are labels."""
+    """Print the number of images of each client, by class if there are labels."""
     check_output_file(picture, ".png")
     check_output_file(save)
     import_modules(imports)

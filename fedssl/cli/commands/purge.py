@@ -1,4 +1,4 @@
-"""`fedssl purge`: remove the files that clients leave."""
+"""`fedssl purge`: remove the files of clients."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def purge(
     dirs: Dirs,
     memory: Annotated[
         bool,
-        typer.Option(help="Remove what clients keep between rounds, and features they shared."),
+        typer.Option(help="Remove the memory of clients, and the features they shared."),
     ] = False,
     models: Annotated[bool, typer.Option(help="Remove models of single clients.")] = False,
     cache: Annotated[bool, typer.Option(help="Remove decoded images.")] = False,
     audit: Annotated[bool, typer.Option(help="Remove DIR/audit, which shows images.")] = False,
     report: Annotated[
-        bool, typer.Option(help="Remove DIR/report.html, which counts images of clients.")
+        bool, typer.Option(help="Remove DIR/report.html, which has image counts of clients.")
     ] = False,
     checkpoints: Annotated[
         bool, typer.Option(help="Remove the checkpoints of the server's models.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="All of these. Default: all but the checkpoints.")
+        bool, typer.Option("--all", help="All of these. No option: all but the checkpoints.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option(help="List the files, remove nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="List the files; remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask to confirm.")] = False,
 ) -> None:
-    """Remove the files that clients leave; keep backbones of the server, results and logs.
+    """Remove the files of clients; keep the server's backbones, the results and the logs.
 
     Runs whose files are removed can no longer be resumed. This is not secure erasure.
     """

@@ -31,7 +31,7 @@ def report(
 ) -> None:
     """Write one HTML file about a run, or about several compared runs.
 
-    The file needs no network and no other file.
+    The file is self-contained: it loads nothing from the network.
     """
     check_output_file(out, ".html")
     import_modules(imports)

@@ -44,7 +44,7 @@ Seeds = Annotated[
 ]
 Estimate = Annotated[
     bool,
-    typer.Option("--estimate", help="Print what would be trained and the estimated time; exit."),
+    typer.Option("--estimate", help="Print the planned training and its estimated time; exit."),
 ]
 Track = Annotated[
     list[str],

@@ -15,8 +15,8 @@ Port = Annotated[
     typer.Option(
         min=0,
         max=65535,
-        help="Port on 127.0.0.1. A chosen port keeps its URL when the command is started again; 0 "
-        "is a free port with a new URL.",
+        help="Port on 127.0.0.1; the URL of a port stays the same when the command is restarted. 0 "
+        "selects a free port, with a new URL each time.",
     ),
 ]
 Open = Annotated[bool, typer.Option("--open/--no-browser", help="Also open the page in a browser.")]
@@ -36,8 +36,9 @@ def watch(
 ) -> None:
     """Show a run in the browser while it is trained: rounds, metrics, warnings and all clients.
 
-    Runs of `fedssl run` and of Flower servers, also finished ones. The page is only on this
-    machine, needs the token in the printed URL, and changes nothing. Ctrl-C ends it, not the run.
+    Runs of `fedssl run` and of Flower servers can be watched, also finished ones. The page is
+    served on this machine only, needs the token in the printed URL, and changes nothing. Ctrl-C
+    stops the page, not the run.
     """
     from fedssl.core.console import print_to_stderr
     from fedssl.pages.live.browser import open_in_browser
@@ -52,7 +53,7 @@ def watch(
 
         def ready() -> None:
             print(url, flush=True)
-            print_to_stderr(f"watching {dir}; Ctrl-C ends the page, not the run")
+            print_to_stderr(f"watching {dir}; Ctrl-C stops the page, not the run")
             if open_browser:
                 open_in_browser(url)
 
@@ -61,7 +62,7 @@ def watch(
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise ConfigError for a file and for a folder of runs; print if a folder is waited for."""
+    """Raise ConfigError for a file and for a folder of runs; print a line if there is no folder."""
     from fedssl.core.console import print_to_stderr
     from fedssl.core.errors import ConfigError
     from fedssl.core.similar_paths import suggest_path

@@ -23,7 +23,7 @@ class ClassRow(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A cross-validated accuracy, next to that of always answering with the largest class."""
+    """A cross-validated accuracy, compared with always predicting the largest class."""
 
     accuracy: Interval
     majority_class: str

@@ -1,4 +1,4 @@
-"""Decide which requests the live page answers: those of its owner's browser only.
+"""Restrict the live page to the browser of its owner.
 
 Other programs on the machine can connect to a loopback port, and a web page elsewhere can make a
 browser send requests to one. So a request needs a token, which is in the printed URL and then in a
@@ -35,7 +35,9 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-WRONG_HOST = "403: this server answers to http://127.0.0.1 with its own port number only\n"
+WRONG_HOST = (
+    "403: open the URL that `fedssl watch` printed; other host names and ports are rejected\n"
+)
 WRONG_TOKEN = "403: open the URL that `fedssl watch` printed, with its token\n"
 READ_ONLY = "405: this server only answers GET\n"
 
@@ -94,7 +96,7 @@ class Guard:
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """Return the headers of a request; of one that is repeated, "" takes the place."""
+    """Return the headers of a request; the value of a repeated header is ""."""
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()

@@ -1,4 +1,4 @@
-"""Read the lines that were appended to a rounds log since the last look, verified by its copy."""
+"""Read the lines that were appended to a rounds log since the last read, verified against its copy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FileTail:
 class LogTail:
     """The lines that are appended to a rounds log.
 
-    A line is taken from the copy if it is intact there, like everywhere else.
+    A line is taken from the copy if it is intact there, as all readers of the log do.
     """
 
     def __init__(self, path: Path) -> None:

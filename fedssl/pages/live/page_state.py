@@ -1,4 +1,4 @@
-"""All that the live page shows, computed from what was read of a run directory."""
+"""Compute the state that the live page shows, from the files of a run directory."""
 
 from __future__ import annotations
 

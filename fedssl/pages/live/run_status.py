@@ -1,4 +1,4 @@
-"""Decide what state a run is in, from the files of its directory and its lock."""
+"""Determine the state of a run from the files of its directory and its lock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def _with_news(history: History, signs: Signs, live: LiveState, now: float) -> S
     """Return the state of a run whose process writes live.json."""
     silent = now - signs.live_time
     if silent > HEARTBEAT_TIMEOUT:
-        return Status("stalled", "Stalled", f"The process wrote nothing for {duration(silent)}.")
+        return Status(
+            "stalled", "Stalled", f"The process has written nothing for {duration(silent)}."
+        )
     if live.phase == "joining":
         connected = len(live.connected or {})
         text = f"{connected} of {live.expected} clients are connected."
@@ -59,7 +61,9 @@ def _with_news(history: History, signs: Signs, live: LiveState, now: float) -> S
         return Status("waiting", "Starting", "Training is being prepared.")
     quiet = now - live.changed
     if quiet > _longest_silence(history):
-        return Status("stalled", "Stalled", f"No news from any client for {duration(quiet)}.")
+        return Status(
+            "stalled", "Stalled", f"No client has started or replied for {duration(quiet)}."
+        )
     return Status("training", "Training", "")
 
 
@@ -103,7 +107,7 @@ def _without_process(facts: Facts, history: History, signs: Signs) -> Status:
         text = "Its process ended without a message: it was killed, or out of memory. "
         return Status("died", "Process ended", text + RESUMES)
     if not history.rounds:
-        return Status("waiting", "Waiting", "No round is finished, and no process is at work here.")
+        return Status("waiting", "Waiting", "No round is finished, and no process is training it.")
     if 0 < facts.rounds <= history.rounds:
         return Status("stopped", "Not measured", f"All rounds are trained. {RESUMES}")
     return Status("stopped", "Stopped", f"It stopped after round {history.rounds}. {RESUMES}")

@@ -59,5 +59,7 @@ def _read(path: Path) -> str:
         )
     token = path.read_text("utf-8", "replace").strip()
     if not token.isascii() or not TOKEN_BYTES <= len(token) <= MAX_LENGTH:
-        raise ConfigError(f"{path} holds no token; remove it, and start again with a new one")
+        raise ConfigError(
+            f"{path} contains no valid token; remove it, and start again with a new one"
+        )
     return token

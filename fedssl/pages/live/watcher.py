@@ -1,4 +1,4 @@
-"""Look at a run directory again and again, and return what the page shows."""
+"""Poll a run directory, and return the content of the live page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RELEASE_SECONDS = 3.0
 
 
 class View(NamedTuple):
-    """What the page shows."""
+    """Content of the live page."""
 
     head: dict[str, Any]
     charts: list[dict[str, Any]]
@@ -28,7 +28,7 @@ class View(NamedTuple):
 
 
 class Watcher:
-    """Reads what is new in a run directory. Changes nothing there."""
+    """Reads new lines and states of a run directory; writes nothing there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,8 +37,8 @@ class Watcher:
         self._charts: list[dict[str, Any]] = []
         self._locked_at = float("-inf")
 
-    def look(self, now: float | None = None) -> View:
-        """Return what the page shows at present."""
+    def poll(self, now: float | None = None) -> View:
+        """Read the directory, and return the current content of the page."""
         if now is None:
             now = time.time()
         try:

@@ -1,4 +1,4 @@
-"""Read from an offline run of Weights & Biases which steps it has.
+"""Read the last step from the offline logs of a Weights & Biases run.
 
 The library writes in the background, so that a process that is killed loses the last steps. Its log
 has the format of LevelDB's logs: blocks of 32 KiB with chunks, each after a header of CRC, length

@@ -89,9 +89,9 @@ def test_without_browsers_the_run_is_not_read(tmp_path: Path) -> None:
     class Counted(Watcher):
         looks = 0
 
-        def look(self, now: float | None = None) -> Any:
+        def poll(self, now: float | None = None) -> Any:
             self.looks += 1
-            return super().look(now)
+            return super().poll(now)
 
     async def watch() -> None:
         watcher = Counted(tmp_path)

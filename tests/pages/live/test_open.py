@@ -36,7 +36,7 @@ def test_the_token_is_in_a_private_file_and_not_in_the_command_of_the_browser(
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_without_a_browser_the_url_is_for_the_user(
+def test_without_a_browser_the_user_is_asked_to_open_the_url(
     fails: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def browse(uri: str) -> bool:

@@ -19,9 +19,9 @@ from fedssl.runs.live_file import LiveClient, LiveState, write_live
 
 def test_a_directory_that_appears_later(tmp_path: Path) -> None:
     watcher = Watcher(tmp_path / "run")
-    assert watcher.look().head["detail"] == "The directory does not exist yet."
+    assert watcher.poll().head["detail"] == "The directory does not exist yet."
     write_run(tmp_path / "run", round_line(1))
-    view = watcher.look()
+    view = watcher.poll()
     assert (view.head["state"], view.head["finished"]) == ("stopped", 1)
     assert view.rows.keys() == {"a", "b"}
     assert [chart["name"] for chart in view.charts] == ["loss", "divergence", "effective_rank"]
@@ -35,13 +35,13 @@ def test_a_run_that_is_trained_stops_and_resumes(tmp_path: Path) -> None:
         changed = (folder / "run.lock").stat().st_mtime
         write_live(folder, live._replace(changed=changed + 1.0))
         set_time(folder / "live.json", changed + 1.0)
-        view = watcher.look(changed + 1.0)
+        view = watcher.poll(changed + 1.0)
         assert (view.head["state"], view.rows["a"]["state"]) == ("training", "waiting")
     soon = changed + 1.0 + RELEASE_SECONDS / 2
-    assert watcher.look(soon).head["state"] == "training"  # it may measure next
-    assert watcher.look(soon + RELEASE_SECONDS).head["state"] == "died"
+    assert watcher.poll(soon).head["state"] == "training"  # it may measure next
+    assert watcher.poll(soon + RELEASE_SECONDS).head["state"] == "died"
     checked_lines.truncate(folder / "rounds.jsonl", 1)
-    view = watcher.look()
+    view = watcher.poll()
     assert view.head["finished"] == 1
     assert view.charts[0]["x"] == [1]
 
@@ -49,7 +49,7 @@ def test_a_run_that_is_trained_stops_and_resumes(tmp_path: Path) -> None:
 def test_looking_changes_nothing(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", round_line(1), results={"rounds": 4})
     before = {path: path.stat() for path in folder.iterdir()}
-    Watcher(folder).look()
+    Watcher(folder).poll()
     assert {path: path.stat() for path in folder.iterdir()} == before
 
 
@@ -69,14 +69,14 @@ def test_damaged_files_are_no_errors(tmp_path: Path, name: str) -> None:
     folder = write_run(tmp_path / "run", round_line(1), results={"rounds": 4})
     for damage in (b"", b"\xff\xfe", b"[]", b'{"rounds": {}}\n', b"[" * 100_000):
         (folder / name).write_bytes(damage)
-        view = Watcher(folder).look()
+        view = Watcher(folder).poll()
         assert view.head["title"] == "run"
 
 
 def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/rounds.jsonl").mkdir()
-    head = Watcher(tmp_path / "run").look().head
+    head = Watcher(tmp_path / "run").poll().head
     assert head["label"] == "Unreadable"
     assert "rounds.jsonl" in head["detail"]
 
@@ -97,7 +97,7 @@ def test_the_baseline_in_training_is_named(tmp_path: Path) -> None:
     with locked(folder), locked(inner):
         write_live(inner, LiveState("training", 0.0, 0.0, round=3, rounds=4))
         assert read_signs(folder).baseline == "isolated, round 3 of 4"
-        detail = Watcher(folder).look().head["detail"]
+        detail = Watcher(folder).poll().head["detail"]
     assert detail == (
         "Training is done; the baseline isolated, round 3 of 4, is trained for comparison."
     )
