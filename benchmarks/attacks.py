@@ -39,7 +39,6 @@ DEFENCES: dict[str, Mapping[str, Any]] = {
     "trimmed mean": TRIMMED,
     "median": {"mean": "median"},
     "Krum": {"mean.name": "krum", "mean.f": 1},
-    "strict, trimmed mean": {"guard": "strict", **TRIMMED},
     "flower-fedavg": {"mean": "flower-fedavg", **NO_BOUNDS},
     "flower-trimmed": {"mean": "flower-trimmed", **NO_BOUNDS},
     "flower-krum": {"mean": "flower-krum", **NO_BOUNDS},
