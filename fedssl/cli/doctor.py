@@ -14,6 +14,7 @@ import torch
 
 from fedssl.core import kernels
 from fedssl.core.errors import ConfigError
+from fedssl.core.similar_paths import suggest_path
 from fedssl.data.cache import default_cache_dir
 from fedssl.runs.client_files import default_node_memory, find_places, open_to_others
 
@@ -112,6 +113,8 @@ def _open_folders(folders: Sequence[Path]) -> list[str]:
     """Return a problem for each folder with files of clients that others may read."""
     checked = [default_cache_dir(), default_node_memory()]
     for folder in folders:
+        if not folder.expanduser().is_dir():
+            raise ConfigError(f"there is no folder {folder}{suggest_path(folder, Path.is_dir)}")
         if not find_places(folder.expanduser().resolve()):
             raise ConfigError(
                 f"{folder} is not a run directory, a cache of decoded images, or the memory of a "

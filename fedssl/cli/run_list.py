@@ -16,6 +16,7 @@ from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.rich_console import wide_console
 from fedssl.core.similar_paths import suggest_path
 from fedssl.runs.comparable import unusual_probes
+from fedssl.runs.directories import RUNS
 from fedssl.runs.summary import Difference, RunSummary, find_runs, nearest_differences, summarise
 
 MARK = "*"  # of accuracies that were measured with other settings than those of most runs
@@ -25,7 +26,9 @@ MAX_NAMES = 3  # of runs in a line below the table
 def print_runs(folder: Path, as_json: bool) -> None:
     """Print a line for each run in a folder, in the order in which they were last trained."""
     if not folder.is_dir():
-        hint = suggest_path(folder, Path.is_dir) or ": `fedssl run` creates it"
+        hint = suggest_path(folder, Path.is_dir)
+        if not hint and folder == RUNS:
+            hint = ": `fedssl run` creates it"
         raise ConfigError(f"there is no folder {folder}{hint}")
     summaries = _readable(find_runs(folder))
     if not summaries:

@@ -51,8 +51,7 @@ class ImageFolder:
         """
         preprocess.check_square()
         readable = 0
-        description = f"reading {len(self.names):,} images"
-        with meter(description, len(self.names), self._notify) as advance:
+        with meter("reading images", len(self.names), self._notify) as advance:
             for start in range(0, len(self.names), BATCH_FILES):
                 names = self.names[start : start + BATCH_FILES]
                 pixels, bad = preprocess.decode(names, lambda name: self.folder / name)

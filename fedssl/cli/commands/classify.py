@@ -35,7 +35,7 @@ def classify(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="[LABELLED] [IMAGES]",
+            metavar="LABELLED [IMAGES]",
             help="Folder of labelled images, one folder per class; folder of images to classify.",
         ),
     ],

@@ -23,16 +23,26 @@ def purge(
     dirs: Dirs,
     memory: Annotated[
         bool,
-        typer.Option(help="Remove the memory of clients, and the features they shared."),
+        typer.Option(
+            help="Remove the memory of clients, and the features they shared.", show_default=False
+        ),
     ] = False,
-    models: Annotated[bool, typer.Option(help="Remove models of single clients.")] = False,
-    cache: Annotated[bool, typer.Option(help="Remove decoded images.")] = False,
-    audit: Annotated[bool, typer.Option(help="Remove DIR/audit, which shows images.")] = False,
+    models: Annotated[
+        bool, typer.Option(help="Remove models of single clients.", show_default=False)
+    ] = False,
+    cache: Annotated[bool, typer.Option(help="Remove decoded images.", show_default=False)] = False,
+    audit: Annotated[
+        bool, typer.Option(help="Remove DIR/audit, which shows images.", show_default=False)
+    ] = False,
     report: Annotated[
-        bool, typer.Option(help="Remove DIR/report.html, which has image counts of clients.")
+        bool,
+        typer.Option(
+            help="Remove DIR/report.html, which has image counts of clients.", show_default=False
+        ),
     ] = False,
     checkpoints: Annotated[
-        bool, typer.Option(help="Remove the checkpoints of the server's models.")
+        bool,
+        typer.Option(help="Remove the checkpoints of the server's models.", show_default=False),
     ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="All of these. No option: all but the checkpoints.")
