@@ -306,6 +306,7 @@ def frozen_linear() -> nn.Linear:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what torch itself does
 def test_compiled_steps_in_bfloat16_train_what_eager_ones_do() -> None:
     """The bfloat16 copy of the weights has the factors; frozen weights are cast by autocast."""
     changes = []
