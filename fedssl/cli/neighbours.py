@@ -16,7 +16,7 @@ from fedssl.core.rich_console import wide_console
 from fedssl.data.folder_listing import printable
 from fedssl.downstream.backbone import TrainedBackbone
 from fedssl.downstream.embed import Embeddings, embed, read_embeddings
-from fedssl.downstream.search import Neighbour, draw_result, search
+from fedssl.downstream.search import Neighbour, check_query_exists, draw_result, search
 
 
 class Query(NamedTuple):
@@ -36,9 +36,10 @@ class Query(NamedTuple):
         return self.folder
 
     def check(self) -> None:
-        """Raise ConfigError if a picture is wanted and the image files are not known."""
+        """Raise ConfigError if the query does not exist, or if a picture lacks its image files."""
         if self.out is not None and self.image_folder is None:
             raise ConfigError("a picture needs the image files: name their folder with --folder")
+        check_query_exists(self.image)
 
 
 def run_search(backbone: TrainedBackbone, query: Query, notify: Notify, *, as_json: bool) -> None:

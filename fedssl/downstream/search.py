@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedssl.core.errors import ConfigError, DataError
+from fedssl.core.similar_paths import suggest_path
 from fedssl.data import decode
 from fedssl.data.folder import BACKGROUNDS
 from fedssl.downstream.backbone import TrainedBackbone
@@ -39,8 +40,10 @@ def search(
     """Return the k nearest images to a query image, the nearest first.
 
     `folder` is that of the embedded images: if the query is one of them, it is not its own
-    neighbour. Raise ConfigError if the features are those of another backbone.
+    neighbour. Raise ConfigError if the query file does not exist, or if the features are those of
+    another backbone.
     """
+    check_query_exists(query)
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
     if embeddings.fingerprint != backbone.fingerprint():
@@ -50,6 +53,12 @@ def search(
     feature = backbone.features(query)
     excluded = None if folder is None else _name_in(Path(query), Path(folder))
     return nearest(feature, embeddings, k, excluded)
+
+
+def check_query_exists(query: str | Path) -> None:
+    """Raise ConfigError if the query is not a file."""
+    if not Path(query).is_file():
+        raise ConfigError(f"there is no file {query}{suggest_path(query, Path.is_file)}")
 
 
 def nearest(

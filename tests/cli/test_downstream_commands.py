@@ -74,6 +74,14 @@ def test_a_picture_needs_the_files(folder: Path, cli: Cli) -> None:
     assert (code, "--folder" in errors) == (2, True)
 
 
+def test_a_missing_query_is_reported_before_the_backbone_is_read(folder: Path, cli: Cli) -> None:
+    code, _, errors = cli("search", "nowhere", "labelled/bright/220.jpg", "photos")
+    expected = (
+        'fedssl: there is no file labelled/bright/220.jpg, did you mean "labelled/bright/220.png'
+    )
+    assert (code, errors.startswith(expected)) == (2, True)
+
+
 def test_search_prints_a_table(folder: Path, cli: Cli) -> None:
     code, output, _ = cli("search", "b.safetensors", "photos/dark/005.png", "photos", "-k", "1")
     assert code == 0
