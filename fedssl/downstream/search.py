@@ -95,7 +95,8 @@ def draw_result(
         tiles.append(Captioned(pixels, caption, neighbour.name))
     title = f"the {len(neighbours)} nearest images, by cosine similarity of features"
     query = Path(query)
-    large = Captioned(_thumbnail(query, QUERY_SIDE), "query", query.name)
+    name = _name_in(query, Path(folder)) or query.name
+    large = Captioned(_thumbnail(query, QUERY_SIDE), "query", name)
     draw_neighbours(large, tiles, title, Path(path))
 
 
