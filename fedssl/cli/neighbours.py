@@ -13,11 +13,10 @@ from rich.table import Table
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
 from fedssl.core.rich_console import wide_console
-from fedssl.core.similar_paths import suggest_path
 from fedssl.data.folder_listing import printable
 from fedssl.downstream.backbone import TrainedBackbone
 from fedssl.downstream.embed import Embeddings, embed, read_embeddings
-from fedssl.downstream.search import Neighbour, check_k, draw_result, search
+from fedssl.downstream.search import Neighbour, check_query, draw_result, search
 
 
 class Query(NamedTuple):
@@ -40,10 +39,7 @@ class Query(NamedTuple):
         """Raise ConfigError for a picture without image files, a missing query or a k below 1."""
         if self.out is not None and self.image_folder is None:
             raise ConfigError("a picture needs the image files: name their folder with --folder")
-        if not self.image.is_file():
-            suggestion = suggest_path(self.image, Path.is_file)
-            raise ConfigError(f"there is no image file {self.image}{suggestion}")
-        check_k(self.k)
+        check_query(self.image, self.k)
 
 
 def run_search(backbone: TrainedBackbone, query: Query, notify: Notify, *, as_json: bool) -> None:

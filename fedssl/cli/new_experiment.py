@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from fedssl.core.console import print_to_stderr
+from fedssl.core.console import ignore_message, joined, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.similar_paths import suggest_path
 from fedssl.core.suggestions import suggest
 from fedssl.data.download import find_path
-from fedssl.data.folder_listing import printable, subfolders
+from fedssl.data.folder_listing import list_image_files, printable, subfolders
 from fedssl.data.inspect_folder import LAYOUTS, FolderSummary, inspect_folder
 from fedssl.experiment.draft import (
     OTHER_LAYOUTS,
@@ -120,7 +120,7 @@ def describe(folder: Path, summary: FolderSummary, choices: Choices) -> list[str
         details["classes"] = _listed(summary.classes)
     details["test"] = _test(summary)
     if choices.test is not None:
-        details["test"] = f"labelled images in {printable(str(choices.test))}"
+        details["test"] = _labelled_images(choices.test)
     details["size"] = _size(summary, choices.gpu)
     details |= _fit(summary)
     preset, reason = choose_preset(folder, summary, choices)
@@ -155,10 +155,7 @@ def _clients(summary: FolderSummary) -> str:
 
 def _listed(names: list[str]) -> str:
     """Return the number of names and the first of them."""
-    text = f"{len(names)}: {', '.join(map(printable, names[:LISTED]))}"
-    if len(names) > LISTED:
-        text += f" and {len(names) - LISTED} more"
-    return text
+    return f"{len(names)}: {joined(list(map(printable, names)), LISTED)}"
 
 
 def _test(summary: FolderSummary) -> str:
@@ -168,6 +165,16 @@ def _test(summary: FolderSummary) -> str:
     if holdout:
         return f"{holdout:,} images that are kept out of training (data.holdout)"
     return "no labelled images, so no accuracy is measured; data.test adds some at any time"
+
+
+def _labelled_images(folder: Path) -> str:
+    """Return the number of images and the classes in a folder of labelled images."""
+    names, _ = list_image_files(folder, folder, 1, separate_subfolders=False, notify=ignore_message)
+    classes = sorted({name.partition(os.sep)[0] for name in names})
+    images = f"{len(names):,} image" + "s" * (len(names) != 1)
+    noun = "class" if len(classes) == 1 else "classes"
+    listed = joined(list(map(printable, classes)), LISTED)
+    return f"labelled images in {printable(str(folder))}: {images}, {len(classes)} {noun}: {listed}"
 
 
 def _fit(summary: FolderSummary) -> dict[str, str]:

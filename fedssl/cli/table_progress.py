@@ -168,7 +168,9 @@ def training_title(outcome: Outcome, training: Training) -> str:
     else:
         names = dict.fromkeys(cell.row for cell in cells)
     first = next(iter(names))
-    if len(names) > 1:
+    if len(names) == 2:
+        first = " and ".join(names)
+    if len(names) > 2:
         first += f" and {len(names) - 1} more"
     return f"{training.name} ({first}) seed {training.experiment.seed}"
 

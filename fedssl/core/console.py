@@ -63,11 +63,21 @@ def duration(seconds: float) -> str:
 
 
 def shortened(lines: Sequence[str], limit: int) -> list[str]:
-    """Return the first lines, and the number of the others."""
-    shown = list(lines[:limit])
-    if len(lines) > limit:
-        shown.append(f"and {len(lines) - limit} more")
-    return shown
+    """Return the first lines, and the number of the others; a single other line is returned itself.
+
+    It takes no more space than its number.
+    """
+    if len(lines) <= limit + 1:
+        return list(lines)
+    return [*lines[:limit], f"and {len(lines) - limit} more"]
+
+
+def joined(names: Sequence[str], limit: int) -> str:
+    """Join the first names, and the number of the others unless it is 1: "a, b and 2 more"."""
+    shown = shortened(names, limit)
+    if len(shown) == len(names):
+        return ", ".join(names)
+    return f"{', '.join(shown[:-1])} {shown[-1]}"
 
 
 def stderr_is_terminal() -> bool:

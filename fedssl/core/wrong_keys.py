@@ -51,11 +51,12 @@ def _report(wrong: Sequence[WrongKey], elsewhere: Mapping[str, bool]) -> str:
     suggested: set[str] = set()
     lines = []
     unknown = [key for key in wrong if not key.missing]
-    for key in unknown[:MAX_LISTED]:
+    listed = len(unknown) if len(unknown) == MAX_LISTED + 1 else MAX_LISTED
+    for key in unknown[:listed]:
         candidates = _candidates(key, elsewhere)
         suggested.update(candidates)
         lines.append(_describe_unknown(key, candidates, elsewhere))
-    more = len(unknown[MAX_LISTED:])
+    more = len(unknown[listed:])
     for missing in wrong:
         if missing.missing and missing.key not in suggested:  # else it is a misspelt one
             name = _written(missing.key, missing.is_table)

@@ -55,6 +55,6 @@ def _summary(skipped: Sequence[str], listed_in: Path | None) -> list[str]:
         reasons = Counter(line.partition(": ")[0] for line in skipped)
         return [f"{reason}: {count}" for reason, count in sorted(reasons.items())]
     lines = shortened(skipped, LISTED)
-    if len(skipped) > LISTED and listed_in is not None:
+    if len(lines) < len(skipped) and listed_in is not None:
         lines[-1] += f"; all are listed in {listed_in}"
     return lines

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedssl.core.errors import ConfigError, DataError
+from fedssl.core.similar_paths import suggest_path
 from fedssl.data import decode
 from fedssl.data.folder import BACKGROUNDS
 from fedssl.downstream.backbone import TrainedBackbone
@@ -39,9 +40,10 @@ def search(
     """Return the k nearest images to a query image, the nearest first.
 
     `folder` is that of the embedded images: if the query is one of them, it is not its own
-    neighbour. Raise ConfigError if the features are those of another backbone.
+    neighbour. Raise ConfigError if the query file does not exist, or if the features are those of
+    another backbone.
     """
-    check_k(k)
+    check_query(query, k)
     if embeddings.fingerprint != backbone.fingerprint():
         raise ConfigError(
             "these features were computed by another backbone: write them again with `fedssl embed`"
@@ -51,8 +53,10 @@ def search(
     return nearest(feature, embeddings, k, excluded)
 
 
-def check_k(k: int) -> None:
-    """Raise ConfigError if the number of images to find is less than 1."""
+def check_query(query: str | Path, k: int) -> None:
+    """Raise ConfigError if the query is not a file, or for fewer than one image to find."""
+    if not Path(query).is_file():
+        raise ConfigError(f"there is no file {query}{suggest_path(query, Path.is_file)}")
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
 
@@ -91,7 +95,8 @@ def draw_result(
         tiles.append(Captioned(pixels, caption, neighbour.name))
     title = f"the {len(neighbours)} nearest images, by cosine similarity of features"
     query = Path(query)
-    large = Captioned(_thumbnail(query, QUERY_SIDE), "query", query.name)
+    name = _name_in(query, Path(folder)) or query.name
+    large = Captioned(_thumbnail(query, QUERY_SIDE), "query", name)
     draw_neighbours(large, tiles, title, Path(path))
 
 

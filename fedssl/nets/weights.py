@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from fedssl.core.console import joined
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import write_atomic
 from fedssl.nets.pretrained import Fitted, fit
@@ -23,6 +24,7 @@ _COUNTER = "num_batches_tracked"
 _ALGORITHM = "fedssl.hash"
 _DIGEST = "fedssl.sha256"
 _NO_DIGEST = "0" * 64
+_MAX_NAMES = 3
 
 
 def load_backbone(backbone: nn.Module, path: Path | str) -> None:
@@ -182,20 +184,12 @@ def _mismatch(loaded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> s
     surplus = [name for name in loaded if name not in expected]
     problems = []
     if missing:
-        problems.append(f"missing: {_first_names(missing)}")
+        problems.append(f"missing: {joined(missing, _MAX_NAMES)}")
     if surplus:
-        problems.append(f"unexpected: {_first_names(surplus)}")
+        problems.append(f"unexpected: {joined(surplus, _MAX_NAMES)}")
     if problems:
         return "; ".join(problems)
     for name, tensor in loaded.items():
         if tensor.shape != expected[name].shape:
             return f"its {name} is {tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
     return None
-
-
-def _first_names(names: list[str], limit: int = 3) -> str:
-    """Join the first names and the number of the others."""
-    text = ", ".join(names[:limit])
-    if len(names) > limit:
-        text += f" and {len(names) - limit} more"
-    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Captioned(NamedTuple):
-    """An image with a caption, and its name, which is cut on the left if it is long."""
+    """An image with a caption, and its name, whose folder has a line of its own."""
 
     pixels: Tensor  # uint8 (C, H, W)
     caption: str
@@ -41,10 +42,11 @@ def draw_neighbours(
     rows = -(-len(neighbours) // columns)
     top = GAP + LINE + GAP
     step_x = SIDE + GAP
-    step_y = SIDE + 2 * LINE + GAP
+    lines = _text_lines([query, *neighbours])
+    step_y = SIDE + lines * LINE + GAP
     left = GAP + QUERY_SIDE + 2 * GAP
     width = max(left + columns * step_x, 2 * GAP + int(font.getlength(title)))
-    height = top + max(rows * step_y, QUERY_SIDE + 2 * LINE + GAP)
+    height = top + max(rows * step_y, QUERY_SIDE + lines * LINE + GAP)
     sheet = Image.new("RGB", (width, height), "white")
     pen = ImageDraw.Draw(sheet)
     pen.text((GAP, GAP), title, "black", font)
@@ -55,6 +57,13 @@ def draw_neighbours(
     sheet.save(path)
 
 
+def _text_lines(tiles: Sequence[Captioned]) -> int:
+    """Return the number of lines of text below a tile: one more if any name has a folder."""
+    if any(os.path.dirname(tile.name) for tile in tiles):
+        return 3
+    return 2
+
+
 def _paste(
     sheet: Image.Image,
     tile: Captioned,
@@ -63,15 +72,36 @@ def _paste(
     font: Font,
     frame: tuple[int, int, int],
 ) -> None:
-    """Draw a tile with its two lines of text below it."""
+    """Draw a tile and below it its caption, its folder if it has one, and its file name."""
     left, top = corner
     pen = ImageDraw.Draw(sheet)
     border = 3 if frame == QUERY_COLOUR else 1
     box = (left - border, top - border, left + side + border - 1, top + side + border - 1)
     pen.rectangle(box, outline=frame, width=border)
     sheet.paste(draw_tile(tile.pixels, side), corner)
-    pen.text((left, top + side + 4), tile.caption, "black", font)
-    pen.text((left, top + side + 4 + LINE), shortened_name(tile.name, side, font), GREY, font)
+    line = top + side + 4
+    pen.text((left, line), tile.caption, "black", font)
+    folder, name = os.path.split(tile.name)
+    if folder:
+        line += LINE
+        pen.text((left, line), shortened_folder(f"{folder}/", side, font), GREY, font)
+    line += LINE
+    pen.text((left, line), shortened_name(name, side, font), GREY, font)
+
+
+def shortened_folder(folder: str, width: int, font: Font) -> str:
+    """Return the start and the end of a folder that fit into a width in pixels, with "…" between.
+
+    The start is the client in most layouts, the end the class.
+    """
+    if font.getlength(folder) <= width:
+        return folder
+    for kept in range(len(folder) - 1, 1, -1):
+        end = kept // 2
+        text = f"{folder[: kept - end]}…{folder[len(folder) - end :]}"
+        if font.getlength(text) <= width:
+            return text
+    return "…"
 
 
 def shortened_name(name: str, width: int, font: Font) -> str:

@@ -78,8 +78,8 @@ def test_a_picture_needs_the_files(folder: Path, cli: Cli) -> None:
     ("options", "message"),
     [
         (
-            ("photos/dark/06.png",),
-            "there is no image file photos/dark/06.png",
+            ("labelled/bright/220.jpg",),
+            'there is no file labelled/bright/220.jpg, did you mean "labelled/bright/220.png',
         ),
         (("photos/dark/005.png", "-k", "0"), "k must be at least 1 (got 0)"),
     ],
@@ -89,7 +89,7 @@ def test_search_checks_its_arguments_before_it_reads_the_folder(
     folder: Path, cli: Cli, options: tuple[str, ...], message: str
 ) -> None:
     query, *rest = options
-    code, _, errors = cli("search", "b.safetensors", query, "photos", *rest)
+    code, _, errors = cli("search", "nowhere", query, "photos", *rest)
     assert (code, errors.startswith(f"fedssl: {message}")) == (2, True)
 
 

@@ -151,7 +151,7 @@ def test_labelled_images_may_be_elsewhere(photos: Path, cli: Any) -> None:
     write_images(Path("labelled"), {"cat": 4, "dog": 4})
     code, out, _ = cli("new", "photos", "--test", "labelled", "-o", "with.toml")
     assert code == 0
-    assert "labelled images in labelled" in out
+    assert "labelled images in labelled: 8 images, 2 classes: cat, dog\n" in out
     assert load("with.toml").to_dict()["data"]["test"] == "labelled"
     code, _, err = cli("new", "photos", "--test", "nowhere", "-o", "other.toml")
     assert (code, err) == (2, "fedssl: --test: there is no folder nowhere\n")

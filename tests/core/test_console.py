@@ -106,3 +106,11 @@ def test_a_quiet_command_shows_no_bar(monkeypatch):
     with console.steps("measuring", 2, console.ignore_message) as show:
         show(0, "probe 0")
     assert sys.stderr.getvalue() == ""
+
+
+def test_a_single_other_name_is_shown_instead_of_its_number():
+    names = ["a", "b", "c", "d"]
+    assert console.shortened(names, 3) == names
+    assert console.shortened(names, 2) == ["a", "b", "and 2 more"]
+    assert console.joined(names, 4) == console.joined(names, 3) == "a, b, c, d"
+    assert console.joined(names, 2) == "a, b and 2 more"

@@ -91,3 +91,16 @@ def test_transparent_turned_and_unreadable_images_in_a_picture(tmp_path: Path) -
     with raises(DataError) as raised:
         draw_result(tmp_path / "clear.png", tmp_path, turned, tmp_path / "out.png")
     assert raised.value.detail == f"not an image: {tmp_path / 'turned.png'}"
+
+
+def test_a_missing_query_is_named_with_a_similar_file(
+    write_backbone, put_colour, folder, monkeypatch
+) -> None:
+    put_colour("query.png", RED)
+    monkeypatch.chdir(folder.parent)
+    backbone = load_backbone(write_backbone())
+    embeddings = embed(backbone, folder, notify=lambda line: None)
+    with pytest.raises(
+        ConfigError, match=r'^there is no file qury\.png, did you mean "query\.png"\?$'
+    ):
+        search(backbone, "qury.png", embeddings)

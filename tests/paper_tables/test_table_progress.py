@@ -111,7 +111,7 @@ def test_the_title_of_a_training() -> None:
     both = make_outcome(Path("r"), GOOD, other, seeds=1)
     training = both.requested_seeds[0].training
     assert training is not None
-    assert training_title(both, training) == "fedbyol-cifar10-noniid (A, x and 1 more) seed 0"
+    assert training_title(both, training) == "fedbyol-cifar10-noniid (A, x and B, x) seed 0"
 
 
 def test_some_cells_are_listed() -> None:

@@ -100,10 +100,10 @@ def test_leftovers_of_a_failed_start_do_not_block_another(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changed", "more"), [(3, None), (4, "; and 1 more)"), (6, "; and 3 more)")]
+    ("changed", "shown", "more"), [(3, 3, None), (4, 4, None), (6, 3, "; and 3 more)")]
 )
-def test_a_refusal_shows_three_differences_at_most(
-    changed: int, more: str | None, tmp_path: Path
+def test_a_refusal_shows_three_differences_or_all_four(
+    changed: int, shown: int, more: str | None, tmp_path: Path
 ) -> None:
     _start(tmp_path, check_resumable(default_experiment(), tmp_path, torch.device("cpu"), print))
     keys = {
@@ -118,7 +118,7 @@ def test_a_refusal_shows_three_differences_at_most(
     with pytest.raises(ConfigError) as refusal:
         check_resumable(wanted, tmp_path, torch.device("cpu"), print)
     sentence = str(refusal.value)
-    assert sentence.count(" in that run") == 3
+    assert sentence.count(" in that run") == shown
     assert (more in sentence) if more else (" more" not in sentence)
 
 

@@ -4,6 +4,7 @@
 const DASHES = [[], [8, 4], [2, 3], [8, 4, 2, 4]];
 const CHART_HEIGHT = 260;
 const MAX_TOOLTIP_LINES = 12;
+const MAX_TICK_DECIMALS = 5; // smaller numbers are written as 1e-6
 
 function cssColour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -15,6 +16,44 @@ function seriesColour(number) {
 
 function formatValue(value) {
   return value == null ? "–" : Number(value.toPrecision(4)).toString();
+}
+
+// Return the number of decimals of a distance between ticks: 4 for 0.0005.
+function decimals(step) {
+  for (let digits = 0; digits < 15; digits += 1) {
+    const scaled = step * 10 ** digits;
+    if (scaled > 0.999 && Math.abs(scaled - Math.round(scaled)) < 1e-6) {
+      return digits;
+    }
+  }
+  return 15;
+}
+
+// Return the labels of ticks, with enough digits that neighbours differ.
+function tickLabels(values, step) {
+  const digits = decimals(step);
+
+  function label(value) {
+    if (value == null) {
+      return "";
+    }
+    if (value !== 0 && digits > MAX_TICK_DECIMALS) {
+      const exponent = Math.floor(Math.log10(Math.abs(value)));
+      return value.toExponential(Math.max(0, exponent + digits));
+    }
+    const shown = digits > MAX_TICK_DECIMALS ? 0 : digits;
+    return value.toLocaleString("en", {
+      minimumFractionDigits: shown,
+      maximumFractionDigits: shown,
+    });
+  }
+
+  return values.map(label);
+}
+
+function tickWidth(labels) {
+  const longest = Math.max(0, ...(labels ?? []).map((label) => label.length));
+  return Math.max(50, 16 + 7 * longest);
 }
 
 // Show the values at the cursor in a box that replaces the legend.
@@ -37,7 +76,8 @@ function tooltipPlugin() {
     const head = document.createElement("strong");
     head.textContent = `round ${plot.data[0][index]}`;
     box.replaceChildren(head);
-    for (const row of rows.slice(0, MAX_TOOLTIP_LINES)) {
+    const listed = rows.length === MAX_TOOLTIP_LINES + 1 ? rows.length : MAX_TOOLTIP_LINES;
+    for (const row of rows.slice(0, listed)) {
       const line = document.createElement("div");
       const mark = document.createElement("span");
       mark.className = "tooltip-mark";
@@ -45,8 +85,8 @@ function tooltipPlugin() {
       line.append(mark, `${row.label}  ${formatValue(row.value)}`);
       box.append(line);
     }
-    if (rows.length > MAX_TOOLTIP_LINES) {
-      box.append(`and ${rows.length - MAX_TOOLTIP_LINES} more`);
+    if (rows.length > listed) {
+      box.append(`and ${rows.length - listed} more`);
     }
   }
 
@@ -77,7 +117,7 @@ function tooltipPlugin() {
 // `chart` has x (the rounds), yLabel, and series: a list of {label, values, width?}.
 // A missing value is null. Returns an object with update(chart) and show(isShown).
 //
-// Optional keys of a chart: yRange [low, high]; bands, a list of {high, low} with positions of
+// Optional keys of a chart: xRange and yRange [low, high]; bands, a list of {high, low} with positions of
 // series; legend: false, for a box at the cursor instead of a legend; sync, a name that charts
 // with a common cursor share. Of a series: colour and dash (numbers), points: false, shown: false.
 function drawChart(element, chart) {
@@ -120,6 +160,9 @@ function drawChart(element, chart) {
 
   function options() {
     const scales = { x: { time: false } };
+    if (shown.xRange) {
+      scales.x.range = () => shown.xRange;
+    }
     if (shown.yRange) {
       scales.y = { range: () => shown.yRange };
     }
@@ -129,7 +172,11 @@ function drawChart(element, chart) {
       scales,
       axes: [
         { ...axis("round"), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500], size: 32 },
-        axis(shown.yLabel),
+        {
+          ...axis(shown.yLabel),
+          values: (_, values, _axis, _space, step) => tickLabels(values, step),
+          size: (_, labels) => tickWidth(labels),
+        },
       ],
       series: [{ label: "round" }, ...shown.series.map(lineOptions)],
       bands: (shown.bands ?? []).map(bandOptions),
@@ -162,7 +209,7 @@ function drawChart(element, chart) {
 
   return {
     update(next) {
-      const labels = (of) => of.series.map((line) => line.label).join("\n");
+      const labels = (of) => [of.yLabel, ...of.series.map((line) => line.label)].join("\n");
       const same = labels(next) === labels(shown);
       shown = next;
       if (same) {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fedssl.pages.live.history import MAX_LINES, History, RoundPoint
+from fedssl.plots.style import accuracy_limits
 
 MAX_POINTS = 1000  # of a line: of a longer run, the means of consecutive rounds are drawn
 Value = Callable[[RoundPoint], float | None]
@@ -14,7 +15,7 @@ AXES = {"divergence": "L2 norm of updates", "effective_rank": "effective rank"}
 
 
 def charts(history: History) -> list[dict[str, Any]]:
-    """Return the charts that have any value."""
+    """Return the charts that have any value; all have the same range of rounds."""
     drawn = [
         _chart(history, "loss", "Training loss", "loss", [("mean of clients", _loss)]),
         _chart(history, "knn", "kNN accuracy", "accuracy (%)", _knn_lines(history)),
@@ -22,7 +23,29 @@ def charts(history: History) -> list[dict[str, Any]]:
     ]
     for metric, title in TITLES.items():
         drawn.append(_chart(history, metric, title, AXES[metric], _metric_lines(history, metric)))
-    return [chart for chart in drawn if chart["series"]]
+    shown = [chart for chart in drawn if chart["series"]]
+    for chart in shown:
+        chart["xRange"] = _rounds(history)
+        if chart["name"] == "knn":
+            _set_accuracy_range(chart)
+    return shown
+
+
+def _rounds(history: History) -> list[int]:
+    """Return the first and the last round; they differ, because a chart needs some width."""
+    first = history.points[0].round
+    return [first, max(history.points[-1].round, first + 1)]
+
+
+def _set_accuracy_range(chart: dict[str, Any]) -> None:
+    """Set the ends of an axis of accuracies; its label states where it begins if not at 0."""
+    values: list[float] = []
+    for line in chart["series"]:
+        values += [value for value in line["values"] if value is not None]
+    low, high = accuracy_limits(values)
+    chart["yRange"] = [low, high]
+    if low > 0:
+        chart["yLabel"] += f"; axis from {low:g}"
 
 
 def _chart(

@@ -51,11 +51,11 @@ def head(run: RunSummary, training: Training, facts: ImageFacts) -> list[Content
 
 def notice(title: str, lines: Sequence[str], style: str) -> Markup:
     """Return a box with lines, of which the first are shown at once."""
-    first = bullets(lines[:MAX_LISTED])
+    listed = len(lines) if len(lines) == MAX_LISTED + 1 else MAX_LISTED
+    first = bullets(lines[:listed])
     rest = join()
-    if len(lines) > MAX_LISTED:
-        count = len(lines) - MAX_LISTED
-        rest = details(f"{count} more", bullets(lines[MAX_LISTED:]))
+    if len(lines) > listed:
+        rest = details(f"{len(lines) - listed} more", bullets(lines[listed:]))
     heading = tag("strong", title, class_=style)
     return tag("div", heading, first, rest, class_=f"notice notice-{style}", role="note")
 

@@ -105,3 +105,17 @@ def test_a_private_run_has_its_epsilon_and_no_metrics() -> None:
     assert _series(history, "epsilon") == {"ε": [1.5]}
     assert [chart["name"] for chart in charts(history)] == ["epsilon"]
     assert history.delta == 1e-5
+
+
+def test_small_changes_of_accuracy_do_not_fill_the_chart() -> None:
+    """58.0 to 59.5 % are 1.5 points: the axis spans 10 and ends at multiples of 5."""
+    history = _history(round_line(1), round_line(2, knn=58.0), round_line(3, knn=59.5))
+    (chart,) = [chart for chart in charts(history) if chart["name"] == "knn"]
+    assert (chart["yRange"], chart["yLabel"]) == ([50.0, 65.0], "accuracy (%); axis from 50")
+
+
+def test_all_charts_have_the_same_range_of_rounds() -> None:
+    history = _history(round_line(1), round_line(2, knn=40.0), round_line(3))
+    ranges = {chart["name"]: chart["xRange"] for chart in charts(history)}
+    assert (ranges["loss"], ranges["knn"]) == ([1, 3], [1, 3])
+    assert charts(_history(round_line(1)))[0]["xRange"] == [1, 2]

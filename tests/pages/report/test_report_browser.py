@@ -8,6 +8,7 @@ also writes the pictures of docs/how-to/report.md.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from factories import random_pixels
+from PIL import Image
 from tiny_runs import Go
 
 import fedssl
@@ -180,6 +182,40 @@ def test_a_narrow_page_does_not_scroll_sideways(browser: Any, page: Path, width:
     _open(browser, page, width=width)
     browser.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true })")
     assert browser.execute_script("return document.documentElement.scrollWidth") == width
+
+
+def test_neighbouring_ticks_differ(browser: Any, page: Path) -> None:
+    """Labels have the decimals of the distance between ticks."""
+    _open(browser, page)
+    labels = {
+        "[0, 0.0005, 0.001, 0.0015, 0.002], 0.0005": "0.0000 0.0005 0.0010 0.0015 0.0020",
+        "[0.3, 0.325], 0.025": "0.300 0.325",
+        "[0, 1e-7, 2.5e-7], 5e-8": "0 1.0e-7 2.5e-7",
+        "[-20, 0, 12000], 1000": "-20 0 12,000",
+    }
+    for ticks, expected in labels.items():
+        assert browser.execute_script(f"return tickLabels({ticks}).join(' ')") == expected
+
+
+def test_a_shadow_marks_the_edge_where_a_table_is_cut(browser: Any, page: Path) -> None:
+    """It is on the right at first, and on the left once the table is scrolled to its end."""
+    _open(browser, page, width=360)
+    tables = []
+    for region in _all(browser, ".scroll"):
+        if browser.execute_script("return arguments[0].scrollWidth > 360", region):
+            tables.append(region)
+    assert _edges(tables[0]) == ("plain", "shadow")
+    browser.execute_script("arguments[0].scrollLeft = 9999", tables[0])
+    assert _edges(tables[0]) == ("shadow", "plain")
+
+
+def _edges(region: Any) -> tuple[str, str]:
+    """Return whether the empty top corners of a region are the page's white or shaded."""
+    with Image.open(io.BytesIO(region.screenshot_as_png)) as picture:
+        grey = picture.convert("L")
+        corners = (grey.getpixel((1, 1)), grey.getpixel((grey.width - 3, 1)))
+    left, right = ("plain" if corner == 255 else "shadow" for corner in corners)
+    return left, right
 
 
 def test_names_of_clients_run_no_script(browser: Any, go: Go) -> None:
