@@ -172,7 +172,7 @@ def _labelled_images(folder: Path) -> str:
     names, _ = list_image_files(folder, folder, 1, separate_subfolders=False, notify=ignore_message)
     classes = sorted({name.partition(os.sep)[0] for name in names})
     images = f"{len(names):,} image" + "s" * (len(names) != 1)
-    noun = "class" if len(classes) == 1 else "classes"
+    noun = "class" + "es" * (len(classes) != 1)
     listed = joined(list(map(printable, classes)), LISTED)
     return f"labelled images in {printable(str(folder))}: {images}, {len(classes)} {noun}: {listed}"
 

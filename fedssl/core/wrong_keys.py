@@ -51,7 +51,9 @@ def _report(wrong: Sequence[WrongKey], elsewhere: Mapping[str, bool]) -> str:
     suggested: set[str] = set()
     lines = []
     unknown = [key for key in wrong if not key.missing]
-    listed = len(unknown) if len(unknown) == MAX_LISTED + 1 else MAX_LISTED
+    listed = MAX_LISTED
+    if len(unknown) == MAX_LISTED + 1:
+        listed += 1
     for key in unknown[:listed]:
         candidates = _candidates(key, elsewhere)
         suggested.update(candidates)

@@ -26,7 +26,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Captioned(NamedTuple):
-    """An image with a caption, and its name, whose folder has a line of its own."""
+    """An image with a caption, and its name, whose folder is on a separate line."""
 
     pixels: Tensor  # uint8 (C, H, W)
     caption: str

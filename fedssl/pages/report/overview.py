@@ -51,7 +51,9 @@ def head(run: RunSummary, training: Training, facts: ImageFacts) -> list[Content
 
 def notice(title: str, lines: Sequence[str], style: str) -> Markup:
     """Return a box with lines, of which the first are shown at once."""
-    listed = len(lines) if len(lines) == MAX_LISTED + 1 else MAX_LISTED
+    listed = MAX_LISTED
+    if len(lines) == MAX_LISTED + 1:
+        listed += 1
     first = bullets(lines[:listed])
     rest = join()
     if len(lines) > listed:
