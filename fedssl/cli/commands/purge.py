@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,31 +19,27 @@ Dirs = Annotated[
 ]
 
 
+def _selection(help: str) -> Any:
+    """Return an option that selects files; without any, the default depends on the files."""
+    return typer.Option(help=help, show_default=False)
+
+
+Memory = Annotated[bool, _selection("Remove the memory of clients, and the features they shared.")]
+Models = Annotated[bool, _selection("Remove models of single clients.")]
+Cache = Annotated[bool, _selection("Remove decoded images.")]
+Audit = Annotated[bool, _selection("Remove DIR/audit, which shows images.")]
+Report = Annotated[bool, _selection("Remove DIR/report.html, which has image counts of clients.")]
+Checkpoints = Annotated[bool, _selection("Remove the checkpoints of the server's models.")]
+
+
 def purge(
     dirs: Dirs,
-    memory: Annotated[
-        bool,
-        typer.Option(
-            help="Remove the memory of clients, and the features they shared.", show_default=False
-        ),
-    ] = False,
-    models: Annotated[
-        bool, typer.Option(help="Remove models of single clients.", show_default=False)
-    ] = False,
-    cache: Annotated[bool, typer.Option(help="Remove decoded images.", show_default=False)] = False,
-    audit: Annotated[
-        bool, typer.Option(help="Remove DIR/audit, which shows images.", show_default=False)
-    ] = False,
-    report: Annotated[
-        bool,
-        typer.Option(
-            help="Remove DIR/report.html, which has image counts of clients.", show_default=False
-        ),
-    ] = False,
-    checkpoints: Annotated[
-        bool,
-        typer.Option(help="Remove the checkpoints of the server's models.", show_default=False),
-    ] = False,
+    memory: Memory = False,
+    models: Models = False,
+    cache: Cache = False,
+    audit: Audit = False,
+    report: Report = False,
+    checkpoints: Checkpoints = False,
     everything: Annotated[
         bool, typer.Option("--all", help="All of these. No option: all but the checkpoints.")
     ] = False,
