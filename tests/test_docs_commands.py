@@ -89,13 +89,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(own_modules: Path, trained: Path) -> Path:
-    """Change to a new folder with a run of the demo, two clients' photos, and labelled ones."""
+    """Change to a new folder with a run of the demo, two clients' photos, labelled ones and a query."""
     shutil.copytree(trained, own_modules / "runs" / "demo")
     for number, pixels in enumerate(random_pixels(200, size=32)):
         client = own_modules / "photos" / ("north" if number % 2 else "south")
         client.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(client / f"{number}.png")
     shutil.copytree(own_modules / "photos", own_modules / "labelled")  # one folder per class
+    Image.open(own_modules / "photos" / "north" / "1.png").save(own_modules / "query.jpg")
     return own_modules
 
 

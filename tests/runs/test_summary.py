@@ -146,8 +146,12 @@ def test_runs_on_other_test_images_are_not_marked(tmp_path: Path) -> None:
     assert unusual_probes([summarise(folder) for folder in folders]) == ["", ""]
 
 
-def test_a_folder_without_runs(tmp_path: Path, cli: Any) -> None:
+def test_a_folder_without_runs(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the default folder is made by `fedssl run`."""
+    monkeypatch.chdir(tmp_path)
     code, _, err = cli("runs", str(tmp_path))
     assert (code, "there is no run directory in" in err) == (ConfigError.exit_code, True)
-    code, _, err = cli("runs", str(tmp_path / "missing"))
+    code, _, err = cli("runs", "missing")
+    assert (code, err) == (ConfigError.exit_code, "fedssl: there is no folder missing\n")
+    code, _, err = cli("runs")
     assert (code, "`fedssl run` creates it" in err) == (ConfigError.exit_code, True)
