@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_runs import fake_run
 
 from fedssl.core.errors import ConfigError
