@@ -38,7 +38,7 @@ HEADERS = {
 WRONG_HOST = (
     "403: open the URL that `fedssl watch` printed; other host names and ports are rejected\n"
 )
-WRONG_TOKEN = "403: open the URL that `fedssl watch` printed, with its token\n"
+FORBIDDEN = "403: open the URL that `fedssl watch` printed, with its token\n"
 READ_ONLY = "405: this server only answers GET\n"
 
 
@@ -68,7 +68,7 @@ class Guard:
         elif self._is_token(self._token_in_cookie(headers)):
             await self._app(scope, receive, self._with_headers(send, set_cookie=False))
         else:
-            await _refuse(send, 403, WRONG_TOKEN)
+            await _refuse(send, 403, FORBIDDEN)
 
     def _is_token(self, candidate: str) -> bool:
         return hmac.compare_digest(candidate.encode(), self._token.encode())
