@@ -95,7 +95,8 @@ def folder(own_modules: Path, trained: Path) -> Path:
         client = own_modules / "photos" / ("north" if number % 2 else "south")
         client.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(client / f"{number}.png")
-    shutil.copytree(own_modules / "photos", own_modules / "labelled")  # one folder per class
+    for name in ("labelled", "labelled-learn", "labelled-test"):  # one folder per class
+        shutil.copytree(own_modules / "photos", own_modules / name)
     Image.open(own_modules / "photos" / "north" / "1.png").save(own_modules / "query.jpg")
     return own_modules
 
