@@ -35,6 +35,7 @@ CANNOT_RUN = {
     "CIFAR-10 is downloaded": [
         "fedssl run fedema-cifar10-noniid",
         "fedssl run fedbyol-cifar10-noniid-short --set seed=1",
+        "fedssl run demo --set probe.on=cifar10",
         "fedssl evaluate runs/demo --probe linear --on cifar10",
         "fedssl evaluate runs/demo --probe semi --on cifar10 --set labels=1",
         "fedssl reproduce fedema-3",
