@@ -3,7 +3,8 @@
 `benchmarks.chaos` and tests/robustness/test_byte_flips.py use this. For each flip, three commands
 are run as a user would: `fedssl evaluate`, loading the models and the exported backbone in Python,
 and `fedssl run`. Each must give the same result as without the flip, or end with one line and a
-specific exit code. Afterwards every file must be as it was, or a message must have named the damage.
+specific exit code. Afterwards every file must be as it was, or a message must have named the
+damage.
 """
 
 from __future__ import annotations

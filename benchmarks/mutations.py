@@ -66,7 +66,7 @@ def read_mutations() -> list[Mutation]:
 
 
 def mutated(mutation: Mutation, root: Path = ROOT) -> str:
-    """Return the text of the file without the protection; raise ValueError if it cannot be found."""
+    """Return the text of the file without the protection; ValueError if it cannot be found."""
     text = (root / mutation.file).read_text("utf-8")
     if text.count(mutation.old) != 1:
         raise ValueError(f"{mutation.file} has {text.count(mutation.old)} × {mutation.old!r}")
@@ -151,7 +151,7 @@ def check_intact(folder: Path, mutations: Sequence[Mutation]) -> None:
 
 
 def write_results(path: Path, verdicts: Mapping[str, str], mutations: Sequence[Mutation]) -> None:
-    """Write the verdicts by name of the protection; keep those in the file that were not made now."""
+    """Write verdicts by name of the protection; keep those in the file that were not made now."""
     known: dict[str, str] = {}
     if path.is_file():
         for entry in json.loads(path.read_text("utf-8"))["mutations"]:

@@ -11,13 +11,14 @@ FedAvg with the same method.
 recipes but with 30 rounds of one epoch.
 
 kNN is measured every five rounds, a linear probe at the end; rounds.jsonl contains the divergence
-and the algorithm's notes. The experiment.toml, rounds.jsonl and results.json (with the date) of each
-run are stored, and probes.json if other probes measured it. Finished runs are not repeated.
+and the algorithm's notes. The experiment.toml, rounds.jsonl and results.json (with the date) of
+each run are stored, and probes.json if other probes measured it. Finished runs are not repeated.
 
-In the group `cifar10`, other probes measure each run: the protocols of FedU and of the authors' code
-(EasyFL), fine-tuning with few labels, and the linear classifier found by L-BFGS, whose accuracy
-depends on no learning rate. `--lbfgs` adds the last one to the runs of other groups. probes.json is
-written after each probe; a probe that fails has its "error" there, and the exit code is 1.
+In the group `cifar10`, other probes measure each run: the protocols of FedU and of the authors'
+code (EasyFL), fine-tuning with few labels, and the linear classifier found by L-BFGS, whose
+accuracy depends on no learning rate. `--lbfgs` adds the last one to the runs of other groups.
+probes.json is written after each probe; a probe that fails has its "error" there, and the exit code
+is 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The peer's networks: fedssl's ResNet-18 with the CIFAR stem and its `cnn`, with torch's layers.
 
-The keys of the state_dicts equal fedssl's, so its weights can be loaded. tests/benchmarks/test_peer.py
-checks that the networks are equal.
+The keys of the state_dicts equal fedssl's, so its weights can be loaded.
+tests/benchmarks/test_peer.py checks that the networks are equal.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Eager float32. One deep copy of the model for each client and another for its up
 averaged key by key in a Python loop; one forward pass per view; the target updated parameter by
 parameter. Where such code varies in cost, this is the cheaper variant: everything stays on the
 device, and losses are read once per epoch. Nothing here uses fedssl, but the network, the loss and
-the order of updates are equal, so that both do the same work: tests/benchmarks/test_peer.py gives both
-the same weights and views and compares the results.
+the order of updates are equal, so that both do the same work: tests/benchmarks/test_peer.py gives
+both the same weights and views and compares the results.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     python -m benchmarks.privacy [--seeds 1] [--rounds 8] [--clients 5 100] [--only NAME …]
                                  [--out results/demo/privacy.json]
 
-Every run has group normalisation and a learning rate of 0.001. "clipped" limits updates to the same norm as the private runs but
-adds no noise (ε = ∞). In the runs with ε, the noise is computed from ε, δ = 10⁻⁵ and the rounds.
-The demo has 5,000 images, so that each of 100 clients has 50. `untrained` is the accuracy of the
-backbone before training: a private run that is no better has learned nothing. The file is written
-after each run, and runs that it has already are not repeated.
+Every run has group normalisation and a learning rate of 0.001. "clipped" limits updates to the same
+norm as the private runs but adds no noise (ε = ∞). In the runs with ε, the noise is computed from
+ε, δ = 10⁻⁵ and the rounds. The demo has 5,000 images, so that each of 100 clients has 50.
+`untrained` is the accuracy of the backbone before training: a private run that is no better has
+learned nothing. The file is written after each run, and runs that it has already are not repeated.
 """
 
 from __future__ import annotations

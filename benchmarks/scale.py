@@ -3,12 +3,12 @@
     python -m benchmarks.scale [--clients 10 100 1000 10000] [--out results/speed/scale.json]
 
 The time per client is about the same (AMD EPYC, one run). Runs `fedssl.run` quietly: FedAvg with
-BYOL, whose clients keep their target between rounds, on disk (`train.client_memory = "disk"`). Every
-client takes part in every round with four images of 8x8 pixels and makes one step; the model has
-44,392 parameters including the target. One worker and one thread. For each number of clients, in a
-separate process: the median time of all rounds except the first, divided by the clients; the CPU
-time of the whole run per client and round, which is less affected by other processes; and the peak
-resident memory. All are also given relative to a hundred clients.
+BYOL, whose clients keep their target between rounds, on disk (`train.client_memory = "disk"`).
+Every client takes part in every round with four images of 8x8 pixels and makes one step; the model
+has 44,392 parameters including the target. One worker and one thread. For each number of clients,
+in a separate process: the median time of all rounds except the first, divided by the clients; the
+CPU time of the whole run per client and round, which is less affected by other processes; and the
+peak resident memory. All are also given relative to a hundred clients.
 """
 
 from __future__ import annotations

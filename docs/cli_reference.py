@@ -19,9 +19,9 @@ This page is generated from the program. `fedssl COMMAND --help` prints the same
 
 - An experiment is named by a recipe (`fedssl recipes` lists them) or by a TOML file.
 - `--set KEY=VALUE` changes any [setting of an experiment](experiment.md): `--set rounds=10`, \
-`--set train.lr=0.01`, `--set method=byol`. Put values with brackets or spaces in quotes. An empty value \
-removes a setting, so that its default applies: `--set data.test=`. So does `none` for a setting \
-whose default is none: `--set probe.k=none`.
+`--set train.lr=0.01`, `--set method=byol`. Put values with brackets or spaces in quotes. An empty \
+value removes a setting, so that its default applies: `--set data.test=`. So does `none` for a \
+setting whose default is none: `--set probe.k=none`.
 - Results are printed to standard output, progress and messages to standard error. `--json` prints \
 results for other programs.
 - [Exit codes](run-directory.md#exit-codes) distinguish wrong settings, unusable data and failed \

@@ -73,7 +73,8 @@ class Meanings:
                     return words.replace("None:", "none:")
                 break
         raise SystemExit(
-            f"{places[0]}{key} is not documented: add a comment to its line, or an entry to MEANINGS"
+            f"{places[0]}{key} is not documented: add a comment to its line, or an entry to "
+            "MEANINGS"
         )
 
 

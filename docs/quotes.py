@@ -1,7 +1,7 @@
 """Update the code that pages quote: `python docs/quotes.py`.
 
-A block whose title is a file and a name, such as "fedssl/algorithms/fedu.py: FedU.client_update", is
-replaced by the current definition. A block with line numbers, such as
+A block whose title is a file and a name, such as "fedssl/algorithms/fedu.py: FedU.client_update",
+is replaced by the current definition. A block with line numbers, such as
 "fedssl/engine/federate.py:60-61", is not changed.
 """
 

@@ -100,9 +100,10 @@ MEANINGS = {
     "train.lr": "learning rate at the start of the run",
     "train.momentum": "momentum of `sgd`",
     "train.weight_decay": "weight decay; decoupled with `adamw`",
-    "train.client_memory": "where client memory is stored between rounds: on the device, in host memory, "
-    "or in the run directory; `auto`: the first of these with space for all clients",
-    "probe.k": "neighbours that vote; default: the square root of the number of labelled images, at most 200",
+    "train.client_memory": "where client memory is stored between rounds: on the device, in host "
+    "memory, or in the run directory; `auto`: the first of these with space for all clients",
+    "probe.k": "neighbours that vote; default: the square root of the number of labelled images, "
+    "at most 200",
     "probe.temperature": "temperature of the kNN probe: votes have the weight exp(similarity / "
     "temperature)",
     "probe.epochs": "epochs of the linear probe; none: the protocol's, 200 with `fedema`",

@@ -96,7 +96,7 @@ class Run(NamedTuple):
         return dict(self.results["table"].get("this run", {}))
 
     def measured(self, probe: str) -> str:
-        """Return the accuracy of a probe, with its spread over models; "" if it was not measured."""
+        """Return the accuracy of a probe, with its spread over models; "" if not measured."""
         score = self._scores.get(probe)
         if score is None:
             return ""

@@ -58,7 +58,8 @@ for partition, group in runs.items():
 
 differences = [a - b for a, b in zip(final["iid"], final["classes"], strict=True)]
 print(
-    f"iid − classes: {statistics.mean(differences):+.1f} ± {statistics.stdev(differences):.1f} points"
+    f"iid − classes: {statistics.mean(differences):+.1f} ± "
+    f"{statistics.stdev(differences):.1f} points"
 )
 
 # %% [markdown]

@@ -75,8 +75,8 @@ class ServerMomentum(FedAvg):
 # ## Test it by hand
 #
 # A model with one weight, w = 10. Client A has one image and uploads 14, client B has three images
-# and uploads 18, so the mean is (14 + 3 · 18) / 4 = 17 and Δ = 7. With β = ½ and an earlier velocity
-# of 4, v = ½ · 4 + 7 = 9, and the next weight is 10 + 9 = 19.
+# and uploads 18, so the mean is (14 + 3 · 18) / 4 = 17 and Δ = 7. With β = ½ and an earlier
+# velocity of 4, v = ½ · 4 + 7 = 9, and the next weight is 10 + 9 = 19.
 
 
 # %%

@@ -1,7 +1,8 @@
 """Expect errors by their class and compare their texts with one golden file, error_messages.json.
 
-A test that uses `raises` fails if the class or the text of the error changes. `make messages` records the present
-texts; the difference in the golden file then shows every changed message for review.
+A test that uses `raises` fails if the class or the text of the error changes. `make messages`
+records the present texts; the difference in the golden file then shows every changed message for
+review.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every command on the pages runs: in the order of the page, in a new folder, with tiny settings."""
+"""Every command on the pages runs: in the page's order, in a new folder, with tiny settings."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(own_modules: Path, trained: Path) -> Path:
-    """Change to a new folder with a run of the demo, two clients' photos, labelled ones and a query."""
+    """Change to a new folder with a run of the demo, two clients' photos, labels and a query."""
     shutil.copytree(trained, own_modules / "runs" / "demo")
     for number, pixels in enumerate(random_pixels(200, size=32)):
         client = own_modules / "photos" / ("north" if number % 2 else "south")

@@ -1,4 +1,4 @@
-"""The lock files of CI: they cover what fedssl requires, and a file with another hash is refused."""
+"""The lock files of CI cover what fedssl requires, and a file with another hash is refused."""
 
 from __future__ import annotations
 

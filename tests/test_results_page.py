@@ -99,7 +99,7 @@ def test_differing_settings_have_a_column(script: dict[str, Any], tmp_path: Path
 
 
 def test_probes_of_a_run(script: dict[str, Any], tmp_path: Path) -> None:
-    """L-BFGS with all labels has a column; a probe that failed has its error instead of a figure."""
+    """L-BFGS with all labels has a column; a probe that failed has its error, not a figure."""
     write(tmp_path / "g" / "a")
     write(tmp_path / "g" / "b")
     lbfgs = {"probe": "linear", "solver": "lbfgs", "accuracy": 81.25, "labelled": 9}

@@ -1,7 +1,8 @@
 """Plain versions of two of torchvision's compiled operators, for a wheel that does not fit torch.
 
-Only tests use them. Both are written for clarity; tests/downstream/object_detection/test_operators.py has numbers
-worked out by hand, and compares `roi_align` with torchvision's own slow version of it.
+Only tests use them. Both are written for clarity;
+tests/downstream/object_detection/test_operators.py has numbers worked out by hand, and compares
+`roi_align` with torchvision's own slow version of it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import Tensor
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
-    "int sampling_ratio, bool aligned) -> Tensor",
+    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt "
+    "pooled_width, int sampling_ratio, bool aligned) -> Tensor",
 )
 
 

@@ -1,18 +1,19 @@
 """FedEMA: clients mix local and global weights by their divergence.
 
 Zhuang, Wen & Zhang, "Divergence-aware federated self-supervised learning", ICLR 2022, Algorithm 1
-(its lines are in the comments): a client starts from μ·W_k + (1 − μ)·W_g, its predictor with the same
-μ, where μ = min(λ_k·divergence, 1); its target stays local. λ_k is set once, in the first round
-that samples the client (the autoscaler), or is one constant for all clients.
+(its lines are in the comments): a client starts from μ·W_k + (1 − μ)·W_g, its predictor with the
+same μ, where μ = min(λ_k·divergence, 1); its target stays local. λ_k is set once, in the first
+round that samples the client (the autoscaler), or is one constant for all clients.
+
 Departures: Algorithm 1 measures the divergence as ‖W_g − W_k‖ over backbone and projector
 (`global`). With it, μ grows until clients ignore the global model: a client that keeps its own
-weights is farther from the next global model, and soon μ is 1. The authors' code measures how far the last local training moved the client,
-as the mean of the layers' norms (`drift`), which decreases with the learning rate as in the paper's
-Figure 6; this is the default. With `drift`, a client computes λ_k = τ/drift after its first
-training; with `global`, the server computes λ_k = τ/‖W_g − W_k‖ after the merge of that round, and
-for this holds the uploads of clients without λ until the merge is done. A client that did not take
-part in the previous round starts from the global model, target included. Running statistics are
-mixed as weights are.
+weights is farther from the next global model, and soon μ is 1. The authors' code measures how far
+the last local training moved the client, as the mean of the layers' norms (`drift`), which
+decreases with the learning rate as in the paper's Figure 6; this is the default. With `drift`, a
+client computes λ_k = τ/drift after its first training; with `global`, the server computes λ_k =
+τ/‖W_g − W_k‖ after the merge of that round, and for this holds the uploads of clients without λ
+until the merge is done. A client that did not take part in the previous round starts from the
+global model, target included. Running statistics are mixed as weights are.
 """
 
 from __future__ import annotations

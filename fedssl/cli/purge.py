@@ -106,8 +106,8 @@ def _print_kept(target: Target) -> None:
     """List the files that are kept because they may not be files of clients."""
     unclear = {
         "not recognised as files of fedssl, and not removed": target.unrecognised,
-        "files of clients or of the server, and not removed: the files that would identify them are "
-        "damaged. --all removes these too": target.unclassified,
+        "files of clients or of the server, and not removed: the files that would identify them "
+        "are damaged. --all removes these too": target.unclassified,
     }
     for reason, paths in unclear.items():
         if paths:

@@ -219,8 +219,9 @@ def _full_name(cls: type[Any]) -> str:
 class Registry(Generic[T]):
     """Classes by name: those of this package, of imported modules, and of entry points.
 
-    `registry["name"]` returns a class. For an unknown name it raises UnknownNameError, a ConfigError
-    with the nearest known name. Iteration yields the names, sorted, without loading plugins.
+    `registry["name"]` returns a class. For an unknown name it raises UnknownNameError, a
+    ConfigError with the nearest known name. Iteration yields the names, sorted, without loading
+    plugins.
 
     The modules in `modules` register the package's own classes. They are imported on first lookup,
     so that a lookup works whatever was imported before.

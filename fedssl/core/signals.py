@@ -1,4 +1,4 @@
-"""Turn signals into KeyboardInterrupt, protect code from them, and end a process with its parent."""
+"""Turn signals into KeyboardInterrupt, protect code from them; end a process with its parent."""
 
 from __future__ import annotations
 

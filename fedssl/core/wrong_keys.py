@@ -74,7 +74,8 @@ def _report(wrong: Sequence[WrongKey], elsewhere: Mapping[str, bool]) -> str:
 def _candidates(unknown: WrongKey, elsewhere: Mapping[str, bool]) -> list[str]:
     """Return known keys that may be meant: of the same name elsewhere, or else of a similar name.
 
-    Or of the name that a setting of other programs has here. Similar names in the same table come before those in other tables.
+    Or of the name that a setting of other programs has here. Similar names in the same table come
+    before those in other tables.
     """
     name = _leaf(unknown.key)
     equal = _named(name, elsewhere)

@@ -124,8 +124,8 @@ class Dirichlet(Partition):
         if not self.capped:
             advice = "set partition.capped = true or partition.balanced = true"
         raise ConfigError(
-            f"none of {_MAX_DRAWS:,} draws from Dirichlet({self.alpha:g}) gave every one of {clients} "
-            "clients between 0.5 and 1.5 times the mean number of images "
+            f"none of {_MAX_DRAWS:,} draws from Dirichlet({self.alpha:g}) gave every one of "
+            f"{clients} clients between 0.5 and 1.5 times the mean number of images "
             f"({counts.sum() / clients:g}): {advice}, or choose a larger partition.alpha"
         )
 

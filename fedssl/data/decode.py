@@ -11,7 +11,8 @@
    255, since the range of the type is not the range of the values: a 12-bit camera uses a sixteenth
    of 16 bits. An image of one value becomes black.
 6. The longer side is scaled to `size`, bilinearly with antialias, up or down. The shorter side is
-   scaled in proportion, to at least one pixel, and padded on both sides to a square of `background`.
+   scaled in proportion, to at least one pixel, and padded on both sides to a square of
+   `background`.
 
 Large images are converted in strips of rows. Decoding one takes at most four times the memory of
 its pixels as Pillow stores them, plus 50 MB (JPEG 2000: 300 MB in all).

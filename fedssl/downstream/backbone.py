@@ -97,8 +97,8 @@ def load_backbone(
 ) -> TrainedBackbone:
     """Return a trained backbone in eval mode, with its preprocessing as `.preprocess`.
 
-    `path` is a run directory, a file that fedssl exported, or a folder that `fedssl export --to hub`
-    wrote. `model` names one of the backbones of a run that has several.
+    `path` is a run directory, a file that fedssl exported, or a folder that `fedssl export --to
+    hub` wrote. `model` names one of the backbones of a run that has several.
 
     Raise ConfigError if there is no such backbone, or if its network is not known: a backbone of
     your own must be registered first, by importing its module.

@@ -72,8 +72,8 @@ def more_images(gain: Interval, test_images: int, labels: LabelCounts = UNKNOWN)
 def saturated(baselines: Sequence[str], probe: str, labels: LabelCounts = UNKNOWN) -> str:
     """Return what to do if a run and some baselines classify almost every test image."""
     problem = (
-        f"{' and '.join(['this run', *baselines])} are near 100% by {PROBE_NAMES[probe]}: this test "
-        "cannot tell them apart"
+        f"{' and '.join(['this run', *baselines])} are near 100% by {PROBE_NAMES[probe]}: this "
+        "test cannot tell them apart"
     )
     learned = labels.learned.get(probe, 0)
     if probe != "linear" or learned < MIN_LABELS:

@@ -1,4 +1,4 @@
-"""outcomes.safetensors: for each row and probe of a run, which test images were classified correctly.
+"""outcomes.safetensors: which test images each probe of each row of a run classified correctly.
 
 Runs that were measured on the same images can be compared image by image. A value is the share of
 the row's models that classify the image correctly; it contains nothing of the image itself.

@@ -100,8 +100,8 @@ def _source(table: Mapping[str, Any], image: Shape, root: Path, where: str) -> S
     assert isinstance(source, Source)
     if source.mean is not None or source.leave_out:
         raise ConfigError(
-            f"{where}.mean, {where}.std and {where}.leave_out cannot be set for the images to measure "
-            "on: they are normalised like the training images, and all of them are used"
+            f"{where}.mean, {where}.std and {where}.leave_out cannot be set for the images to "
+            "measure on: they are normalised like the training images, and all of them are used"
         )
     return source
 

@@ -93,7 +93,7 @@ class Verdict(NamedTuple):
         return advice.more_images(gain, self.test_images, self.labels)
 
     def _saturated(self, baseline: str) -> bool:
-        """True if this run and a baseline classify almost all images, and no difference is clear."""
+        """True if the run and a baseline classify almost all images, and no difference is clear."""
         if baseline not in self.gains or self.gains[baseline][self.probe].interval.excludes_zero:
             return False
         for row in (THIS_RUN, baseline):
@@ -181,8 +181,8 @@ def disagreement(gains: Mapping[str, Interval], decides: str) -> str:
         if judgement(gain) == judgement(gains[decides]):
             continue
         text += (
-            f"; by {PROBE_NAMES[probe]} {CLAUSES[judgement(gain)]}: {signed(gain.estimate)} points, 95% interval "
-            f"{ends(gain)}"
+            f"; by {PROBE_NAMES[probe]} {CLAUSES[judgement(gain)]}: {signed(gain.estimate)} "
+            f"points, 95% interval {ends(gain)}"
         )
     return text
 
@@ -208,7 +208,8 @@ def signed(points: float) -> str:
 def judge(seeds: Sequence[Outcomes], labels: LabelCounts = UNKNOWN) -> Verdict:
     """Return the verdict on a run, by the outcomes of each of its seeds.
 
-    `labels` are the images that probes learned from; advice depends on them. The linear probe decides if it was measured: it is what most users do with a backbone.
+    `labels` are the images that probes learned from; advice depends on them. The linear probe
+    decides if it was measured: it is what most users do with a backbone.
     """
     probes = [probe for probe in PROBE_NAMES if (THIS_RUN, probe) in seeds[0]]
     baselines = [row for row in AGAINST if (row, probes[0]) in seeds[0]]

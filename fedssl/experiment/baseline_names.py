@@ -5,8 +5,8 @@ from __future__ import annotations
 from fedssl.method import MethodSettings
 from fedssl.nets import given_weights
 
-# random: weights drawn from the seed; start: the given initial weights of the run, if there are any;
-# the others are topologies.
+# random: weights drawn from the seed; start: the given initial weights of the run, if there are
+# any; the others are topologies.
 UNTRAINED = ("random", "start")
 BASELINES = (*UNTRAINED, "isolated", "centralized")
 

@@ -265,8 +265,8 @@ def _probe(pictures: bool) -> str:
     lines = [
         "[probe]",
         "every = 5  # rounds between measurements, if there are labels",
-        "# To compare with, an untrained network and, if that is quick, clients that train alone are",
-        "# measured too. All baselines, including training on all images in one place:",
+        "# To compare with, an untrained network and, if that is quick, clients that train alone",
+        "# are measured too. All baselines, including training on all images in one place:",
         '# baselines = ["random", "isolated", "centralized"]',
     ]
     if pictures:

@@ -29,8 +29,8 @@ def fit_lines(summary: FolderSummary) -> list[str]:
     lines = []
     if summary.fit == "pad":
         lines += [
-            f"# Half of the images would lose {summary.lost:.0%} of their area or more if they were",
-            '# cropped to squares, which is the default, "crop".',
+            f"# Half of the images would lose {summary.lost:.0%} of their area or more if they",
+            '# were cropped to squares, which is the default, "crop".',
             'fit = "pad"  # all of each image, on a square of the background colour',
         ]
     background = choose_background(summary)

@@ -94,7 +94,7 @@ def build_given(name: str, channels: int) -> Backbone:
 
 
 def given_weights(backbone: str) -> str | None:
-    """Return the SHA-256 of the first weights of `method.backbone`, if it was passed as a module."""
+    """Return the SHA-256 of the first weights of `method.backbone`, if it is a module."""
     family, _, name = backbone.partition(":")
     if family != GIVEN:
         return None

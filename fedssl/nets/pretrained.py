@@ -1,8 +1,8 @@
 """Fit the tensors of a file of weights to a backbone: their names, and the size of positions.
 
 Names may be those of fedssl, of torchvision's ResNets and vision transformers, of timm, and of
-DINOv2 (Oquab et al., "DINOv2: Learning Robust Visual Features without Supervision", TMLR 2024), whose
-training checkpoints cut blocks into chunks and contain two networks with heads.
+DINOv2 (Oquab et al., "DINOv2: Learning Robust Visual Features without Supervision", TMLR 2024),
+whose training checkpoints cut blocks into chunks and contain two networks with heads.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SCALED = {"1": "attn.proj", "2": "mlp.fc2"}  # the layer whose output a layer s
 
 
 class Fitted(NamedTuple):
-    """The tensors of a file by their names in a backbone, and the names that have no place in it."""
+    """The tensors of a file by their names in a backbone, and the names that it does not have."""
 
     tensors: Tensors
     unused: list[str]  # in the file, without the names of networks around them

@@ -35,7 +35,7 @@ def write_sweep_plot(outcome: Outcome) -> None:
 
 
 def swept_setting(results: Sequence[CellResult]) -> str | None:
-    """Return the key of the one setting that differs between rows, if all its values are numbers."""
+    """Return the key of the one setting that differs between rows, if its values are numbers."""
     values: dict[str, list[Any]] = {}
     for result in results:
         for key, value in parse_assignments(result.cell.set).items():

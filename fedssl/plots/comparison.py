@@ -132,7 +132,7 @@ def draw_sweep_alone(settings: Sequence[Setting], swept: str, bars: str) -> Any:
 
 
 def draw_sweep(axes: Any, settings: Sequence[Setting], swept: str, bars: str) -> None:
-    """Draw a line, or two points, for each probe: accuracy against the value of the setting named `swept`."""
+    """Draw a line, or two points, for each probe: accuracy against the setting named `swept`."""
     ordered = sorted(settings, key=lambda setting: setting.value or 0.0)
     values: list[float] = []
     for setting in ordered:

@@ -23,7 +23,7 @@ def unit(features: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
 
 
 def tsne(features: NDArray[np.floating[Any]], seed: int = 0) -> NDArray[np.floating[Any]]:
-    """Return positions (n, 2) of features (n, d) on a t-SNE map; all 0 if all features are equal."""
+    """Return positions (n, 2) of features (n, d) on a t-SNE map; 0 if all features are equal."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 

@@ -75,8 +75,8 @@ def draw_run(
 ) -> Any:
     """Return the picture of a run as a figure, with the verdict as its title.
 
-    `gains` are those over the baseline that the verdict is about, the second row of the table.
-    `labels_learned` are the labelled images that each probe learned from. `before` and `after` are features (n, d) of the same n test images with `labels` (n,).
+    `gains` are over the table's second row, `labels_learned` counts each probe's labelled images,
+    and `before` and `after` are features (n, d) of the same n test images.
     """
     from matplotlib.figure import Figure
 
@@ -255,7 +255,7 @@ def _probe_style(number: int, probes: Sequence[str]) -> dict[str, Any]:
 
 
 def probe_labels(probes: Sequence[str], labels_learned: Mapping[str, int]) -> dict[str, str]:
-    """Return names of probes, with the labelled images they learned from if these numbers differ."""
+    """Return names of probes, with their numbers of labelled images if these differ."""
     differ = len(set(labels_learned.values())) > 1
     names = {}
     for probe in probes:

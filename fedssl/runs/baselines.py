@@ -69,7 +69,7 @@ def choose_baselines(experiment: Experiment, rounds: Iterable[Mapping[str, Any]]
 
 
 def baseline_names(experiment: Experiment, relative: float) -> list[str]:
-    """Return the baselines, if clients that train alone take `relative` times as long as the run."""
+    """Return the baselines if training clients alone takes `relative` times as long as the run."""
     if experiment.probe.baselines is not None:
         return list(experiment.probe.baselines)
     first = first_model_name(experiment.method)
@@ -130,7 +130,7 @@ class Baselines:
         return self._experiment(name).topology == self.experiment.topology
 
     def folder_of(self, row: str) -> Path:
-        """Return the run directory of the models in a row of the results, the run's own included."""
+        """Return the run directory of the models in a row of the results."""
         if row == THIS_RUN or self.is_same_training(row):
             return self.folder
         return self.folder / row

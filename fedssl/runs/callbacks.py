@@ -33,9 +33,9 @@ class RunInfo:
 class Callback:
     """Base class of callbacks; every method does nothing unless a subclass defines it.
 
-    `fedssl.run(…, callbacks=[…])` calls them in the process and thread that runs the rounds, between
-    two rounds, so that a slow callback delays training. An exception in a callback ends the run:
-    finished rounds are saved first, and the same call resumes the run.
+    `fedssl.run(…, callbacks=[…])` calls them in the process and thread that runs the rounds,
+    between two rounds, so that a slow callback delays training. An exception in a callback ends the
+    run: finished rounds are saved first, and the same call resumes the run.
     """
 
     def on_start(self, run: RunInfo) -> None:

@@ -33,8 +33,8 @@ def _check_same_hash(first: RunSummary, run: RunSummary, key: str, noun: str) ->
     """Raise ConfigError if two runs were measured on different images or labels."""
     if run.results.get(key) != first.results.get(key):
         raise ConfigError(
-            f"{run.folder} was measured on other {noun} than {first.folder}: leave out one of them, "
-            "or measure both on the same images"
+            f"{run.folder} was measured on other {noun} than {first.folder}: leave out one of "
+            "them, or measure both on the same images"
         )
 
 
@@ -42,8 +42,8 @@ def _check_measured(run: RunSummary) -> None:
     """Raise ConfigError if a run has no accuracy."""
     if not run.results:
         raise ConfigError(
-            f"{run.folder} has no accuracy yet ({run.state}): finish it with `fedssl run`, or leave "
-            "it out"
+            f"{run.folder} has no accuracy yet ({run.state}): finish it with `fedssl run`, or "
+            "leave it out"
         )
     if not run.results.get("table"):
         raise ConfigError(

@@ -213,8 +213,9 @@ def conclusion(first: Group, other: Group, probes: Sequence[str]) -> str:
         before, after = with_shared_seeds(first, other)
         points = signed(after.mean(probe) - before.mean(probe))
         return (
-            f"{other.label}: {points} points from {first.label} by {PROBE_NAMES[probe]}, without an "
-            "interval: an earlier version did not save which test images are classified correctly"
+            f"{other.label}: {points} points from {first.label} by {PROBE_NAMES[probe]}, without "
+            "an interval: an earlier version did not save which test images are classified "
+            "correctly"
         )
     known = {name: each for name, each in gains.items() if each is not None}
     return (
@@ -255,7 +256,7 @@ def gain_over_alone(group: Group, probe: str) -> Interval | None:
 
 
 def _mean_outcome(group: Group, probe: str, row: str = THIS_RUN) -> Tensor | None:
-    """Return for each test image the share of seeds that are right; None if a run has no outcomes."""
+    """Return for each test image the share of seeds that are right; None without outcomes."""
     outcomes = []
     for run in group.runs:
         outcome = read_outcomes(run.folder).get((row, probe))

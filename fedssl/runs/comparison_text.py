@@ -76,6 +76,6 @@ def explanation(groups: Sequence[Group], probe: str) -> str:
         images = f"{count:,} test images"
     return (
         f"{text}\ngain over the first row by {PROBE_NAMES[probe]} on the same {images}, for seeds "
-        "that both have\nthe interval covers the choice of test images; the gain by seed shows how much "
-        "seeds matter"
+        "that both have\nthe interval covers the choice of test images; the gain by seed shows how "
+        "much seeds matter"
     )

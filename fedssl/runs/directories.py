@@ -134,7 +134,7 @@ def _not_trained(key: str) -> bool:
 
 
 def suffix(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return the differences of two trainings for a name: "-byol-rounds16"; "" if there are none."""
+    """Return the differences of two trainings for a name, "-byol-rounds16"; "" if none."""
     changed = {key: value for key, (_, value) in differences(old, new).items()}
     changed = _name_views(changed, new)
     tables = {key.removesuffix("name") for key in changed if key.endswith(".name")}

@@ -64,8 +64,8 @@ class Run:
 
     Opening a run reads no images and changes no file. `data_dir`, by default `data`, has the data
     sets that probes need; `dataset` are the images, and `backbone` the module or the function that
-    makes it, of a run that was started with them from Python. `dir` is the path of the directory, `experiment` the experiment that was started there,
-    and `device` where models are measured.
+    makes it, of a run that was started with them from Python. `dir` is the path of the directory,
+    `experiment` the experiment that was started there, and `device` where models are measured.
 
     Raises ConfigError if the directory holds no run, or a run of classes whose module is not
     imported.
@@ -101,7 +101,8 @@ class Run:
         except ValueError:
             path = self.dir / "results.json"
             raise RunError(
-                f"{path} is damaged; `fedssl run NAME_OR_FILE --dir {self.dir}` measures the run again"
+                f"{path} is damaged; `fedssl run NAME_OR_FILE --dir {self.dir}` measures the "
+                "run again"
             ) from None
         if not covers_all_rounds(results, self.experiment):  # the run was prolonged since
             return {}

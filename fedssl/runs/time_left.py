@@ -114,7 +114,7 @@ class Pace:
         return self.elapsed * self.rounds * self.per_round / max(1, self._finished)
 
     def finish_client(self) -> str | None:
-        """Count a client; return the estimate, once, if the round is long. Called from any thread."""
+        """Count a client; return the estimate, once, if the round is long. Thread-safe."""
         with self._lock:
             self._finished += 1
             return self._estimate(SECONDS_BEFORE_ESTIMATE_WITHIN_ROUND)

@@ -23,8 +23,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "jitter_p": 0.8,
             "gray": 0.2,
         },
-        # Photos without colour: objects may be mirrored, and the light varies. Without colour a very
-        # small part shows little, so crops are larger than those of "photo".
+        # Photos without colour: objects may be mirrored, and the light varies. Without colour a
+        # very small part shows little, so crops are larger than those of "photo".
         "grey": {
             "crop": (0.2, 1.0),
             "flip": 0.5,

@@ -167,8 +167,8 @@ def test_wide_images_are_padded_with_the_colour_of_their_edges(
     assert (experiment.data.fit, experiment.data.background) == ("pad", background)
     assert (
         "size = 64  # pixels a side; half of the images are at least 300 long\n"
-        "# Half of the images would lose 62% of their area or more if they were\n"
-        '# cropped to squares, which is the default, "crop".\n'
+        "# Half of the images would lose 62% of their area or more if they\n"
+        '# were cropped to squares, which is the default, "crop".\n'
         'fit = "pad"  # all of each image, on a square of the background colour\n'
         f"# Most images have {edges} edges, next to which the border is.\n"
         f'background = "{background}"\n'

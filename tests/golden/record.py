@@ -19,8 +19,8 @@ import torch
 
 import fedssl
 
-# Dec-SSL's recipes as they were when bits were recorded. Since then they have settings that the code
-# at the starting commit does not have.
+# Dec-SSL's recipes as they were when bits were recorded. Since then they have settings that the
+# code at the starting commit does not have.
 DEC_SSL = "fedsimclr-cifar10-noniid-mini"
 STEPS = {"train.schedule": "step", "method.temperature": 0.5, "algorithm.weights": "uniform"}
 DIRICHLET = {"partition": {"name": "dirichlet", "alpha": 5, "balanced": True}}

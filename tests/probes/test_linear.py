@@ -214,7 +214,7 @@ def test_one_thread_fits_a_small_layer(solver: Solver, monkeypatch: pytest.Monke
 
 
 def test_all_threads_fit_a_large_layer() -> None:
-    """CIFAR-10: 50,000 features of 512 numbers, 10 classes and 200 epochs; with 5% of the labels."""
+    """CIFAR-10: 50,000 features of 512 numbers, 10 classes, 200 epochs; with 5% of the labels."""
     with threads(3):
         assert thread_count(50_000 * 512, 10, 200) == 3
         assert thread_count(2_500 * 512, 10, 200) == 1

@@ -13,10 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Runs in a subprocess. 25 of the 1,000 clients take part in a round, so that it takes a minute; each
-# keeps a target network on disk, and every round is saved. The resident memory is mostly torch's and
-# varies by megabytes, so the bytes in use on the heap are counted too: they include tensors and
-# Python's larger objects. With `leak`, every round keeps a copy of the model.
+# Runs in a subprocess. 25 of the 1,000 clients take part in a round, so that it takes a minute;
+# each keeps a target network on disk, and every round is saved. The resident memory is mostly
+# torch's and varies by megabytes, so the bytes in use on the heap are counted too: they include
+# tensors and Python's larger objects. With `leak`, every round keeps a copy of the model.
 SOAK = """
 import ctypes, gc, json, os, sys
 from pathlib import Path

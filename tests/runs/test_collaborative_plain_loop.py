@@ -1,4 +1,4 @@
-"""Collaborative fine-tuning ends with the weights of a plain loop over rounds, clients and steps."""
+"""Collaborative fine-tuning gives the weights of a plain loop over rounds, clients and steps."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _files(folder: Path) -> list[str]:
 def test_results_with_other_settings_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The earlier files have the same bytes, and results.json the settings that it was made with."""
+    """The earlier files have the same bytes, and results.json the settings it was made with."""
     run = _run(tmp_path, k=5)
     _add_picture(tmp_path)
     first = (tmp_path / "results.json").read_bytes()

@@ -1,4 +1,4 @@
-"""Results that were measured before come back, and only if everything that decides them is equal."""
+"""Results measured before are reused, and only if everything that decides them is equal."""
 
 from __future__ import annotations
 

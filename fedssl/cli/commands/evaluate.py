@@ -49,8 +49,8 @@ def evaluate(
 ) -> None:
     """Measure the models of a run again, with another probe or on other images.
 
-    A probe measures a backbone, usually by a small classifier on its features. --set labels=100 changes
-    probe.labels; with --on, --set data.holdout=500 changes a setting of the other data set.
+    A probe measures a backbone, usually by a small classifier on its features. --set labels=100
+    changes probe.labels; with --on, --set data.holdout=500 changes a setting of the other data set.
     """
     import_modules(imports)
 

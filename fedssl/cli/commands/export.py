@@ -35,8 +35,8 @@ def export(
     normalise: Annotated[
         bool,
         typer.Option(
-            help="For torch and onnx: include the normalisation, so that the file takes uint8 pixels; "
-            "without it, the file takes normalised images."
+            help="For torch and onnx: include the normalisation, so that the file takes uint8 "
+            "pixels; without it, the file takes normalised images."
         ),
     ] = True,
     force: Annotated[bool, typer.Option(help="Replace the files of an existing export.")] = False,

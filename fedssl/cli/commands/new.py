@@ -16,15 +16,15 @@ Out = Annotated[
 Layout = Annotated[
     str | None,
     typer.Option(
-        help="What the folders are: clients, classes, clients-classes (in each client's folder, one "
-        "folder per class) or flat (no folders); detected if not set."
+        help="What the folders are: clients, classes, clients-classes (in each client's folder, "
+        "one folder per class) or flat (no folders); detected if not set."
     ),
 ]
 Machine = Annotated[
     str | None,
     typer.Option(
-        help="Hardware to choose the network for: cpu (a small CNN) or gpu (ResNet-18); detected if "
-        "not set."
+        help="Hardware to choose the network for: cpu (a small CNN) or gpu (ResNet-18); detected "
+        "if not set."
     ),
 ]
 Test = Annotated[

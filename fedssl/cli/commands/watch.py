@@ -85,5 +85,6 @@ def _raise_if_runs_inside(folder: Path) -> None:
     runs = sorted(path.parent for path in folder.glob("*/experiment.toml"))
     if runs:
         raise ConfigError(
-            f"{folder} is not a run directory, but contains {len(runs)}: name one, such as {runs[0]}"
+            f"{folder} is not a run directory, but contains {len(runs)}: name one, such as "
+            f"{runs[0]}"
         )

@@ -43,7 +43,8 @@ class Fit(NamedTuple):
 def fit_head(train: Labelled, classes: Sequence[str], *, notify: Notify = ignore_message) -> Fit:
     """Return the head for labelled features, with cross-validated predictions.
 
-    `classes` are the names of the labels. Every class needs two images or more; DataError otherwise.
+    `classes` are the names of the labels. Every class needs two images or more; DataError
+    otherwise.
     """
     counts = torch.bincount(train.labels, minlength=len(classes)).tolist()
     too_few = [name for name, count in zip(classes, counts, strict=True) if count < 2]

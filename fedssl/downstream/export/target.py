@@ -95,7 +95,7 @@ class Target(NamedTuple):
 
 
 class Deployed(nn.Module):
-    """A model that can be traced: prepared images, or uint8 pixels, to features or probabilities."""
+    """A traceable model: prepared images, or uint8 pixels, to features or probabilities."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def middle_values(rows: Sequence[Tensor], trim: int) -> Tensor:
 
 
 def median(rows: Sequence[Tensor]) -> Tensor:
-    """Return the median of rows (n,) by coordinate; of an even number, the mean of the middle two."""
+    """Return the median of rows (n,) by coordinate; for even counts, the mean of the middle two."""
     return middle_values(rows, trim=(len(rows) - 1) // 2)
 
 

@@ -26,7 +26,8 @@ def need_accountant() -> None:
     """Raise ConfigError if the library is not installed."""
     if find_spec("dp_accounting") is None:
         raise ConfigError(
-            '[privacy] needs the package dp-accounting: in a clone of fedssl, pip install ".[privacy]"'
+            "[privacy] needs the package dp-accounting: in a clone of fedssl, "
+            'pip install ".[privacy]"'
         )
 
 

@@ -20,7 +20,8 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model
 from fedssl.engine.privacy.gaussian import secret_gaussians
 
-# Steps per `clip` or standard deviation, whichever is larger. 2³² of a million clients fit in int64.
+# Steps per `clip` or standard deviation, whichever is larger. 2³² of a million clients fit in
+# int64.
 STEPS = 2**32
 # Of `clip`: covers the rounding of a norm and of products in float64.
 MARGIN = 2.0**-20
@@ -87,7 +88,7 @@ class ClippedSum:
         return math.sqrt(torch.stack(squares).sum().item())
 
     def _updates(self, key: str, total: Tensor, upload: Tree) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield pieces of the total under a key, each with the update (n,) float64 of that piece."""
+        """Yield pieces of the total under a key, each with its part of the update (n,) float64."""
         back = model(upload, key)
         start = self._center[key]
         if back.layout != start.layout:

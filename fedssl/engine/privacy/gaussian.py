@@ -9,7 +9,8 @@ that, radii must be much closer to each other than the steps of the grid, also n
 otherwise some pairs cannot be reached, and a pair shows for certain which sum it was not added to.
 Of multiples of 2⁻⁶⁴, the radii beyond 6.9 standard deviations are farther apart than 2⁻³² of one;
 of float64 numbers near u = 1, those below 2⁻²¹. Therefore the distance from u to the nearer one of
-0 and 1 has 127 bits, and is as precise as a float64 number can be: radii differ by at most 2⁻⁵² / r.
+0 and 1 has 127 bits, and is as precise as a float64 number can be: radii differ by at most 2⁻⁵² /
+r.
 
 Departures from a real Gaussian: float64 arithmetic, and no value beyond √(2·128·ln 2) = 13.3
 standard deviations, which a Gaussian exceeds with a probability of 2·10⁻⁴⁰.

@@ -79,7 +79,7 @@ class UploadWeights:
         return self.weight(site, client, self.declared.get(client, 0))
 
     def share(self, client: str) -> float:
-        """Return a client's share of the server's mean by declared counts, at least 1/n of n clients.
+        """Return a client's share of the server's mean by declared counts, at least 1/clients.
 
         Without that minimum, a client that declares too many images would shrink the shares of the
         others, and with them the influence of which their norms are limited. The share is 1 for

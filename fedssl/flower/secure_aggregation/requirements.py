@@ -23,7 +23,7 @@ REQUIRED_BY_NODE = (
 
 
 def check_secure(experiment: Experiment, settings: ServerSettings, notify: Notify) -> None:
-    """If secure aggregation is on, print this; raise ConfigError if the experiment cannot use it."""
+    """Print whether secure aggregation is on; ConfigError if the experiment cannot use it."""
     if not settings.secure_aggregation:
         return
     check_experiment(experiment)
@@ -64,9 +64,9 @@ def check_experiment(experiment: Experiment) -> None:
         )
     if not (experiment.algorithm.needs_only_means and experiment.algorithm.averages_all):
         raise ConfigError(
-            f'algorithm "{algorithm}", as it is set, reads single uploads, which secure-aggregation '
-            "hides from the server: choose an algorithm that averages models, or turn "
-            "secure-aggregation off"
+            f'algorithm "{algorithm}", as it is set, reads single uploads, which '
+            "secure-aggregation hides from the server: choose an algorithm that averages models, "
+            "or turn secure-aggregation off"
         )
     _check_server_reads_no_upload(experiment)
 

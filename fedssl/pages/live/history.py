@@ -1,4 +1,4 @@
-"""What the page shows of the finished rounds of a run: values for charts, and each client's last."""
+"""What the page shows of a run's finished rounds: values for charts, and each client's last."""
 
 from __future__ import annotations
 

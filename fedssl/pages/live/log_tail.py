@@ -1,4 +1,4 @@
-"""Read the lines that were appended to a rounds log since the last read, verified against its copy."""
+"""Read the lines appended to a rounds log since the last read, verified against its copy."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def open_port(port: int) -> socket.socket:
     except OSError as problem:
         opened.close()
         raise ConfigError(
-            f"{HOST}:{port} cannot be used ({problem.strerror}): choose another --port, or none for "
-            "a free one"
+            f"{HOST}:{port} cannot be used ({problem.strerror}): choose another --port, or none "
+            "for a free one"
         ) from None
     return opened
 

@@ -36,7 +36,7 @@ def shown_rounds(count: int) -> list[int]:
 
 
 def values_range(values: Iterable[float], zero: bool = False) -> tuple[float, float]:
-    """Return the ends of an axis: from 0 if it is near or asked for, never of a very small range."""
+    """Return the ends of an axis: from 0 if near or asked for, never of a very small range."""
     finite = list(filter(math.isfinite, values))
     low = min(finite)
     high = max(finite)
@@ -183,7 +183,7 @@ def client_chart(training: Training, metric: str) -> Chart | None:
 def _client_lines(
     training: Training, metric: str, every: Mapping[str, Values], positions: Sequence[int]
 ) -> list[Series]:
-    """Return a line for each client, one for all, and the loss of random guessing if it is known."""
+    """Return a line for each client, one for all, and the loss of random guessing if known."""
     lines = []
     for number, client in enumerate(training.clients):
         if client in every:

@@ -77,7 +77,7 @@ class Document(NamedTuple):
 
 
 def _license() -> str:
-    """Return the license of the library in the page, which each copy of it must have, as a comment."""
+    """Return the license of the library in the page, as a comment: each copy must have it."""
     text = (ASSETS / "UPLOT_LICENSE").read_text("utf-8")
     return f"/* uPlot, the library that draws the charts:\n\n{text}*/\n"
 

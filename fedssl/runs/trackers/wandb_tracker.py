@@ -38,8 +38,8 @@ class WandbTracker(Tracker):
         """Raise ConfigError if the user wants a server but is not logged in."""
         if mode() not in WITHOUT_KEY and not _logged_in():
             raise ConfigError(
-                f"WANDB_MODE is {mode()}, but no API key is configured: run `wandb login`, or unset "
-                "WANDB_MODE to write the run to its directory"
+                f"WANDB_MODE is {mode()}, but no API key is configured: run `wandb login`, or "
+                "unset WANDB_MODE to write the run to its directory"
             )
 
     def open(self, run: RunInfo, state: State) -> State:

@@ -30,7 +30,7 @@ def test_a_linear_layer_reveals_a_single_image() -> None:
 
 
 def test_units_that_one_image_activates_reveal_it_in_a_batch() -> None:
-    """Unit 0 is active for the first image only, unit 1 for the second: the ReLU stops the other."""
+    """Unit 0 is active for the first image only, unit 1 for the second: ReLU stops the other."""
     images = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.25]])
     layer = nn.Linear(3, 2)
     with torch.no_grad():

@@ -24,7 +24,8 @@ from fedssl.probes.linear import Layer
 
 MEAN = json.dumps([0.4])
 STD = json.dumps([0.25])
-# Run by an interpreter in which fedssl cannot be imported: the features of the pixels in pixels.npy.
+# Run by an interpreter in which fedssl cannot be imported: the features of the pixels in
+# pixels.npy.
 WITHOUT_FEDSSL = """
 import sys
 sys.modules["fedssl"] = None

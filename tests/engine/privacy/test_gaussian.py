@@ -1,4 +1,4 @@
-"""The distribution of the noise. It cannot be seeded: bounds are exceeded about once in 10⁹ runs."""
+"""The distribution of the noise. It has no seed: bounds are exceeded about once in 10⁹ runs."""
 
 from __future__ import annotations
 

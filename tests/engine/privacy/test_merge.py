@@ -1,4 +1,4 @@
-"""C5: the merge clips, divides by the clients asked, charges before it releases, and tells no more."""
+"""C5: the merge clips, divides by the clients asked, and charges before it releases."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_too_few_uploads_release_and_cost_nothing(tmp_path: Path) -> None:
 
 
 def test_the_budget(tmp_path: Path) -> None:
-    """σ = 5, δ = 10⁻⁵: ε = 0.7255 after one release, 1.0608 after two (σ/√2), more than 1.2 after three."""
+    """σ = 5, δ = 10⁻⁵: ε = 0.7255 after one release, 1.0608 after two (σ/√2), over 1.2 after three."""
     merge = make_merge(tmp_path, noise=5.0, epsilon=1.2)
     rounds = 0
     while merge.within_budget(rounds):

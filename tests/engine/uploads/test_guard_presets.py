@@ -21,7 +21,8 @@ def test_a_preset_by_its_name_or_in_a_table() -> None:
     assert plain.with_changes({"guard": {"preset": "strict"}}).guard == STRICT_GUARD
     assert plain.with_changes({"guard.preset": "default"}).guard == GuardSettings()
     loaded = Experiment.from_toml(plain.to_toml().replace("[guard]", '[guard]\npreset = "strict"'))
-    # Keys that the file names replace those of the preset; max_share, which has no value, is not there.
+    # Keys that the file names replace those of the preset; max_share, which has no value, is not
+    # there.
     assert loaded.guard == GuardSettings(max_share=STRICT["max_share"])
 
 

@@ -108,7 +108,7 @@ def test_every_algorithm_that_reads_means_only(
 def test_one_dropout_of_five_before_its_upload(
     phase: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sum of the other four is exact. Client 2 has kept its shares to itself, or shared them."""
+    """The sum of the other four is exact, whether or not client 2 has sent its shares."""
     experiment = _experiment()
     grid = nodes.grid(experiment)
     grid.nodes[12] = failing(grid.nodes[12], phase)
