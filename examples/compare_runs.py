@@ -57,10 +57,9 @@ for partition, group in runs.items():
     print(f"{partition:8} kNN {mean:.1f} ± {spread:.1f}%, seeds {final[partition]}")
 
 differences = [a - b for a, b in zip(final["iid"], final["classes"], strict=True)]
-print(
-    f"iid − classes: {statistics.mean(differences):+.1f} ± "
-    f"{statistics.stdev(differences):.1f} points"
-)
+difference = statistics.mean(differences)
+spread = statistics.stdev(differences)
+print(f"iid − classes: {difference:+.1f} ± {spread:.1f} points")
 
 # %% [markdown]
 # ## Compare them over rounds

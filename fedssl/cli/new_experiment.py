@@ -147,7 +147,8 @@ def _files(count: int) -> str:
 def _clients(summary: FolderSummary) -> str:
     if not summary.by_client:
         return f"{choose_clients(summary)}, simulated: the images are split over them"
-    listed = _listed([f"{name} ({count:,})" for name, count in summary.groups.items()])
+    unit = " files" if summary.unreadable else ""  # not all of them are images
+    listed = _listed([f"{name} ({count:,}{unit})" for name, count in summary.groups.items()])
     if trained_clients(summary) > 1:
         return listed
     return f"{listed}; only one can train, --layout flat simulates several"

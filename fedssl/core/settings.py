@@ -117,7 +117,7 @@ def explain(
     is_table = isinstance(problem["input"], Mapping | BaseModel)
     if not is_table and problem["type"] != "missing":
         message += f" (got {_abbreviate(problem['input'])})"
-    return ConfigError(f"{key or 'experiment'}: {message}")
+    return ConfigError(f"{key}: {message}" if key else message)
 
 
 def _wrong_keys(cls: type[BaseModel], failure: ValidationError, where: str) -> list[WrongKey]:

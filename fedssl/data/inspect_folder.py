@@ -130,6 +130,8 @@ def _check_folder(folder: Path) -> None:
 def _readable(headers: Mapping[str, Header | None], folder: Path) -> list[Header]:
     """Return the headers of images; raise DataError if there are none."""
     images = list(filter(None, headers.values()))
+    if not headers:
+        raise DataError(f"{folder} contains no image files")
     if not images:
         raise DataError(f"no file in {folder} could be read as an image")
     return images

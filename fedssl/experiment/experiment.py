@@ -98,7 +98,9 @@ class Experiment(Settings):
     def _known_baselines(self) -> Self:
         for name in self.probe.baselines or ():
             if name not in BASELINES:
-                raise ValueError(f'unknown baseline "{name}"{suggest(name, BASELINES)}')
+                raise ValueError(
+                    f'probe.baselines: unknown baseline "{name}"{suggest(name, BASELINES)}'
+                )
         return self
 
     def __init__(self, **values: Any) -> None:

@@ -68,10 +68,27 @@ def split_name(name: str) -> tuple[str, str | None]:
         return name, None
     if variant in VARIANTS and recipe in known:
         return recipe, variant
-    hint = suggest(name, all_names()) or suggest_path(name, _is_experiment)
+    similar_file = suggest_path(name, _is_experiment)
+    if name and Path(name).is_dir() and not similar_file:
+        raise ConfigError(_explain_folder(Path(name)))
+    hint = suggest(name, all_names()) or similar_file
     if not hint:
         hint = "; fedssl recipes --all lists the recipes"
     raise ConfigError(f'there is no recipe or file "{name}"{hint}')
+
+
+def _explain_folder(folder: Path) -> str:
+    """Return the message for a folder that was given instead of an experiment."""
+    experiment = folder / "experiment.toml"
+    if experiment.is_file():
+        return (
+            f"{folder} is a run directory, not an experiment: "
+            f"fedssl run {experiment} --dir {folder} resumes the run"
+        )
+    return (
+        f"{folder} is a folder, not an experiment: "
+        f"fedssl new {folder} writes an experiment for the images in it"
+    )
 
 
 def all_names() -> list[str]:

@@ -78,7 +78,7 @@ def test_suggest(word: str, expected: str) -> None:
             "inner: input should be a valid dictionary or instance of Inner (got 3)",
         ),
         ({"first": 2}, "train", "train: first must not be beyond rounds"),
-        ({"first": 2}, "", "experiment: first must not be beyond rounds"),
+        ({"first": 2}, "", "first must not be beyond rounds"),
     ],
 )
 def test_one_sentence_names_the_key(values: dict[str, Any], where: str, sentence: str) -> None:

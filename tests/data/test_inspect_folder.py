@@ -125,5 +125,8 @@ def test_a_folder_without_images(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no image")
     with raises(DataError):
         _inspect(tmp_path)
+    (tmp_path / "notes.txt").rename(tmp_path / "broken.png")
+    with raises(DataError):
+        _inspect(tmp_path)
     with raises(DataError):
         _inspect(tmp_path / "missing")

@@ -335,7 +335,7 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"data.mean": [0.5]}, "data: mean and std must be given together"),
         (
             {"probe.baselines": ["randm"]},
-            'experiment: unknown baseline "randm", did you mean "random"[?]',
+            'probe.baselines: unknown baseline "randm", did you mean "random"[?]',
         ),
         (
             {"method.view_size": 4, "method.augment.blur": 1.0, "method.augment.blur_kernel": 9},
@@ -344,7 +344,7 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"partition.name": "quantity"}, "partition: give either shares or alpha"),
         (
             {"clients": 0},
-            "experiment: clients must be above 0: this partition does not define the clients itself",
+            "clients must be above 0: this partition does not define the clients itself",
         ),
         ({"clients": -1}, r"clients: input should be greater than or equal to 0 \(got -1\)"),
         ({"algorithm.name": "scaffold"}, 'unknown algorithm "scaffold"; known: .*fedavg.*'),

@@ -46,6 +46,16 @@ def test_unknown_names() -> None:
         find_recipe("xyz")
 
 
+def test_a_folder_instead_of_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    with raises(ConfigError):
+        find_recipe("photos")
+    (Path("photos") / "experiment.toml").touch()
+    with raises(ConfigError):
+        find_recipe("photos")
+
+
 def test_a_recipe_that_was_returned_is_a_copy() -> None:
     for name in ("demo", "demo-short", "demo-mini"):
         before = copy.deepcopy(recipes()["demo"].values)

@@ -142,7 +142,7 @@ def test_files_that_are_no_experiment(text: bytes, sentence: str, tmp_path: Path
     [
         ("dmo", 'there is no recipe or file "dmo", did you mean "demo"?'),
         ("nowhere.toml", "there is no file nowhere.toml"),
-        (".", 'there is no recipe or file "."'),
+        (".", ". is a folder, not an experiment: fedssl new . writes an experiment for the images"),
         ("", 'there is no recipe or file ""'),
     ],
 )

@@ -26,6 +26,8 @@ from fedssl.engine.privacy.accountant import gaussian_epsilon
 from fedssl.engine.privacy.clipped_sum import ClippedSum
 from fedssl.engine.privacy.ledger import read_charges
 from fedssl.nets import read_weights
+from fedssl.runs import live_status
+from fedssl.runs.live_file import LiveClient
 from fedssl.runs.private_run import UNCOVERED
 from fedssl.runs.resume_checks import undamaged
 from fedssl.runs.rounds_log import read_rounds
@@ -363,6 +365,19 @@ def test_a_budget_below_one_round_is_an_error(tmp_path: Path) -> None:
         train(tmp_path / "run", {"noise": 1.0, "epsilon": 0.5})
     run = train(tmp_path / "run", {"noise": 40.0, "epsilon": 0.5})
     assert len(run.rounds) == 2, "the refused start does not block the corrected one"
+
+
+def test_the_live_status_of_a_private_run_has_nothing_of_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = []
+    monkeypatch.setattr(live_status, "write_live", lambda folder, state: states.append(state))
+    train(tmp_path / "run", {"noise": 3.0})
+    assert states
+    for state in states:
+        assert state.private
+        for client in state.clients.values():
+            assert client == LiveClient("training")
 
 
 def test_a_private_run_prints_no_number_of_images_of_a_client(

@@ -11,6 +11,7 @@ scores, the model with the first smaller parameter comes first, in whatever orde
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cmp_to_key
 
@@ -134,7 +135,8 @@ def squared_distances(models: Sequence[State]) -> Tensor:
             pairs += distances.square().cpu()
     squares = torch.zeros(n, n, dtype=torch.float64)
     above = torch.triu_indices(n, n, offset=1)
-    squares[above[0], above[1]] = pairs
+    # A model with NaN is as far away as can be; NaN itself would compare as equal to any score.
+    squares[above[0], above[1]] = torch.where(pairs.isnan(), math.inf, pairs)
     return squares + squares.T
 
 

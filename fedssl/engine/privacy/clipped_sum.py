@@ -95,7 +95,8 @@ class ClippedSum:
             raise ValueError(start.layout.first_difference(back.layout))
         pieces = zip(_pieces(total), _pieces(back.floats), _pieces(start.floats), strict=True)
         for target, end, origin in pieces:
-            yield target, end.double().sub_(origin)
+            # A copy also of a float64 row: callers change the update in place.
+            yield target, end.to(torch.float64, copy=True).sub_(origin)
 
 
 def _pieces(row: Tensor) -> tuple[Tensor, ...]:

@@ -45,6 +45,10 @@ SENT_IN_ANOTHER_RUN = (
     "this client has sent the same upload in another run, and the difference of two sums could "
     "reveal uploads: start the run with another seed"
 )
+OTHER_UNREADABLE = (
+    f"{FILE} of another run in the memory folder of this client cannot be read, so it is unknown "
+    "whether this client has sent the same upload there: fedssl purge removes the run's folder"
+)
 _CONFIG = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
 S = TypeVar("S", Advertised, Shared, Masked)
 R = TypeVar("R")
@@ -207,11 +211,13 @@ def _parse(content: bytes) -> Stored:
 
 
 def _sent_in(path: Path) -> set[str]:
-    """Return the hashes of the uploads of another run; none if its file cannot be read."""
+    """Return the hashes of the uploads of another run; none if its file was removed meanwhile."""
     try:
         return set(_parse(path.read_bytes()).sent.values())
-    except (OSError, ValueError, KeyError):
+    except FileNotFoundError:
         return set()
+    except (OSError, ValueError, KeyError):
+        raise ClientError(OTHER_UNREADABLE) from None
 
 
 def _sum_digest(roster: SecureRoster, survivors: Sequence[int]) -> str:

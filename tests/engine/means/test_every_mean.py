@@ -13,6 +13,8 @@ from fedssl.engine.means import middle_values
 from fedssl.engine.means.held_models import HeldModels
 from fedssl.engine.means.mean_settings import MEANS, MeanSettings, WeightedMean
 
+pytestmark = pytest.mark.rows("U12")
+
 # Without means that other modules of this process have registered.
 NAMES = [name for name in MEANS.names() if MEANS[name].__module__.startswith("fedssl.")]
 ROBUST = [name for name in NAMES if name != "weighted"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from small_models import mean_of, small_model
 from fedssl.core.errors import TooFewUploadsError
 from fedssl.engine.means import krum
 from fedssl.engine.means.krum import Krum, MultiKrum, krum_scores, squared_distances
+
+pytestmark = pytest.mark.rows("U12")
 
 LINE = (0.0, 1.0, 3.0, 4.0, 100.0)
 
@@ -53,6 +56,17 @@ def test_krum_chooses_an_honest_model(bad: list[float]) -> None:
     honest = [small_model([value, value]) for value in (1.0, 1.1, 1.2, 1.3, 1.4)]
     models = [*honest, *(small_model([value, -value]) for value in bad)]
     assert 0.9 <= mean_of(Krum(f=2), models).floats[0] <= 1.5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", range(7))
+def test_models_that_are_not_finite_are_not_chosen(bad: float, place: int) -> None:
+    """Two of seven; the scores of the others do not include their distances to them."""
+    models = [small_model([value]) for value in (1.0, 1.1, 1.2, 1.3, 1.4)]
+    for _ in range(2):
+        models.insert(place, small_model([bad]))
+    assert mean_of(Krum(f=2), models).floats[0] == pytest.approx(1.2)
+    assert mean_of(MultiKrum(f=2, keep=3), models).floats[0] == pytest.approx(1.2)
 
 
 def test_running_statistics_are_medians() -> None:

@@ -12,6 +12,8 @@ from small_models import mean_of, small_model
 from fedssl.core.errors import TooFewUploadsError
 from fedssl.engine.means.median import Median, median
 
+pytestmark = pytest.mark.rows("U12")
+
 
 def test_the_median_of_three_by_hand() -> None:
     """Of the weights (1, 9, 2) and (5, 4, −7), of the statistics (0, 3, 1), of the counters

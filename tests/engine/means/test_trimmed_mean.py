@@ -12,6 +12,8 @@ from fedssl.core.errors import ConfigError, TooFewUploadsError
 from fedssl.core.settings import validate
 from fedssl.engine.means.trimmed_mean import TrimmedMean
 
+pytestmark = pytest.mark.rows("U12")
+
 
 def test_the_trimmed_mean_of_five_by_hand() -> None:
     """A share of 0.2 leaves out 1 and 100: (2 + 4 + 6) / 3 = 4, whatever the images of clients."""

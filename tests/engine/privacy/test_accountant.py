@@ -106,8 +106,8 @@ def test_releases_with_different_noise() -> None:
 
 
 def test_only_rounds_that_ask_a_client_count_for_it() -> None:
-    """Client a is asked in all four rounds, b in two: ε is that of a."""
-    plans = {0: ["a", "b"], 1: ["a"], 2: ["a", "b"], 3: ["a"]}
+    """Client a is asked in all four rounds, b and c in two each: ε is that of a."""
+    plans = {0: ["b", "a"], 1: ["c", "a"], 2: ["b", "a"], 3: ["c", "a"]}
     account = Account(plans.__getitem__, 1e-5)
     for round in range(4):
         account.charge(round, 5.0)

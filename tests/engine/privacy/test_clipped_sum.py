@@ -90,6 +90,26 @@ def test_a_short_update_is_not_changed() -> None:
         assert torch.allclose(mean.floats, factor * back, rtol=2e-6)
 
 
+def test_double_precision_is_clipped_too_and_the_upload_is_not_changed() -> None:
+    """The update is 100 long; its part of the sum is at most 1."""
+    back = torch.full((4,), 50.0, dtype=torch.float64)
+    total = ClippedSum(models({"model": torch.zeros(4)}), 1.0, noise=0.0)
+    total.add(models({"model": back}))
+    assert 0.999 < exact_norm(total) <= 1
+    assert back.tolist() == [50.0] * 4
+
+
+def test_rounding_does_not_lengthen_a_long_row() -> None:
+    """Noise of 100 clips makes steps of 1.5·10⁻⁸ clips. Rounded to the nearest, 100,000 equal
+    numbers whose fraction of a step is 0.6 would exceed the clip by 0.4 · 1.5·10⁻⁸ · √100,000 =
+    1.9·10⁻⁶, twice the margin. Of 20 lengths, some have such fractions.
+    """
+    for n in range(100_000, 100_020):
+        total = ClippedSum(models({"model": torch.zeros(n)}), 1.0, noise=100.0)
+        total.add(models({"model": torch.ones(n)}))
+        assert exact_norm(total) <= 1
+
+
 def test_the_denominator_is_fixed() -> None:
     """Two of five clients asked sent (1, 0): the mean moves by 2/5, not by 1."""
     total = ClippedSum(models({"model": torch.tensor([3.0, 3.0])}), 10.0, noise=0.0)

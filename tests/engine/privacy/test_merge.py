@@ -131,7 +131,7 @@ def test_the_budget(tmp_path: Path) -> None:
     """σ = 5, δ = 10⁻⁵: ε = 0.7255 after one release, 1.0608 after two (σ/√2), over 1.2 after three."""
     merge = make_merge(tmp_path, noise=5.0, epsilon=1.2)
     rounds = 0
-    while merge.within_budget(rounds):
+    while merge.within_budget(rounds) and rounds < 9:
         merge(rounds, PLAN, SITE, uploads(11.0))
         rounds += 1
     assert rounds == 2

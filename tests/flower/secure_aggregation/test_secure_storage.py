@@ -209,3 +209,19 @@ def test_a_client_has_one_identity_in_a_run(tmp_path: Path) -> None:
     assert len(identities) == 1
     state, _ = protocol.advertise_keys(SessionId(RUN, 0, 3))
     assert _file(tmp_path / "other").begin(state) not in identities
+
+
+def test_a_damaged_file_of_another_run_prevents_uploads(tmp_path: Path) -> None:
+    """It may have the hash of an equal upload. A run that was removed has none."""
+    state = _states()[Masked]
+    _begin(tmp_path)
+    file = _file(tmp_path)
+    assert isinstance(state, Masked)
+    session = SessionId(RUN, 0, 3)
+    file.advance(Advertised, lambda _: (state._replace(session=session), None))
+    other = file.path.parent.parent / ("1" * 32) / FILE
+    other.parent.mkdir()
+    file.record_upload("hash")
+    other.write_text("damaged")
+    with raises(ClientError):
+        file.record_upload("hash")
