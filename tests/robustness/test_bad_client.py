@@ -21,7 +21,7 @@ def mean_accuracy(attack: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_with_the_recommended_mean_inverted_updates_cost_at_most_one_point() -> None:
     """Three seeds: a change of one point is more than the median difference between seeds."""
     honest = mean_accuracy("honest")
