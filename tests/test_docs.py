@@ -419,16 +419,16 @@ def first_cells(text: str) -> set[str]:
 
 def test_rounds_log_is_documented(demo: Path) -> None:
     line = json.loads((demo / "rounds.jsonl").read_text("utf-8").splitlines()[0])
-    dropped = record(Round(0, {}, [Report("a", "too few images")]), 10, 0.1, 1.0, None)["clients"][
-        0
-    ]
+    dropped = record(Round(0, {}, [Report("a", "too few images")]), 10, 0.1, 1.0)["clients"][0]
     trained = Report(
         "a", None, Metrics(1.0, 2, 3, 4.0, 0.5, 6.0), clipped=0.1, dropped_rows_reason="all"
     )
-    clipped = record(Round(0, {}, [trained]), 10, 0.1, 1.0, None)["clients"][0]
-    optional = {"knn_settings": {"k": 5}, "knn_on": 40.0, "warning": "features are shared"}
+    clipped = record(Round(0, {}, [trained]), 10, 0.1, 1.0)["clients"][0]
+    accuracies: dict[str, Any] = {}
+    for key in ("knn", "knn_on"):
+        accuracies |= {key: 40.0, f"{key}_settings": {"k": 5}, f"{key}_images": "0123"}
     private = Round(0, {}, [], spent=Spent(1, 4.0, 1e-5, 1.0, 1.0))
-    measured = record(private, 10, 0.1, 1.0, 50.0, **optional)
+    measured = record(private, 10, 0.1, 1.0, accuracies, warning="features are shared")
     keys = {*line, *measured, *line["clients"][0], *dropped, *clipped}
     assert first_cells(section("rounds.jsonl")) == keys
 

@@ -72,11 +72,12 @@ def _print_measured_on(run: Run) -> None:
 
 def _print_measured_elsewhere(run: Run) -> None:
     """Print the accuracies on the images of `probe.on`."""
+    other = run.results["on"]
     words = []
-    for name, scores in run.results["on"]["table"].items():
+    for name, scores in other["table"].items():
         words.append(f"{_NAMES.get(name, name)} {scores['knn']['mean']:.1f}")
     images = probe_images_name(run.experiment)
-    print(f"kNN on {images}: accuracy in %: {', '.join(words)}")
+    print(f"kNN on {images}: accuracy in %: {', '.join(words)}; {other['measured_on']}")
 
 
 def print_seeds(runs: Sequence[Run]) -> None:
@@ -101,7 +102,11 @@ def seeds_as_values(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _print_unmeasured(run: Run) -> None:
-    if run.results.get("models", 1):
+    if not run.results.get("models", 1):
+        return
+    if "on" in run.results:
+        print("No labelled test images of its own: accuracy was measured on other images only.")
+    else:
         print("No labelled test images, so no accuracy was measured.")
 
 

@@ -150,8 +150,8 @@ def _draw_curve(axes: Any, rounds: Rounds, table: Table) -> None:
     extent += _draw_other_images(axes, rounds)
     set_accuracy_axis(axes, extent, "kNN accuracy (%)")
     title = "accuracy by round"
-    if any(line.get("other_settings") for line in rounds):
-        title += "\n(rounds between were measured with other settings)"
+    if any(line.get("differs") for line in rounds):
+        title += "\n(not shown: accuracies measured otherwise)"
     axes.set_title(title)
 
 

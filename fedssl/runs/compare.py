@@ -17,7 +17,7 @@ from fedssl.evaluation.intervals import Interval, accuracy_interval, difference_
 from fedssl.evaluation.outcomes import read_outcomes
 from fedssl.evaluation.verdict import ONE_SEED, disagreement, ends, judgement, signed
 from fedssl.runs.directories import training_values
-from fedssl.runs.rounds_log import knn_measured_with, read_rounds
+from fedssl.runs.rounds_log import logged_knn, logged_knn_on, read_rounds
 from fedssl.runs.run_labels import label, labelled_keys, varying_keys
 from fedssl.runs.summary import RunSummary
 
@@ -140,14 +140,26 @@ def knn_by_round(run: RunSummary) -> dict[int, float]:
         untrained = run.results["table"].get(name, {}).get("knn")
         if untrained is not None:
             accuracies.setdefault(0, untrained["mean"])
-    settings = run.results.get("knn_settings")
     for line in read_rounds(run.folder / "rounds.jsonl", ignore_message):
-        accuracy = knn_measured_with(line, settings)
+        accuracy = logged_knn(line, run.results)
         if accuracy is not None:
             accuracies[line["round"]] = accuracy
     final = run.accuracy("knn")
     if final is not None:
         accuracies[run.rounds] = final
+    return accuracies
+
+
+def knn_on_by_round(run: RunSummary) -> dict[int, float]:
+    """Return the kNN accuracies on the images of `probe.on` that its results were measured on."""
+    accuracies: dict[int, float] = {}
+    for line in read_rounds(run.folder / "rounds.jsonl", ignore_message):
+        accuracy = logged_knn_on(line, run.results)
+        if accuracy is not None:
+            accuracies[line["round"]] = accuracy
+    final = run.results.get("on", {}).get("table", {}).get(THIS_RUN)
+    if final is not None:
+        accuracies[run.rounds] = final["knn"]["mean"]
     return accuracies
 
 

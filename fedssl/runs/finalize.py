@@ -25,6 +25,7 @@ from fedssl.runs import private_run
 from fedssl.runs.baselines import Baselines, announce, baselines_of
 from fedssl.runs.earlier_results import restore, set_aside
 from fedssl.runs.feature_check import check_features
+from fedssl.runs.image_hashes import hash_images, hash_labels, hash_other
 from fedssl.runs.measure import measurable, measure, probes
 from fedssl.runs.picture import draw_if_wanted
 from fedssl.runs.resume_checks import read_experiment, runtime_facts
@@ -32,9 +33,6 @@ from fedssl.runs.round_history import read_history
 from fedssl.runs.up_to_date import (
     Wanted,
     can_be_restored,
-    hash_images,
-    hash_labels,
-    hash_other,
     is_up_to_date,
 )
 
@@ -137,7 +135,7 @@ def _write_outputs(
         if "verdict" in results:  # now: the picture may take a minute
             evaluation.notify(line(results["verdict"]))
     if not (folder / "picture.png").is_file():
-        draw_if_wanted(folder, evaluation, models, results["table"])
+        draw_if_wanted(folder, evaluation, models, results)
     integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
 
 

@@ -18,13 +18,13 @@ from fedssl.evaluation.verdict import THIS_RUN, judge
 from fedssl.experiment.baseline_names import UNTRAINED
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.baselines import Baselines, untrained_models
+from fedssl.runs.image_hashes import hash_learned_images
 from fedssl.runs.label_counts import label_counts
 from fedssl.runs.predictions_by_class import by_class
 from fedssl.runs.up_to_date import (
     CHECKPOINTS,
     LEARNED_IMAGES,
     checkpoint_digests,
-    hash_learned_images,
 )
 
 

@@ -25,11 +25,11 @@ from fedssl.plots.feature_map import MAPPED
 from fedssl.plots.run_picture import draw_run
 from fedssl.plots.style import encode_png, need_matplotlib
 from fedssl.runs.baselines import untrained_models
-from fedssl.runs.rounds_log import knn_measured_with, read_rounds
+from fedssl.runs.rounds_log import logged_knn, logged_knn_on, read_rounds
 
 
 def draw_if_wanted(
-    folder: Path, evaluation: Evaluation, models: Models, table: Mapping[str, Any]
+    folder: Path, evaluation: Evaluation, models: Models, results: Mapping[str, Any]
 ) -> None:
     """Draw the picture if the settings ask for one, test images have labels and models are here."""
     test = evaluation.data.test
@@ -38,27 +38,33 @@ def draw_if_wanted(
     if not models:  # they are on the nodes of their clients
         return
     try:
-        draw(folder, evaluation, test, table=table, models=models)
+        draw(folder, evaluation, test, results=results, models=models)
     except ConfigError as problem:  # a missing extra must not hide the results
         print_to_stderr(f"no picture: {problem}")
 
 
 def draw(
-    folder: Path, evaluation: Evaluation, test: Images, *, table: Mapping[str, Any], models: Models
+    folder: Path,
+    evaluation: Evaluation,
+    test: Images,
+    *,
+    results: Mapping[str, Any],
+    models: Models,
 ) -> None:
     """Draw picture.png: the rounds, the table, and features of test images before and after."""
     need_matplotlib()
     mapped = test.select(torch.arange(min(MAPPED, len(test))))
     verdict = _verdict(folder)
+    table = results["table"]
     learned = {}
     for probe in table.get(THIS_RUN, {}):
         learned[probe] = evaluation.images.learned_from(probe)
     rounds = []
     for line in read_rounds(folder / "rounds.jsonl"):
-        drawn = {key: line.get(key) for key in ("round", "knn_on")}
-        drawn["knn"] = knn_measured_with(line, evaluation.knn_settings)
-        drawn["other_settings"] = drawn["knn"] != line.get("knn")
-        rounds.append(drawn)
+        knn = logged_knn(line, results)
+        knn_on = logged_knn_on(line, results)
+        differs = knn != line.get("knn") or knn_on != line.get("knn_on")
+        rounds.append({"round": line["round"], "knn": knn, "knn_on": knn_on, "differs": differs})
     with steps("drawing picture.png", 2, evaluation.notify) as show:
         show(0, "features before and after training")
         before, after = features_before_and_after(evaluation, models, mapped)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +22,7 @@ class RoundScores(NamedTuple):
 
 
 NOT_MEASURED = RoundScores()
+HASH_DIGITS = 16  # of the hash of the images, in each line of the log
 
 
 def measure_round(evaluation: Evaluation, snapshot: Snapshot, device: torch.device) -> RoundScores:
@@ -40,3 +42,28 @@ def measure_round(evaluation: Evaluation, snapshot: Snapshot, device: torch.devi
     if measurable:
         own = evaluation.measure(models, ("knn",), models.excluded)["knn"]
     return RoundScores(own, measure_other(evaluation, models))
+
+
+def log_entries(
+    evaluation: Evaluation, scores: RoundScores, hashes: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """Return the entries of a line of the rounds log: accuracies, settings, hashes of images.
+
+    `hashes` are those of results.json.
+    """
+    entries: dict[str, Any] = {"knn": None, "knn_common": None}
+    if scores.own is not None:
+        entries["knn"] = scores.own.mean
+        entries["knn_common"] = scores.own.excluded_mean
+        entries["knn_settings"] = evaluation.knn_settings
+        entries["knn_images"] = _shortened(hashes["test_images"])
+    if scores.other is not None:
+        assert evaluation.other is not None
+        entries["knn_on"] = scores.other.mean
+        entries["knn_on_settings"] = evaluation.other.knn_settings
+        entries["knn_on_images"] = _shortened(hashes["on_images"])
+    return entries
+
+
+def _shortened(digest: str | None) -> str | None:
+    return digest and digest[:HASH_DIGITS]

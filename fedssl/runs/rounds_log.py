@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedssl.core.console import Notify, print_to_stderr
@@ -15,22 +16,21 @@ from fedssl.engine.federate import Round
 from fedssl.engine.uploads.records import Report
 from fedssl.training.trainer import Metrics
 
+NOT_MEASURED: Mapping[str, Any] = MappingProxyType({"knn": None, "knn_common": None})
+
 
 def record(
     round: Round,
     rounds: int,
     lr: float,
     seconds: float,
-    knn: float | None,
-    knn_common: float | None = None,
+    accuracies: Mapping[str, Any] = NOT_MEASURED,
     *,
-    knn_on: float | None = None,
-    knn_settings: Mapping[str, Any] | None = None,
     warning: str | None = None,
 ) -> dict[str, Any]:
     """Return a round as plain values, counted from 1 out of `rounds`, at a learning rate of `lr`.
 
-    `knn_on` is kNN on the images of `probe.on`, `warning` is the algorithm's.
+    `accuracies` are the entries on measurements, `warning` is the algorithm's.
     """
     metrics = [report.metrics for report in round.reports if report.metrics is not None]
     images = sum(client.images for client in metrics)
@@ -40,13 +40,8 @@ def record(
         "lr": lr,
         "failed": round.failed,
         "loss": _mean_loss(metrics, images),
-        "knn": knn,
-        "knn_common": knn_common,
+        **accuracies,
     }
-    if knn_on is not None:
-        line["knn_on"] = knn_on
-    if knn_settings is not None:
-        line["knn_settings"] = dict(knn_settings)
     if warning is not None:
         line["warning"] = warning
     if round.spent is not None:
@@ -142,13 +137,31 @@ def _damaged(path: Path, number: int) -> RunError:
     )
 
 
-def knn_measured_with(line: Mapping[str, Any], settings: Mapping[str, Any] | None) -> float | None:
-    """Return the kNN accuracy in a line of the log, if it was measured with these settings.
+def logged_knn(line: Mapping[str, Any], results: Mapping[str, Any]) -> float | None:
+    """Return kNN in a line of the log; None if it was not measured as in results.json.
 
-    A run that was measured again has others in its log; earlier versions did not log them.
+    A run that was measured again has accuracies of other settings or of other images in its log.
+    Earlier versions did not log these.
     """
-    logged = line.get("knn_settings", settings)
-    if settings is not None and logged != settings:
+    return _if_alike(line, "knn", results.get("knn_settings"), results.get("test_images"))
+
+
+def logged_knn_on(line: Mapping[str, Any], results: Mapping[str, Any]) -> float | None:
+    """Return kNN on the images of `probe.on`; None if it was not measured as in results.json."""
+    if "on" not in results:
         return None
-    accuracy: float | None = line.get("knn")
+    return _if_alike(line, "knn_on", results["on"].get("knn_settings"), results.get("on_images"))
+
+
+def _if_alike(
+    line: Mapping[str, Any], key: str, settings: Mapping[str, Any] | None, images: str | None
+) -> float | None:
+    """Return the accuracy in a line unless it has other settings, or the hash of other images."""
+    logged_settings = line.get(f"{key}_settings")
+    if logged_settings and settings and logged_settings != settings:
+        return None
+    logged_images = line.get(f"{key}_images")
+    if logged_images and images and not images.startswith(logged_images):
+        return None
+    accuracy: float | None = line.get(key)
     return accuracy

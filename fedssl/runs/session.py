@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +30,11 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.method import Method
 from fedssl.runs.callbacks import Callbacks
 from fedssl.runs.feature_check import FeatureCheck
+from fedssl.runs.image_hashes import hash_images, hash_other
 from fedssl.runs.live_status import Connected, LiveStatus, ObservedProgress, ObservedRuntime
 from fedssl.runs.private_run import announce_end, check_budget, open_ledger, private_merge
 from fedssl.runs.progress import round_progress
-from fedssl.runs.round_scores import NOT_MEASURED, RoundScores, measure_round
+from fedssl.runs.round_scores import NOT_MEASURED, RoundScores, log_entries, measure_round
 from fedssl.runs.round_warnings import RoundWarnings
 from fedssl.runs.rounds_log import RoundsLog, record
 from fedssl.runs.start_warnings import warn
@@ -189,24 +191,23 @@ class Session:
     def log_line(self, round: Round, knn: RoundScores, seconds: float) -> dict[str, Any]:
         """Return the line of the rounds log for a finished round."""
         experiment = self.experiment
-        settings = None
-        mean = None
-        knn_common = None
-        if knn.own is not None:
-            settings = self.evaluation.knn_settings
-            mean = knn.own.mean
-            knn_common = knn.own.excluded_mean
         return record(
             round,
             experiment.rounds,
             experiment.train.lr_at(round.number, experiment.rounds),
             seconds,
-            mean,
-            knn_common,
-            knn_settings=settings,
-            knn_on=None if knn.other is None else knn.other.mean,
+            log_entries(self.evaluation, knn, self._image_hashes),
             warning=experiment.algorithm.warning,
         )
+
+    @cached_property
+    def _image_hashes(self) -> dict[str, str | None]:
+        """Hashes of the images that rounds are measured on."""
+        other = self.evaluation.other
+        return {
+            "test_images": hash_images(self.evaluation.data.test),
+            **hash_other(None if other is None else other.data),
+        }
 
     def _close(self, active: ActiveRuntime, unsaved: Snapshot | None) -> None:
         """Close the runtime, then save finished rounds; another Ctrl-C must not interrupt that."""

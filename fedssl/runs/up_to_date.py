@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from fedssl.core.console import Notify
 from fedssl.core.files import integrity
-from fedssl.data import Dataset, Images
 from fedssl.engine.checkpoints.store import Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.experiment.baseline_names import UNTRAINED
 from fedssl.runs.baselines import Baselines
+from fedssl.runs.image_hashes import hash_learned_images
 
 # Keys of results.json that tell results of the same models and images from others.
 CHECKPOINTS = "checkpoints"
 LEARNED_IMAGES = "training_images"
-
-
-def hash_images(images: Images | None) -> str | None:
-    """Return a hash of the pixels; None if there are no images."""
-    if images is None:
-        return None
-    digest = hashlib.sha256()
-    for chunk in images.pixel_rows.chunks(1024):
-        digest.update(chunk.numpy().data)
-    return digest.hexdigest()
-
-
-def hash_labels(data: Dataset, training: bool = True) -> str | None:
-    """Return a hash of the labels that probes use; None if the test images have no labels.
-
-    In that case no labels are loaded. Without `training`, those of the test images only.
-    """
-    if data.test is None or not data.test.labelled:
-        return None
-    digest = hashlib.sha256()
-    for images in (data.train if training else None, data.test):
-        if images is not None and images.labelled:
-            digest.update(images.labels.to(torch.int64).numpy().data)
-        digest.update(b"|")
-    return digest.hexdigest()
-
-
-def hash_other(other: Dataset | None) -> dict[str, str | None]:
-    """Return hashes of the images of `probe.on` and of their labels; none without the setting."""
-    if other is None:
-        return {}
-    parts = f"{hash_images(other.train)} {hash_images(other.test)}"
-    return {
-        "on_images": hashlib.sha256(parts.encode()).hexdigest(),
-        "on_labels": hash_labels(other),
-    }
 
 
 class Wanted(NamedTuple):
@@ -133,8 +94,3 @@ def checkpoint_digests(rows: Iterable[str], baselines: Baselines) -> dict[str, s
         if row not in UNTRAINED:
             digests[row] = Store(baselines.folder_of(row)).digest()
     return digests
-
-
-def hash_learned_images(data: Dataset) -> str | None:
-    """Return a hash of the labelled training images; None if probes learn from test images."""
-    return hash_images(data.train) if data.train.labelled else None

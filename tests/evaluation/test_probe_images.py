@@ -21,6 +21,7 @@ from fedssl.data import Dataset, Images
 from fedssl.evaluation.probe_images import probe_images_name, read_probe_images
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.comparable import check_comparable
+from fedssl.runs.compare import knn_on_by_round
 from fedssl.runs.summary import summarise
 
 SIZE = 10
@@ -226,6 +227,19 @@ def test_other_images_change_no_weight_and_measure_again_without_training(tmp_pa
     again = _run(tmp_path / "without", path)
     assert (again.dir / "rounds.jsonl").read_bytes() == before  # nothing was trained
     assert again.results["on"] == run.results["on"]
+
+
+def test_accuracies_on_earlier_images_are_not_drawn(tmp_path: Path) -> None:
+    """After a change of `probe.on`, the curve has only the last round, which is measured again."""
+    photos(tmp_path / "a")
+    photos(tmp_path / "b", seed=1)
+    first = _run(tmp_path / "run", str(tmp_path / "a"))
+    assert knn_on_by_round(summarise(first.dir)).keys() == {1, 2}
+    again = _run(tmp_path / "run", str(tmp_path / "b"))
+    final = again.results["on"]["table"]["this run"]["knn"]["mean"]
+    assert knn_on_by_round(summarise(again.dir)) == {2: final}
+    without = _run(tmp_path / "run", None)
+    assert knn_on_by_round(summarise(without.dir)) == {}
 
 
 def test_changed_images_are_measured_again(tmp_path: Path) -> None:

@@ -265,3 +265,12 @@ def test_rounds_that_were_measured_with_other_settings_are_left_out(tmp_path: Pa
     assert knn_by_round(summarise(again)) == {3: 50.0}
     once = fake_run(tmp_path / "b", logged=measured, knn_settings={"k": 11})
     assert knn_by_round(summarise(once)) == {2: 40.0, 3: 50.0}
+
+
+def test_rounds_that_were_measured_on_other_images_are_left_out(tmp_path: Path) -> None:
+    """Test images were replaced after the last round: the log has the first digits of the hash."""
+    measured = {"knn_images": "01"}
+    again = fake_run(tmp_path / "a", logged=measured, test_images="0201")
+    assert knn_by_round(summarise(again)) == {3: 50.0}
+    once = fake_run(tmp_path / "b", logged=measured, test_images="0101")
+    assert knn_by_round(summarise(once)) == {2: 40.0, 3: 50.0}

@@ -80,7 +80,7 @@ def test_the_rounds_log_has_all_documented_fields(
     assert [line["knn"] is None for line in run.rounds] == [True, False]
     model = load_file(run.dir / "backbone.safetensors")
     for line in run.rounds:
-        measured = {"knn_settings"} if line["knn"] is not None else set()
+        measured = {"knn_settings", "knn_images"} if line["knn"] is not None else set()
         assert line.keys() == measured | {
             "round",
             "of",

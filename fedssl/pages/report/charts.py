@@ -112,12 +112,8 @@ def accuracy_chart(training: Training, points: Mapping[int, float], table: Table
     return make_chart("kNN accuracy", x, series, limits=limits, y_label="%")
 
 
-def other_accuracy_chart(training: Training) -> Chart | None:
-    """Return the kNN accuracy on the images of `probe.on`, in the rounds that measured it."""
-    points = {}
-    for number, value in zip(training.rounds, training.overall.get("knn_on", []), strict=False):
-        if value is not None:
-            points[number] = value
+def other_accuracy_chart(points: Mapping[int, float]) -> Chart | None:
+    """Return the kNN accuracy on the images of `probe.on`, by round."""
     if not points:
         return None
     series: Series = {"label": "this run", "values": list(points.values()), "colour": 0}

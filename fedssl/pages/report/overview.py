@@ -90,7 +90,10 @@ def _no_verdict(run: RunSummary) -> str:
         return f"There is no verdict yet. State of the run: {run.state}."
     if run.results.get("table"):
         return "There is no verdict: an earlier version measured the run."
-    return "There is no verdict: the run has no labelled test images, so nothing was measured."
+    sentence = "There is no verdict: the run has no labelled test images of its own"
+    if "on" in run.results:
+        return f"{sentence}. Its accuracy on other images is below."
+    return f"{sentence}, so nothing was measured."
 
 
 def _damaged_results(run: RunSummary) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from fedssl.core.console import duration
 from fedssl.engine.privacy.merge import Spent
@@ -21,7 +22,7 @@ from fedssl.pages.report.markup import Content, Markup, bullets, details, paragr
 from fedssl.pages.report.overview import data_size
 from fedssl.pages.report.training import Event, Training
 from fedssl.plots.style import model_title
-from fedssl.runs.compare import knn_by_round
+from fedssl.runs.compare import knn_by_round, knn_on_by_round
 from fedssl.runs.private_run import describe
 from fedssl.runs.summary import RunSummary
 
@@ -36,9 +37,11 @@ def curve_parts(run: RunSummary, training: Training, charts: dict[str, Chart]) -
         waiting = paragraph("No round is finished yet.", "muted")
         return [Part("rounds", "By round", "Curves", [waiting])]
     rows = run.results.get("table", {})
+    own = _accuracies(run, training)
+    other = _other_accuracies(run, training)
     main = {
-        "accuracy": accuracy_chart(training, _accuracies(run, training), rows),
-        "accuracy-on": other_accuracy_chart(training),
+        "accuracy": accuracy_chart(training, own, rows),
+        "accuracy-on": other_accuracy_chart(other),
         "rate": overall_chart("learning rate", training, {"lr": "learning rate"}),
     }
     if any(training.overall.get("images_per_s", [])):  # 0 where it is withheld
@@ -68,41 +71,58 @@ def curve_parts(run: RunSummary, training: Training, charts: dict[str, Chart]) -
             charts[name] = chart
             figures.append(figure(name, chart))
     content.append(tag("div", *figures, class_="charts"))
-    content.append(details("The same as a table", _round_table(training)))
+    content.append(details("The same as a table", _round_table(training, own, other)))
     return [Part("rounds", "By round", "Curves", content)]
 
 
 def _accuracies(run: RunSummary, training: Training) -> dict[int, float]:
     if run.results.get("table"):
         return knn_by_round(run)
-    accuracies = {}
-    for number, value in zip(training.rounds, training.overall.get("knn", []), strict=True):
+    return _logged(training, "knn")
+
+
+def _other_accuracies(run: RunSummary, training: Training) -> dict[int, float]:
+    """Return the accuracies on the images of `probe.on`."""
+    if run.results:
+        return knn_on_by_round(run)
+    return _logged(training, "knn_on")
+
+
+def _logged(training: Training, metric: str) -> dict[int, float]:
+    """Return the values of those rounds that have one."""
+    values = {}
+    for number, value in zip(training.rounds, training.overall.get(metric, []), strict=True):
         if value is not None:
-            accuracies[number] = value
-    return accuracies
+            values[number] = value
+    return values
 
 
-def _round_table(training: Training) -> Markup:
+def _round_table(
+    training: Training, own: Mapping[int, float], other: Mapping[int, float]
+) -> Markup:
     """Return the rounds as a table; of many rounds, some that are evenly spread."""
     step = -(-len(training.rounds) // MAX_ROWS)
     positions = [*range(0, len(training.rounds), step)]
     if positions[-1] != len(training.rounds) - 1:
         positions.append(len(training.rounds) - 1)
     overall = training.overall
+    accuracies = {"kNN in %": own, "kNN in %, other images": other}
+    measured = {heading: points for heading, points in accuracies.items() if points}
     body = []
     for position in positions:
+        number = training.rounds[position]
         seconds = overall["seconds"][position]
         body.append(
             [
-                str(training.rounds[position]),
+                str(number),
                 _number(overall["loss"][position], ".4g"),
-                _number(overall["knn"][position], ".1f"),
+                *(_number(points.get(number), ".1f") for points in measured.values()),
                 f"{overall['used'][position]:.0f} of {overall['asked'][position]:.0f}",
                 data_size((overall["up"][position] or 0) + (overall["down"][position] or 0)),
                 "" if seconds is None else duration(seconds),
             ]
         )
-    headings = ["round", "loss", "kNN in %", "uploads used", "sent", "time"]
+    headings = ["round", "loss", *measured, "uploads used", "sent", "time"]
     return table(headings, body, numbers=range(len(headings)))
 
 
