@@ -105,7 +105,7 @@ def _print_unmeasured(run: Run) -> None:
     if not run.results.get("models", 1):
         return
     if "on" in run.results:
-        print("No labelled test images of its own: accuracy was measured on other images only.")
+        print("No labelled test images: accuracy was measured on the images of probe.on only.")
     else:
         print("No labelled test images, so no accuracy was measured.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,7 @@ def draw(
     learned = {}
     for probe in table.get(THIS_RUN, {}):
         learned[probe] = evaluation.images.learned_from(probe)
-    rounds = []
-    for line in read_rounds(folder / "rounds.jsonl"):
-        knn = logged_knn(line, results)
-        knn_on = logged_knn_on(line, results)
-        differs = knn != line.get("knn") or knn_on != line.get("knn_on")
-        rounds.append({"round": line["round"], "knn": knn, "knn_on": knn_on, "differs": differs})
+    rounds = list(_accuracies(folder, results))
     with steps("drawing picture.png", 2, evaluation.notify) as show:
         show(0, "features before and after training")
         before, after = features_before_and_after(evaluation, models, mapped)
@@ -82,6 +77,15 @@ def draw(
             classes=mapped.classes,
         )
         write_atomic(folder / "picture.png", encode_png(figure))
+
+
+def _accuracies(folder: Path, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the accuracies of each round, and whether some were not measured like the results."""
+    for line in read_rounds(folder / "rounds.jsonl"):
+        knn = logged_knn(line, results)
+        knn_on = logged_knn_on(line, results)
+        differs = knn != line.get("knn") or knn_on != line.get("knn_on")
+        yield {"round": line["round"], "knn": knn, "knn_on": knn_on, "differs": differs}
 
 
 def _verdict(folder: Path) -> Verdict | None:

@@ -90,9 +90,9 @@ def _no_verdict(run: RunSummary) -> str:
         return f"There is no verdict yet. State of the run: {run.state}."
     if run.results.get("table"):
         return "There is no verdict: an earlier version measured the run."
-    sentence = "There is no verdict: the run has no labelled test images of its own"
+    sentence = "There is no verdict: the run has no labelled test images"
     if "on" in run.results:
-        return f"{sentence}. Its accuracy on other images is below."
+        return f"{sentence}. Accuracy on other images is below."
     return f"{sentence}, so nothing was measured."
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedssl.core.console import duration
 from fedssl.engine.privacy.merge import Spent
@@ -52,16 +52,7 @@ def curve_parts(run: RunSummary, training: Training, charts: dict[str, Chart]) -
         of_clients[f"client-{metric}"] = client_chart(training, metric)
     if "client-loss" not in of_clients:
         main["loss"] = overall_chart("loss", training, {"loss": "mean of all clients"})
-    names = list(training.clients)
-    content: list[Content] = []
-    if of_clients:
-        content.append(client_switches(names))
-    if of_clients and len(names) > MAX_CLIENT_LINES:
-        text = (
-            f"{len(names):,} clients: charts show their median, the middle half, and the middle "
-            "90%."
-        )
-        content.append(paragraph(text, "muted"))
+    content = _client_switches(list(training.clients)) if of_clients else []
     order = ["accuracy", "accuracy-on", "client-loss", "loss"]
     both = main | of_clients
     figures = []
@@ -73,6 +64,15 @@ def curve_parts(run: RunSummary, training: Training, charts: dict[str, Chart]) -
     content.append(tag("div", *figures, class_="charts"))
     content.append(details("The same as a table", _round_table(training, own, other)))
     return [Part("rounds", "By round", "Curves", content)]
+
+
+def _client_switches(names: Sequence[str]) -> list[Content]:
+    """Return the switches of clients; for many clients also what the charts show of them."""
+    content: list[Content] = [client_switches(names)]
+    if len(names) > MAX_CLIENT_LINES:
+        shown = "charts show their median, the middle half, and the middle 90%."
+        content.append(paragraph(f"{len(names):,} clients: {shown}", "muted"))
+    return content
 
 
 def _accuracies(run: RunSummary, training: Training) -> dict[int, float]:
