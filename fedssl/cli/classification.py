@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError
+from fedssl.core.files.atomic import check_replaceable
 from fedssl.core.rich_console import wide_console
 from fedssl.downstream.backbone import load_backbone
 from fedssl.downstream.classify.classifier import is_classifier, load_classifier
@@ -58,6 +59,9 @@ class Classification(NamedTuple):
 def run_classification(wanted: Classification, notify: Notify, *, as_json: bool) -> None:
     """Train or load a classifier, print its report, save it and classify a folder."""
     labelled, images = wanted.split_folders(trained=is_classifier(wanted.place))
+    predictions = wanted.out or PREDICTIONS
+    if images is not None:
+        check_replaceable(predictions)
     result: dict[str, Any] = {}
     if labelled is None:
         classifier = load_classifier(wanted.place, device=wanted.device)
@@ -71,11 +75,10 @@ def run_classification(wanted: Classification, notify: Notify, *, as_json: bool)
         classifier.save(wanted.save)
         notify(f"wrote {wanted.save}")
     if images is not None:
-        path = wanted.out or PREDICTIONS
-        counts = write_predictions(classifier, images, path, notify=notify)
-        result |= {"counts": counts, "predictions": str(path)}
+        counts = write_predictions(classifier, images, predictions, notify=notify)
+        result |= {"counts": counts, "predictions": str(predictions)}
         if not as_json:
-            print_counts(counts, path)
+            print_counts(counts, predictions)
     if as_json:
         print(json.dumps(result))
 

@@ -10,6 +10,7 @@ import typer
 from fedssl.cli.completion import complete_run, complete_source
 from fedssl.core.console import Notify, ignore_message, print_to_stderr
 from fedssl.core.errors import ConfigError
+from fedssl.core.files.atomic import check_replaceable
 
 BackbonePlace = Annotated[
     Path,
@@ -90,8 +91,11 @@ def messages(quiet: bool) -> Notify:
     return print_to_stderr
 
 
-def check_output_file(path: Path | None, suffix: str = "") -> None:
-    """Raise ConfigError if a file cannot be written; called before any image is read."""
+def check_output_file(path: Path | None, suffix: str = "", option: str = "--out") -> None:
+    """Raise ConfigError if a file cannot be written; called before any image is read.
+
+    `option` is the flag that names the file.
+    """
     if path is None:
         return
     if path.is_dir():
@@ -100,3 +104,4 @@ def check_output_file(path: Path | None, suffix: str = "") -> None:
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
     if suffix and path.suffix.lower() != suffix:
         raise ConfigError(f"{path} cannot be written: the name must end in {suffix}")
+    check_replaceable(path, option)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
 
+from fedssl.plots.font import Font, text_font
 from fedssl.views import ViewGroup, draw, make_views
 
 # In pixels:
@@ -22,8 +23,6 @@ LINE = 20  # height of a line of text
 TEXT = 14  # size of the font; a sheet of about 1,000 pixels is shown at 70% on a page
 MAX_NAME = 20  # characters of a row's name
 FRAME = (200, 200, 200)  # around each tile: white borders of images would not be visible
-
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Strip(NamedTuple):
@@ -49,7 +48,7 @@ def draw_sheet(
     channel are grey; of images with more than three channels the first three are shown.
     """
     images = images.cpu()
-    font = ImageFont.load_default(TEXT)
+    font = text_font(TEXT)
     short_names = list(map(_abbreviate, names))
     left = 3 * GAP + _longest(font, short_names)
     top = GAP + LINE * (len(title) + 1)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from fedssl.plots.contact_sheet import FRAME, draw_tile
+from fedssl.plots.font import Font, text_font
 
 # In pixels:
 SIDE = 128  # of a neighbour's tile
@@ -21,8 +22,6 @@ TEXT = 14  # size of the font
 COLUMNS = 6
 QUERY_COLOUR = (0, 114, 178)  # the first colour of the palette of figures
 GREY = (110, 110, 110)
-
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Captioned(NamedTuple):
@@ -37,7 +36,7 @@ def draw_neighbours(
     query: Captioned, neighbours: Sequence[Captioned], title: str, path: Path
 ) -> None:
     """Write a PNG with the query on the left and its neighbours in rows, the nearest first."""
-    font = ImageFont.load_default(TEXT)
+    font = text_font(TEXT)
     columns = min(COLUMNS, len(neighbours))
     rows = -(-len(neighbours) // columns)
     top = GAP + LINE + GAP

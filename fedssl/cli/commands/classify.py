@@ -59,7 +59,7 @@ def classify(
     cross-validated.
     """
     check_output_file(out, ".csv")
-    check_output_file(save, ".safetensors")
+    check_output_file(save, ".safetensors", "--save")
     import_modules(imports)
 
     from fedssl.cli.classification import Classification, run_classification

@@ -31,6 +31,21 @@ def check_writable(folder: Path, option: str) -> None:
         ) from None
 
 
+def check_replaceable(file: Path, option: str = "--out") -> None:
+    """Raise ConfigError if a file cannot be written or replaced. It leaves no file behind.
+
+    Call this before computing what the file will contain. `option` is the flag that chooses another
+    file.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as problem:
+        raise ConfigError(
+            f"{file} cannot be written ({problem.strerror}); choose another with {option}"
+        ) from None
+
+
 def write_atomic(path: Path, data: bytes) -> str:
     """Write a file completely or not at all; return the SHA-256."""
     with replaced_file(path) as file:
@@ -57,8 +72,10 @@ def replaced_file(path: Path, mode: int = 0o666, durable: bool = True) -> Iterat
             if durable:
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as problem:
         temporary.unlink(missing_ok=True)
+        if isinstance(problem, OSError) and problem.filename == str(temporary):
+            problem.filename = str(path)  # users do not know the temporary one
         raise
     if durable:
         sync_folder(path.parent)

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from fedssl.core.errors import ConfigError
+from fedssl.core.files.atomic import check_replaceable
 from fedssl.core.suggestions import suggest
 from fedssl.downstream.backbone import load_backbone
 from fedssl.downstream.classify.classifier import is_classifier, load_classifier
@@ -99,6 +100,7 @@ def _check_name(path: Path, chosen: Format, force: bool) -> None:
         raise ConfigError(f"{path} cannot be written: the name must end in {suffix}")
     if not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    check_replaceable(path)
     if not path.exists():
         return
     if not force:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import ConfigError
-from fedssl.core.files.atomic import replaced_file
+from fedssl.core.files.atomic import check_replaceable, replaced_file
 from fedssl.data import Dataset
 from fedssl.pages.report.accuracy import accuracy_part
 from fedssl.pages.report.appendix import experiment_part, versions_part
@@ -60,12 +60,14 @@ def report(
     runs = read_runs(list(map(Path, named)), notify)
     if not runs:
         raise ConfigError("there is no measured run to report on: name a run directory itself")
+    default = runs[0].folder / REPORT
     if len(runs) > 1:
-        target = Path(out or REPORT)
+        default = Path(REPORT)
+    target = Path(out or default)
+    check_replaceable(target)
+    if len(runs) > 1:
         document = comparison_document(runs)
     else:
-        target = Path(out or runs[0].folder / REPORT)
-        facts = ImageFacts()
         root = None if data_dir is None else Path(data_dir)
         facts = look_at_images(runs[0].folder, root, device, notify, dataset)
         document = run_document(runs[0], facts, images=images)
