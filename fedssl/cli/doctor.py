@@ -14,7 +14,7 @@ import torch
 
 from fedssl.core import kernels
 from fedssl.core.errors import ConfigError
-from fedssl.core.similar_paths import suggest_path
+from fedssl.core.missing_paths import no_folder
 from fedssl.data.cache import default_cache_dir
 from fedssl.runs.client_files import default_node_memory, find_places, open_to_others
 
@@ -114,7 +114,7 @@ def _open_folders(folders: Sequence[Path]) -> list[str]:
     checked = [default_cache_dir(), default_node_memory()]
     for folder in folders:
         if not folder.expanduser().is_dir():
-            raise ConfigError(f"there is no folder {folder}{suggest_path(folder, Path.is_dir)}")
+            raise ConfigError(no_folder(folder))
         if not find_places(folder.expanduser().resolve()):
             raise ConfigError(
                 f"{folder} is not a run directory, a cache of decoded images, or the memory of a "

@@ -15,7 +15,7 @@ from fedssl.core.errors import ConfigError
 from fedssl.core.rich_console import wide_console
 from fedssl.data.folder_listing import printable
 from fedssl.downstream.backbone import TrainedBackbone
-from fedssl.downstream.embed import Embeddings, embed, read_embeddings
+from fedssl.downstream.embed import Embeddings, check_features, embed, read_embeddings
 from fedssl.downstream.search import Neighbour, check_query, draw_result, search
 
 
@@ -36,10 +36,12 @@ class Query(NamedTuple):
         return self.folder
 
     def check(self) -> None:
-        """Raise ConfigError for a picture without image files, a missing query or a k below 1."""
+        """Raise ConfigError for a picture without image files, missing files or a k below 1."""
         if self.out is not None and self.image_folder is None:
             raise ConfigError("a picture needs the image files: name their folder with --folder")
         check_query(self.image, self.k)
+        if not self.images.is_dir():
+            check_features(self.images)
 
 
 def run_search(backbone: TrainedBackbone, query: Query, notify: Notify, *, as_json: bool) -> None:

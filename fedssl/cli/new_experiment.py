@@ -12,7 +12,7 @@ import torch
 
 from fedssl.core.console import ignore_message, joined, print_to_stderr
 from fedssl.core.errors import ConfigError
-from fedssl.core.similar_paths import suggest_path
+from fedssl.core.missing_paths import no_folder
 from fedssl.core.suggestions import suggest
 from fedssl.data.download import find_path
 from fedssl.data.folder_listing import list_image_files, printable, subfolders
@@ -71,8 +71,7 @@ def write_experiment(
 def _labelled(test: Path) -> Path:
     """Return the path of a folder of labelled images; raise ConfigError if it is none."""
     if not test.is_dir():
-        suggestion = suggest_path(test, Path.is_dir)
-        raise ConfigError(f"--test: there is no folder {test}{suggestion}")
+        raise ConfigError(f"--test: {no_folder(test)}")
     if not subfolders(test):
         raise ConfigError(f"--test: {test} needs one folder of images for each class; it has none")
     return path_to_write(test)

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from fedssl.core.console import duration, print_to_stderr, shortened
 from fedssl.core.errors import ConfigError, FedsslError
+from fedssl.core.missing_paths import no_folder
 from fedssl.core.rich_console import wide_console
-from fedssl.core.similar_paths import suggest_path
 from fedssl.runs.comparable import unusual_probes
 from fedssl.runs.directories import RUNS
 from fedssl.runs.summary import Difference, RunSummary, find_runs, nearest_differences, summarise
@@ -26,10 +26,10 @@ MAX_NAMES = 3  # of runs in a line below the table
 def print_runs(folder: Path, as_json: bool) -> None:
     """Print a line for each run in a folder, in the order in which they were last trained."""
     if not folder.is_dir():
-        hint = suggest_path(folder, Path.is_dir)
-        if not hint and folder == RUNS:
+        hint = ""
+        if folder == RUNS:
             hint = ": `fedssl run` creates it"
-        raise ConfigError(f"there is no folder {folder}{hint}")
+        raise ConfigError(no_folder(folder, hint))
     summaries = _readable(find_runs(folder))
     if not summaries:
         raise ConfigError(f"there is no run directory in {folder}")

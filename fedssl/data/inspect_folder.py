@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fedssl.core.console import Notify
 from fedssl.core.errors import DataError
-from fedssl.core.similar_paths import suggest_path
+from fedssl.core.missing_paths import no_folder
 from fedssl.data.aspect_ratio import are_mostly_elongated, is_elongated, median_lost
 from fedssl.data.edge_colour import have_light_edges
 from fedssl.data.folder import LEVELS, TEST_NAMES, Fit, train_and_test
@@ -121,10 +121,8 @@ def _check_enough_images(summary: FolderSummary, folder: Path) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    if folder.is_file():
-        raise DataError(f"{folder} is a file, not a folder of images")
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}{suggest_path(folder, Path.is_dir)}")
+        raise DataError(no_folder(folder))
 
 
 def _readable(headers: Mapping[str, Header | None], folder: Path) -> list[Header]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import replaced_file
+from fedssl.core.missing_paths import no_file
 from fedssl.downstream.backbone import TrainedBackbone
 from fedssl.downstream.image_folder import ImageFolder
 
@@ -89,18 +90,25 @@ def check_suffix(path: Path) -> None:
 
 def read_embeddings(path: str | Path) -> Embeddings:
     """Return the features in a .npz file that `fedssl embed` wrote; nothing is unpickled."""
+    check_features(path)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             names = list(map(str, arrays["names"]))
             features = torch.from_numpy(arrays["features"])
             fingerprint = str(arrays["backbone"])
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as problem:
         raise ConfigError(
             f"{path} is not a file of features ({problem}): write it with `fedssl embed`"
         ) from None
     return Embeddings(names, features, fingerprint)
+
+
+def check_features(path: str | Path) -> None:
+    """Raise ConfigError if a path is not a .npz file."""
+    if not Path(path).is_file():
+        raise ConfigError(no_file(path))
+    if Path(path).suffix != ".npz":
+        raise ConfigError(f"{path} is neither a folder of images nor the features.npz of one")
 
 
 def _features(

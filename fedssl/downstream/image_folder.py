@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedssl.core.console import Notify, meter
 from fedssl.core.errors import DataError
-from fedssl.core.similar_paths import suggest_path
+from fedssl.core.missing_paths import no_folder
 from fedssl.data.bad_files import write_list
 from fedssl.data.cache import default_cache_dir
 from fedssl.data.folder_listing import list_image_files, printable
@@ -31,8 +31,7 @@ class ImageFolder:
     def __init__(self, folder: str | Path, notify: Notify) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            suggestion = suggest_path(self.folder, Path.is_dir)
-            raise DataError(f"there is no folder {self.folder}{suggestion}")
+            raise DataError(no_folder(self.folder))
         self._notify = notify
         names, left_out = list_image_files(
             self.folder, self.folder, 0, separate_subfolders=False, notify=notify

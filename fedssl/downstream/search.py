@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedssl.core.errors import ConfigError, DataError
-from fedssl.core.similar_paths import suggest_path
+from fedssl.core.missing_paths import no_file
 from fedssl.data import decode
 from fedssl.data.folder import BACKGROUNDS
 from fedssl.downstream.backbone import TrainedBackbone
@@ -39,9 +40,11 @@ def search(
 ) -> list[Neighbour]:
     """Return the k nearest images to a query image, the nearest first.
 
-    `folder` is that of the embedded images: if the query is one of them, it is not its own
-    neighbour. Raise ConfigError if the query file does not exist, or if the features are those of
-    another backbone.
+    If the query is one of the embedded images, it is not its own neighbour. `folder` is that of the
+    embedded images; without it, the query is recognised by its name and features.
+
+    Raise ConfigError if the query file does not exist, or if the features are those of another
+    backbone.
     """
     check_query(query, k)
     if embeddings.fingerprint != backbone.fingerprint():
@@ -49,14 +52,17 @@ def search(
             "these features were computed by another backbone: write them again with `fedssl embed`"
         )
     feature = backbone.features(query)
-    excluded = None if folder is None else _name_in(Path(query), Path(folder))
+    if folder is None:
+        excluded = _same_image(Path(query), feature, embeddings)
+    else:
+        excluded = _name_in(Path(query), Path(folder))
     return nearest(feature, embeddings, k, excluded)
 
 
 def check_query(query: str | Path, k: int) -> None:
     """Raise ConfigError if the query is not a file, or for fewer than one image to find."""
     if not Path(query).is_file():
-        raise ConfigError(f"there is no file {query}{suggest_path(query, Path.is_file)}")
+        raise ConfigError(no_file(query))
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
 
@@ -108,6 +114,18 @@ def _thumbnail(file: Path, side: int) -> Tensor:
         return torch.from_numpy(decode.decode(file, size, 3, WHITE, pad=True))
     except decode.Unreadable as problem:
         raise DataError("an image of the picture cannot be read", f"{problem}: {file}") from None
+
+
+def _same_image(query: Path, feature: Tensor, embeddings: Embeddings) -> str | None:
+    """Return the name of the query among the embedded images; None if it is not one of them.
+
+    The path of the query ends in the name, and its features are equal up to rounding.
+    """
+    path = str(query.resolve())
+    for name, other in zip(embeddings.names, embeddings.features, strict=True):
+        if path.endswith(f"{os.sep}{name}") and torch.allclose(feature, other, 1e-3, 1e-4):
+            return name
+    return None
 
 
 def _name_in(file: Path, folder: Path) -> str | None:

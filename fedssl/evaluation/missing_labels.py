@@ -36,10 +36,11 @@ def missing_labels(data: Dataset, probe: str = "knn", trained_on: bool = True) -
         return f"{_NEEDS_TEST} the {len(test):,} test images here have no labels"
     if train.labelled:
         return None
-    if len(test) == 1:
+    if int(test.labels.bincount().max()) == 1:
         return (
             "the training images have no labels, so probes learn from one half of the labelled "
-            "test images and are measured on the other, but there is only 1 test image: add more"
+            "test images and are measured on the other, but no class has more than one test image: "
+            "add more"
         )
     return NEEDS_CLIENT_LABELS.get(probe)
 

@@ -12,6 +12,7 @@ from fedssl.core.similar_paths import suggest_path
 from fedssl.data import SOURCES, Dataset, Images
 from fedssl.data.download import find_path, searched_places
 from fedssl.data.folder import background_of, fit_of
+from fedssl.data.folder_listing import subfolders
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.missing_labels import missing_labels
 from fedssl.evaluation.models import Models
@@ -80,6 +81,8 @@ def _table_for(text: str, root: Path) -> dict[str, Any]:
         return {"name": text}
     path = find_path(text, root)
     if path.is_dir():
+        if not subfolders(path):
+            raise ConfigError(f"{KEY}: {path} needs one folder of images for each class")
         return {"name": "folder", "path": text, "layout": "classes"}
     if path.suffix == ".npz" and path.is_file():
         return {"name": "npz", "path": text}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedssl import nets
 from fedssl.core.errors import ConfigError
-from fedssl.core.similar_paths import suggest_path
+from fedssl.core.missing_paths import no_file
 from fedssl.method import MethodSettings
 
 SHA256 = "method.adapters.sha256"  # the key of an experiment
@@ -29,11 +29,14 @@ def check_init_exists(method: MethodSettings) -> None:
         return
     if method.init.is_file():
         return
-    text = f"method.init: there is no file {method.init}"
+    text = f"method.init: {no_file(method.init)}"
+    trained = method.init / "backbone.safetensors"
+    if trained.is_file():
+        text += f': for the backbone of that run, set "{trained}"'
     recorded = recorded_sha256(method)
     if recorded is not None:
         text += f". The adapters belong to the file with SHA-256 {recorded}: restore it"
-    raise ConfigError(f"{text}{suggest_path(method.init, Path.is_file)}")
+    raise ConfigError(text)
 
 
 def recorded_sha256(method: MethodSettings) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.core.errors import ConfigError
+from fedssl.core.missing_paths import no_file
 from fedssl.core.similar_paths import suggest_path
 from fedssl.core.suggestions import suggest
 from fedssl.experiment.plain_values import parse_toml, read_text
@@ -41,7 +42,7 @@ def load_values(name_or_file: str | Path) -> dict[str, Any]:
 def read_values(path: Path) -> dict[str, Any]:
     """Return the plain values of a TOML file."""
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}{suggest_path(path, _is_experiment)}")
+        raise ConfigError(no_file(path, _is_experiment))
     return parse_toml(read_text(path), str(path))
 
 

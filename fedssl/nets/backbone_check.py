@@ -153,8 +153,8 @@ def _try(trial: nn.Module, images: Tensor, label: str) -> Tensor:
         _, channels, height, width = images.shape
         raise ConfigError(
             f"{label} cannot encode images of {height} x {width} pixels with {channels} "
-            f"channels: {_first_line(problem)}. Choose another data.size, method.view_size or "
-            "backbone"
+            f"channels: {_first_line(problem)}. Choose another backbone, or another size of images "
+            "(method.view_size and, for folders, data.size)"
         ) from problem
     return features
 

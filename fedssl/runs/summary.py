@@ -11,7 +11,7 @@ from fedssl.core.console import Notify, ignore_message, shortened
 from fedssl.core.errors import ConfigError, FedsslError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import is_locked
-from fedssl.core.similar_paths import suggest_path
+from fedssl.core.missing_paths import no_folder
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.plain_values import differences
 from fedssl.runs.directories import training_values
@@ -115,8 +115,7 @@ def read_runs(paths: Sequence[Path], notify: Notify) -> list[RunSummary]:
     runs: dict[Path, RunSummary] = {}
     for path in paths:
         if not path.is_dir():
-            hint = suggest_path(path, Path.is_dir) or ": name the directories of finished runs"
-            raise ConfigError(f"there is no folder {path}{hint}")
+            raise ConfigError(no_folder(path, ": name the directories of finished runs"))
         folders = find_runs(path)
         if not folders:
             raise ConfigError(

@@ -260,4 +260,4 @@ def test_a_misspelled_path_is_corrected(photos: Path, cli: Any) -> None:
 def test_a_file_is_not_a_folder_of_images(photos: Path, cli: Any) -> None:
     Path("photos.zip").touch()
     code, _, err = cli("new", "photos.zip")
-    assert (code, err) == (3, "fedssl: photos.zip is a file, not a folder of images\n")
+    assert (code, err) == (3, "fedssl: photos.zip is a file, not a folder\n")

@@ -50,6 +50,18 @@ def test_a_query_is_not_its_own_neighbour(write_backbone, folder) -> None:
     assert [name for _, _, name in found] == ["3-dark.png", "2-yellow.png", "1-blue.png"]
 
 
+def test_a_query_is_not_its_own_neighbour_in_saved_features(
+    write_backbone, put_colour, folder
+) -> None:
+    """The folder is not known: an image of the same name with other features is a neighbour."""
+    backbone = load_backbone(write_backbone())
+    embeddings = embed(backbone, folder, notify=lambda line: None)
+    itself = search(backbone, folder / "4-red.png", embeddings)
+    assert [each.name for each in itself] == ["3-dark.png", "2-yellow.png", "1-blue.png"]
+    namesake = search(backbone, put_colour("4-red.png", (0, 255, 255)), embeddings)
+    assert len(namesake) == 4
+
+
 def test_features_of_another_backbone_are_rejected(write_backbone, put_colour, folder) -> None:
     embeddings = embed(load_backbone(write_backbone()), folder, notify=lambda line: None)
     other = load_backbone(write_backbone("other.safetensors", image=(3, 5, 5)))

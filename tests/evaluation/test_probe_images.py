@@ -148,6 +148,8 @@ def _tables(folder: Path) -> Mapping[str, Any]:
     return {
         "missing": str(folder / "fotos"),
         "no labels": flat,
+        "no classes": str(folder / "photos" / "a"),
+        "one image per class": str(photos(folder / "few", images=1)),
         "given": {"name": "given"},
         "unknown": {"name": "cifar11"},
         "no path": "folder",
@@ -162,6 +164,8 @@ def _tables(folder: Path) -> Mapping[str, Any]:
     [
         ("missing", ConfigError),
         ("no labels", ConfigError),
+        ("no classes", ConfigError),
+        ("one image per class", ConfigError),
         ("given", ConfigError),
         ("unknown", ConfigError),
         ("no path", ConfigError),

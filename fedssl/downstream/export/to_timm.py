@@ -50,7 +50,7 @@ def write(target: Target) -> Comparison:
     if model.loads_directly:
         text = json.dumps(config(target.backbone, model), indent=2)
         (target.path / "config.json").write_text(f"{text}\n", "utf-8")
-    (target.path / "load.py").write_text(lines(target, target.final.name), "utf-8")
+    (target.path / "load.py").write_text(_script(target), "utf-8")
     return compare(target, load(target.path, target.backbone, model), prepared=True)
 
 
@@ -167,21 +167,30 @@ def load(folder: Path, backbone: TrainedBackbone, model: TimmModel) -> Any:
 
 def lines(target: Target, place: str) -> str:
     """Return the lines of Python that load the folder at a place."""
+    return "\n".join([*_imports(target), "", f"folder = {place!r}", *_loading(target)]) + "\n"
+
+
+def _script(target: Target) -> str:
+    """Return load.py, which loads the folder that it is in, wherever that is."""
+    first = ["from pathlib import Path", "", *_imports(target), ""]
+    return "\n".join([*first, "folder = Path(__file__).parent", *_loading(target)]) + "\n"
+
+
+def _imports(target: Target) -> list[str]:
+    if timm_model(target.backbone).loads_directly:
+        return ["import timm"]
+    return ["import timm", "import torch"]
+
+
+def _loading(target: Target) -> list[str]:
+    """Return the lines that load timm's model from `folder`."""
     model = timm_model(target.backbone)
     if model.loads_directly:
-        return (
-            "import timm\n"
-            "\n"
-            f"model = timm.create_model({f'local-dir:{place}'!r}, pretrained=True).eval()\n"
-        )
+        return ['model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()']
     channels = target.backbone.channels
-    parts = [
-        "import timm",
-        "import torch",
-        "",
+    return [
         f'model = timm.create_model("{model.architecture}", num_classes=0, in_chans={channels})',
         *stem_lines(target.backbone, sets_channels=True),
-        f"timm.models.load_checkpoint(model, {f'{place}/{WEIGHTS}'!r})",
+        f'timm.models.load_checkpoint(model, f"{{folder}}/{WEIGHTS}")',
         "model.eval()",
     ]
-    return "\n".join(parts) + "\n"

@@ -19,15 +19,19 @@ from fedssl.downstream.export.resnet_stem import is_resnet, set_stem, stem_lines
 from fedssl.downstream.export.target import Comparison, Target, compare
 from fedssl.downstream.packages import need_packages
 from fedssl.nets.group_norm import group_count
+from fedssl.nets.vit import ViT
 
 
 def write(target: Target) -> Comparison:
     """Write the weights, load them into torchvision's model and compare its features."""
     backbone = target.backbone
     if not is_resnet(backbone):
+        others = "torch, onnx or hub"
+        if isinstance(backbone.network, ViT) or backbone.name.startswith("timm:"):
+            others = f"timm, {others}"
         raise ConfigError(
             f'torchvision has no network with the parameters of "{backbone.name}": only ResNets '
-            "of fedssl can be exported to it; use --to torch, onnx or hub"
+            f"of fedssl can be exported to it; use --to {others}"
         )
     need_packages(("torchvision",), "vision")
     header = {**target.header, "load": lines(target, target.final.name)}
