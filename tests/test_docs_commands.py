@@ -159,15 +159,17 @@ def shrink(words: list[str]) -> list[str]:
 
 
 def shrink_run(words: list[str]) -> list[str]:
+    tiny = assignments(tiny_settings(words[1]))
     shrunk = [*words, "--quiet", "--device", "cpu"]
     import_modules(values_after(words, "--import"))
     if "--dir" not in words and "--seeds" not in words:
-        original = load(words[1])
-        changed = load(words[1], values_after(words, "--set"))
+        # Named after the page's own changes: earlier runs of the page are tiny, too.
+        original = load(words[1], values_after(tiny, "--set"))
+        changed = load(words[1], values_after([*tiny, *words], "--set"))
         title = Path(words[1]).name.removesuffix(".toml")
         directory = default_dir(title, changed, original, torch.device("cpu"))
         shrunk += ["--dir", str(directory)]
-    return [*shrunk, *assignments(tiny_settings(words[1]))]
+    return [*shrunk, *tiny]
 
 
 def shrink_evaluate(words: list[str]) -> list[str]:
