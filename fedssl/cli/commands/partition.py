@@ -26,8 +26,8 @@ def partition(
     as_json: AsJson = False,
 ) -> None:
     """Print the number of images of each client, by class if there are labels."""
-    check_output_file(picture, ".png")
-    check_output_file(save)
+    check_output_file(picture, ".png", "--picture")
+    check_output_file(save, option="--save")
     import_modules(imports)
 
     from fedssl.cli.partition import show_partition
