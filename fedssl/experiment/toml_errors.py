@@ -152,6 +152,8 @@ def _explain_value(place: Place, message: str) -> str | None:
     value = re.split(end, place.rest, maxsplit=1)[0].strip()
     if not value or value.startswith("#"):
         return "the value is missing"
+    if value.startswith("="):
+        return "a setting has one equals sign: key = value"
     word = value.lower()
     if word in ("true", "false"):
         return f"true and false are written in lower case: write {word}"

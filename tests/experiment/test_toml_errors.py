@@ -48,6 +48,8 @@ OTHERS = [
     ("lr = .5", "a number has a digit before its point: write 0.5", 5),
     ("k = None", "TOML has no such value: remove the line to use the default", 4),
     ("k = ", "the value is missing", 4),
+    ("k = = 3", "a setting has one equals sign: key = value", 4),
+    ("k == 3", "a setting has one equals sign: key = value", 3),
     ("k: 3", "a setting is written as key = value", 1),
     ("= 3", "a line is a setting, key = value, a [table] or a # comment", 0),
     ("a = 3 4", "something follows the value: put text in quotes, and each setting on its", 6),
