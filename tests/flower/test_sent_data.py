@@ -48,5 +48,5 @@ def test_relayed_peers_are_announced(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr", **{"topology.name": "cycle"})
     local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
     lines = nodes.serve(experiment, nodes.grid(experiment))
-    assert any("relayed by the server" in line for line in lines)
+    assert any("the server relays the models" in line for line in lines)
     assert nodes.bits() == nodes.bits(local.dir.name)
