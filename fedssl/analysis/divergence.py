@@ -153,13 +153,15 @@ def _client_names(runs: Mapping[str, Series]) -> list[str]:
 def _draw_panel(
     axes: Any, key: str, clients: Mapping[str, Points] | None, names: Sequence[str]
 ) -> None:
+    label = AXIS_LABELS.get(key, key)
     if clients is None:
-        text = f"{key}: not in this log"
+        text = f"{label}: not in this log"
         axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes, color="0.4")
         axes.set_axis_off()
         return
     _draw_lines(axes, clients, names)
-    set_round_axes(axes, AXIS_LABELS.get(key, key))
+    set_round_axes(axes, label)
+    axes.tick_params(labelleft=True)  # the first panel of its row may be empty
 
 
 def _draw_lines(axes: Any, clients: Mapping[str, Points], names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedssl.analysis import Summary
-from fedssl.core.rich_console import Console
+from fedssl.core.rich_console import wide_console
 
 MAX_ROWS = 40
 
@@ -22,7 +22,7 @@ def print_summary(summary: Summary, *written: Path) -> None:
         table.add_column(column, justify="right" if number else "left")
     for row in summary.rows[:MAX_ROWS]:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    wide_console().print(table)
     if len(summary.rows) > MAX_ROWS:
         print(f"the first {MAX_ROWS} of {len(summary.rows)} rows; the JSON file has all of them")
     for note in summary.notes:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from fedssl.core.rich_console import Console
+from fedssl.data import Folder
 from fedssl.evaluation.labelled_images import HALVED
 from fedssl.evaluation.probe_images import probe_images_name
 from fedssl.evaluation.verdict import Verdict, line, signed
@@ -106,8 +107,13 @@ def _print_unmeasured(run: Run) -> None:
         return
     if "on" in run.results:
         print("No labelled test images: accuracy was measured on the images of probe.on only.")
-    else:
-        print("No labelled test images, so no accuracy was measured.")
+        return
+    print("No labelled test images, so no accuracy was measured.")
+    if isinstance(run.experiment.data, Folder):
+        print(
+            "To measure this run without training it again, repeat the command with --set "
+            "data.test=FOLDER, which has one folder of images for each class."
+        )
 
 
 def _print_table(

@@ -30,6 +30,12 @@ from fedssl.data.one_colour import one_colour_warning
 from fedssl.data.small_images import small_images_warning
 
 LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}  # folders above a file
+IN_LAYOUT = {
+    "clients": " in one folder for each client",
+    "classes": " in one folder for each class",
+    "clients-classes": " in one folder for each client, with one folder for each class",
+    "flat": "",
+}
 TEST_NAMES = ("test", "val")
 Background = Literal["black", "white"]
 BACKGROUNDS: dict[Background, int] = {"black": 0, "white": 255}
@@ -119,7 +125,7 @@ class Folder(Source):
             else:
                 readable.append(name)
         if not readable:
-            raise DataError(f"{folder} holds no image that can be read in layout {layout}")
+            raise DataError(f"{folder} holds no image that can be read{IN_LAYOUT[layout]}")
         small = small_images_warning(folder, readable, self.size, pad=self.fit == "pad")
         _print_if_any(notify, small)
         _print_if_any(notify, one_colour_warning(folder, readable, pixels, self.background))

@@ -26,7 +26,7 @@ from fedssl.data.images import Dataset
 class Partition(Settings, ABC):
     """A rule that assigns training images to clients; it draws from the given generator only."""
 
-    # The number of clients may be omitted (0): the data determines it.
+    # True if `split` decides how many clients there are, so that `clients` may be 0, the default.
     brings_clients: ClassVar[bool] = False
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Natural(Partition):
             raise ConfigError(
                 'partition "natural" needs data with owners, such as a folder of clients'
             )
-        return _check_parts(data.owners, clients, len(data.train), source="the data")
+        return check_parts(data.owners, clients, len(data.train), source="the data")
 
 
 @PARTITIONS.register("listed")
@@ -120,7 +120,7 @@ class Listed(Partition):
         if not isinstance(lists, dict) or not all(map(_are_indices, lists.values())):
             raise DataError(f"{path} must hold {{client id: [indices]}}")
         parts = {name: torch.tensor(index, dtype=torch.int64) for name, index in lists.items()}
-        return _check_parts(parts, clients, len(data.train), source=str(path))
+        return check_parts(parts, clients, len(data.train), source=str(path))
 
 
 def _are_indices(values: object) -> bool:
@@ -130,7 +130,7 @@ def _are_indices(values: object) -> bool:
     return all(type(value) is int and abs(value) < 2**63 for value in values)
 
 
-def _check_parts(
+def check_parts(
     parts: Mapping[str, Tensor], clients: int, count: int, *, source: str
 ) -> dict[str, Tensor]:
     """Return each client's indices in ascending order; raise if they are not a partition."""

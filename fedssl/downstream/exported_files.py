@@ -34,12 +34,20 @@ def find_backbone(place: Path, model: str | None = None) -> Path:
     if model is None and len(files) == 1:
         return files[0]
     if not files:
-        raise ConfigError(
-            f"{place} has no backbone.safetensors: `fedssl run` writes it after the last round"
-        )
+        raise ConfigError(f"{place} has no backbone.safetensors: {_why_missing(place)}")
     names = ", ".join(unquote(file.stem.removeprefix("backbone-")) for file in files)
     problem = "several backbones" if model is None else f'no backbone "{model}"'
     raise ConfigError(f"{place} has {problem}, select one with --model: {names}")
+
+
+def _why_missing(place: Path) -> str:
+    reason = "`fedssl run` writes it after the last round"
+    if (place / "checkpoints").is_dir():
+        reason += (
+            ". A run whose clients train alone has none in common: in Python, "
+            f"fedssl.Run({str(place)!r}).backbone(CLIENT) loads that of a client"
+        )
+    return reason
 
 
 def read_exported(file: Path) -> tuple[Mapping[str, str], Mapping[str, Tensor]]:

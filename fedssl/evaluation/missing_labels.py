@@ -36,7 +36,10 @@ def missing_labels(data: Dataset, probe: str = "knn", trained_on: bool = True) -
         return f"{_NEEDS_TEST} the {len(test):,} test images here have no labels"
     if train.labelled:
         return None
-    if int(test.labels.bincount().max()) == 1:
+    sizes = test.labels.bincount()
+    if int((sizes > 0).sum()) == 1:
+        return f"the {len(test):,} labelled test images are of one class only: two are needed"
+    if int(sizes.max()) == 1:
         return (
             "the training images have no labels, so probes learn from one half of the labelled "
             "test images and are measured on the other, but no class has more than one test image: "

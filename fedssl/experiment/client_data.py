@@ -12,7 +12,8 @@ from torch import Tensor
 from fedssl.core.console import Notify
 from fedssl.core.errors import ConfigError, DataError
 from fedssl.core.seeds import generator
-from fedssl.data import Dataset, HeldOut, from_python, is_by_client
+from fedssl.data import PARTITIONS, Dataset, HeldOut, from_python, is_by_client
+from fedssl.data.partition import check_parts
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.merge_checks import check_neighbourhoods, check_uploads
 from fedssl.probes import balanced, label_count
@@ -68,9 +69,10 @@ def partition_data(
     The result is for training; models are measured on `data`. Public images and images that are
     left out are removed after dealing, so that all others go to the same clients as without them.
     """
-    parts = experiment.partition.split(
-        data, experiment.clients, generator(experiment.seed, "partition")
-    )
+    clients = experiment.clients
+    parts = experiment.partition.split(data, clients, generator(experiment.seed, "partition"))
+    source = f'partition "{PARTITIONS.name_of(type(experiment.partition))}"'
+    parts = check_parts(parts, clients, len(data.train), source=source)
     excluded = torch.cat([public_rows(experiment, data), left_out(experiment, data)])
     parts = {client: index[~torch.isin(index, excluded)] for client, index in parts.items()}
     owners = dict(experiment.topology.owners(parts))

@@ -90,7 +90,8 @@ class Experiment(Settings):
     def _enough_clients(self) -> Self:
         if not self.clients and not self.partition.brings_clients:
             raise ValueError(
-                "clients must be above 0: this partition does not define the clients itself"
+                "clients must be above 0, since this partition does not define the clients: add "
+                "--set clients=8, for example"
             )
         return self
 

@@ -21,7 +21,7 @@ from fedssl.flower.server_run import ServerRun
 from fedssl.flower.server_settings import ServerSettings
 from fedssl.runs.callbacks import Callbacks
 from fedssl.runs.finalize import finish
-from fedssl.runs.resume_checks import check_resumable, record_experiment
+from fedssl.runs.resume_checks import announce_changed_modules, check_resumable, record_experiment
 from fedssl.runs.session import load_newest, raise_if_no_round_succeeded
 from fedssl.runs.trackers import make_trackers
 from fedssl.training.trainer import resolve_precision
@@ -49,6 +49,8 @@ def serve(
             snapshot = load_newest(folder, store, notify)
             if snapshot is not None:
                 integrity.adopt(folder, notify)
+            trains = snapshot is None or snapshot.rounds < experiment.rounds
+            announce_changed_modules(folder, notify, trains=trains)
             run = ServerRun(
                 experiment=experiment,
                 folder=folder,
@@ -60,7 +62,7 @@ def serve(
                 notify=notify,
                 callbacks=callbacks,
             )
-            record_experiment(folder, experiment)
+            record_experiment(folder, experiment, trains=trains)
             _train(run)
         finish(folder, run.data, None, device, quiet=False, alone=True, other=run.other)
         callbacks.end(integrity.read_json(folder, "results.json") or {})

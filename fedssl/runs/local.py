@@ -32,6 +32,7 @@ from fedssl.runs.live_status import ObservedProgress
 from fedssl.runs.resume_checks import (
     FLOWER,
     IMAGES,
+    announce_changed_modules,
     check_resumable,
     check_same_images,
     raise_if_baseline_purged,
@@ -100,16 +101,18 @@ def _train_in_folder(run: LocalRun) -> None:
     snapshot = load_newest(folder, store, run.notify)
     if snapshot is not None:
         integrity.adopt(folder, run.notify)
+    trains = snapshot is None or snapshot.rounds < experiment.rounds
+    announce_changed_modules(folder, run.notify, trains=trains)
     seen, owners = partition_data(experiment, run.data, run.notify)
     images = check_same_images(experiment, folder, seen, owners, run.public, run.notify)
 
     def record() -> None:
         """Write the experiment and the hash of its images, once nothing can be refused any more."""
-        record_experiment(folder, experiment)
+        record_experiment(folder, experiment, trains=trains)
         integrity.write_copied(folder, IMAGES, images)
         integrity.remove_copied(folder, FLOWER)  # of a start on Flower that failed
 
-    if snapshot is not None and snapshot.rounds >= experiment.rounds:
+    if snapshot is not None and not trains:
         record()
         run.start_callbacks(experiment, snapshot.rounds)
     else:

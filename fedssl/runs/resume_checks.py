@@ -71,10 +71,23 @@ def read_experiment(folder: Path, notify: Notify) -> Experiment:
     return recorded
 
 
-def record_experiment(folder: Path, experiment: Experiment) -> None:
-    """Write experiment.toml, and the modules of the user that it may need."""
+def record_experiment(folder: Path, experiment: Experiment, *, trains: bool) -> None:
+    """Write experiment.toml and, unless training has ended, the modules that it uses."""
     integrity.write_copied(folder, EXPERIMENT, experiment.to_toml())
-    write_record(folder)
+    if trains:
+        write_record(folder)
+
+
+def announce_changed_modules(folder: Path, notify: Notify, *, trains: bool) -> None:
+    """Print a line for each module of the user that has changed since a run was started."""
+    for module in changed_modules(folder):
+        if trains:
+            notify(f"{module} has changed since the run was started; training uses it as it is now")
+        else:
+            notify(
+                f"{module} has changed since the run was trained, so the model is that of the "
+                "earlier file; to train with the changed one, choose another --dir"
+            )
 
 
 def _check_not_edited(path: Path, recorded: Experiment) -> None:
@@ -139,8 +152,6 @@ def check_resumable(
         raise ConfigError(f"{folder} is a file, not a run directory. Choose another --dir")
     if path.is_file() and (started(folder) or not _left_over(path)):
         _check_resumable(folder, read_experiment(folder, notify), wanted, notify)
-        for module in changed_modules(folder):
-            notify(f"{module} has changed since the run was started; training uses it as it is now")
     return wanted
 
 

@@ -62,6 +62,7 @@ def test_every_command_opens_a_run_of_own_code(own_code: Path, cli: Cli) -> None
     for command in (
         ("evaluate", "own", "--probe", "knn", "--device", "cpu"),
         ("runs", "own"),
+        ("compare", "own", "plain", "--out", "c.png"),
         ("partition", "mine.toml", *OWN_MEAN),
         ("views", "mine.toml", *OWN_MEAN),
     ):
@@ -99,6 +100,24 @@ def test_a_resumed_run_notices_changed_code(own_code: Path, cli: Cli) -> None:
     both = f"{first}, {provenance.code()}"
     assert fedssl.Run("own").results["environment"]["code"] == both
     assert first != provenance.code()
+
+
+def test_a_finished_run_is_that_of_the_earlier_code(own_code: Path, cli: Cli) -> None:
+    """The line is printed every time, and the record stays that of the training."""
+    command = ("run", "mine.toml", *OWN_MEAN, *IMPORT, "--dir", "own", "--device", "cpu")
+    command += ("--set", "rounds=1", "--no-baselines")
+    cli(*command)
+    recorded = Path("own/imports.json").read_bytes()
+    start_new_process()
+    own_code.write_text(f"{OWN}\n# changed\n")
+    notice = (
+        "own_code.py has changed since the run was trained, so the model is that of the earlier "
+        "file; to train with the changed one, choose another --dir"
+    )
+    for _ in range(2):
+        code, _, err = cli(*command)
+        assert (code, err.splitlines().count(notice)) == (0, 1)
+        assert Path("own/imports.json").read_bytes() == recorded
 
 
 def test_an_error_in_own_code_is_one_line(own_code: Path, cli: Cli) -> None:

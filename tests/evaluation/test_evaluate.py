@@ -123,6 +123,10 @@ def test_fewer_labels_give_a_worse_linear_probe() -> None:
             Dataset(images(6, 0, False), images(3, 1)),
             "but no class has more than one test image: add more",
         ),
+        (
+            Dataset(images(6, 0, False), Images(images(4, 1).pixels, torch.full((4,), 2))),
+            "the 4 labelled test images are of one class only: two are needed",
+        ),
         (Dataset(images(6, 0), images(6, 1, False)), "the 6 test images here have no labels"),
         (
             Dataset(images(6, 0, False), images(6, 1, False)),
@@ -265,7 +269,7 @@ def _numbered(labels: list[int]) -> Images:
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=60))
 def test_halves_of_the_test_images_where_training_images_have_no_labels(labels: list[int]) -> None:
     """Every image is in one half; both have as many of each class, except for an odd one."""
-    assume(len(set(labels)) < len(labels))  # one image of each class is an error
+    assume(1 < len(set(labels)) < len(labels))  # others are errors
     data = Dataset(images(6, 0, labelled=False), _numbered(labels))
     evaluation = Evaluation(experiment(), data, CPU)
     assert evaluation.images.possible

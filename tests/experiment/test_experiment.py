@@ -344,7 +344,7 @@ def test_wrong_types_and_values_name_their_key(key: str, value: Any) -> None:
         ({"partition.name": "quantity"}, "partition: give either shares or alpha"),
         (
             {"clients": 0},
-            "clients must be above 0: this partition does not define the clients itself",
+            "clients must be above 0, since this partition does not define the clients: add --set clients=8, for example",
         ),
         ({"clients": -1}, r"clients: input should be greater than or equal to 0 \(got -1\)"),
         ({"algorithm.name": "scaffold"}, 'unknown algorithm "scaffold"; known: .*fedavg.*'),

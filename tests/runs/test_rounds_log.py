@@ -23,7 +23,7 @@ C = Report("ü", "too few images: 1", bytes_down=100)
 
 def test_a_record_by_hand() -> None:
     """Loss by images: (2·30 + 5·10)/40 = 2.75; 40 images in 8 s are 5 a second; rounds from 1."""
-    line = record(Round(4, {}, [A, B, C]), 10, 0.1, 8.0, 55.5)
+    line = record(Round(4, {}, [A, B, C]), 10, 0.1, 8.0, {"knn": 55.5, "knn_common": None})
     clients = line.pop("clients")
     assert line == {"round": 5, "of": 10, "lr": 0.1} | {
         "failed": False,
@@ -61,7 +61,7 @@ def test_a_client_dropped_after_training_has_its_metrics() -> None:
     late = Report(
         "d", "model: contains NaN or infinite values", bytes_down=100, memory_advanced=True
     )
-    (line,) = record(Round(0, {}, [late]), 10, 0.1, 1.0, None)["clients"]
+    (line,) = record(Round(0, {}, [late]), 10, 0.1, 1.0)["clients"]
     assert line == {
         "client": "d",
         "dropped": "model: contains NaN or infinite values",
@@ -71,7 +71,7 @@ def test_a_client_dropped_after_training_has_its_metrics() -> None:
 
 
 def test_a_failed_round() -> None:
-    line = record(Round(0, {}, [C]), 10, 0.1, 1.0, None)
+    line = record(Round(0, {}, [C]), 10, 0.1, 1.0)
     assert (line["failed"], line["loss"], line["knn"], line["images_per_s"]) == (
         True,
         None,
@@ -83,7 +83,7 @@ def test_a_failed_round() -> None:
 def _log(path: Path, rounds: int) -> None:
     log = RoundsLog(path, 0)
     for number in range(rounds):
-        log.append(record(Round(number, {}, [A, C]), 10, 0.1, 1.0, None))
+        log.append(record(Round(number, {}, [A, C]), 10, 0.1, 1.0))
 
 
 def test_append_and_read(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_append_and_read(tmp_path: Path) -> None:
     _log(path, 3)
     assert [line["round"] for line in read_rounds(path)] == [1, 2, 3]
     assert next(read_rounds(path)) == json.loads(
-        json.dumps(record(Round(0, {}, [A, C]), 10, 0.1, 1.0, None))
+        json.dumps(record(Round(0, {}, [A, C]), 10, 0.1, 1.0))
     )
     assert path.read_bytes().count(b"\n") == 3
 
@@ -174,6 +174,6 @@ def test_rounds_after_the_checkpoint_are_removed(finished: int, cut: int, tmp_pa
     log = RoundsLog(path, finished)
     kept = list(range(1, min(finished, whole) + 1))
     assert [line["round"] for line in read_rounds(path)] == kept
-    log.append(record(Round(len(kept), {}, [A]), 10, 0.1, 1.0, None))
+    log.append(record(Round(len(kept), {}, [A]), 10, 0.1, 1.0))
     assert [line["round"] for line in read_rounds(path)] == [*kept, len(kept) + 1]
     assert path.read_bytes().endswith(b"\n")

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedssl.cli.options import AsJson, RunDirs, check_output_file
+from fedssl.cli.options import AsJson, Imports, RunDirs, check_output_file
+from fedssl.core.user_modules import import_modules
 
 
 def compare(
@@ -16,6 +17,7 @@ def compare(
         "compare.png"
     ),
     as_json: AsJson = False,
+    imports: Imports = [],  # noqa: B006
 ) -> None:
     """Compare finished runs: mean accuracy over seeds, and gains over the first run.
 
@@ -24,6 +26,7 @@ def compare(
     Runs that differ only in their seeds are averaged.
     """
     check_output_file(out, ".png")
+    import_modules(imports)
 
     from fedssl.cli.comparison import compare_runs
 
