@@ -68,6 +68,11 @@ def run_classification(wanted: Classification, notify: Notify, *, as_json: bool)
     else:
         backbone = load_backbone(wanted.place, wanted.model, device=wanted.device)
         classifier, report = train_classifier(backbone, labelled, notify=notify)
+        if images is not None and _contain_each_other(labelled, images):
+            notify(
+                f"{images} has images that the classifier was trained on: its predictions for "
+                "these are more accurate than for other images"
+            )
         result["report"] = report.values()
         if not as_json:
             print_report(report)
@@ -81,6 +86,13 @@ def run_classification(wanted: Classification, notify: Notify, *, as_json: bool)
             print_counts(counts, predictions)
     if as_json:
         print(json.dumps(result))
+
+
+def _contain_each_other(first: Path, second: Path) -> bool:
+    """True if two folders are the same, or one is in the other."""
+    first = first.resolve()
+    second = second.resolve()
+    return first.is_relative_to(second) or second.is_relative_to(first)
 
 
 def print_report(report: Report) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import ConfigError
 from fedssl.core.files.atomic import replaced_file
-from fedssl.core.missing_paths import no_file
+from fedssl.core.similar_paths import suggest_path
 from fedssl.downstream.backbone import TrainedBackbone
 from fedssl.downstream.image_folder import ImageFolder
 
@@ -105,8 +105,8 @@ def read_embeddings(path: str | Path) -> Embeddings:
 
 def check_features(path: str | Path) -> None:
     """Raise ConfigError if a path is not a .npz file."""
-    if not Path(path).is_file():
-        raise ConfigError(no_file(path))
+    if not Path(path).exists():
+        raise ConfigError(f"there is no folder or file {path}{suggest_path(path)}")
     if Path(path).suffix != ".npz":
         raise ConfigError(f"{path} is neither a folder of images nor the features.npz of one")
 

@@ -48,6 +48,15 @@ def near_100(accuracy: float, test_images: int) -> bool:
     return accuracy >= NEAR_100 or (accuracy >= MIN_NEAR_100 and errors <= MAX_ERRORS + 1e-6)
 
 
+def more_seeds(gains: Sequence[float]) -> str | None:
+    """Return how many seeds to train if those so far gain and lose; None if they agree."""
+    if not min(gains) < 0 < max(gains):
+        return None
+    each = ", ".join(f"{gain:+.1f}" for gain in gains)
+    count = max(5, 2 * len(gains))
+    return f"the seeds do not agree ({each}): --seeds {count} would show more than new test images"
+
+
 def more_images(gain: Interval, test_images: int, labels: LabelCounts = UNKNOWN) -> str:
     """Return how many labelled test images would narrow an interval to ±2 points.
 

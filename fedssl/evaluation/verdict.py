@@ -75,6 +75,8 @@ class Verdict(NamedTuple):
         if self.accuracies[THIS_RUN][self.probe].std is None:
             sentences.append("--seeds 3 shows the spread over seeds")
         baseline = next(iter(self.gains), "")
+        if baseline:
+            sentences.append(advice.more_seeds(self.gains[baseline][self.probe].seeds))
         near_100 = [row for row in dict.fromkeys([baseline, "random"]) if self._saturated(row)]
         if near_100:
             names = list(map(AGAINST.__getitem__, near_100))

@@ -53,6 +53,8 @@ def guess_preset(folder: Path, summary: FolderSummary) -> tuple[str, str]:
             "grey",
             "the images are grey; use xray, which mirrors nothing, for X-rays, text and digits",
         )
+    if summary.mostly_transparent:
+        return "photo", "if these are drawings or icons, compare with --views texture"
     return "photo", "nothing suggests another kind of images"
 
 

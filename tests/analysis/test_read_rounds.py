@@ -12,7 +12,7 @@ from tiny_runs import Go, MakeImages
 
 from fedssl.analysis import analyse
 from fedssl.analysis.communication import default_targets, reached, spent
-from fedssl.analysis.divergence import quartiles, series
+from fedssl.analysis.divergence import Divergence, quartiles, series
 from fedssl.core.errors import ConfigError
 from fedssl.core.state.state import State
 from fedssl.data import from_python
@@ -20,6 +20,16 @@ from fedssl.data import from_python
 
 def _line(round: int, knn: float | None, *clients: dict[str, Any]) -> dict[str, Any]:
     return {"round": round, "knn": knn, "knn_common": None, "clients": list(clients)}
+
+
+def test_every_axis_has_numbers_where_another_run_lacks_the_metric() -> None:
+    metric = {"client": ((1.0, 2.0), (2.0, 1.0))}
+    results = {"keys": ["drift"], "runs": {"without": {}, "with": {"drift": metric}}}
+    figure = Divergence().draw(results)
+    figure.canvas.draw()
+    empty, drawn = figure.axes
+    assert not empty.axison
+    assert any(label.get_text() for label in drawn.get_yticklabels() if label.get_visible())
 
 
 def test_series_leave_out_clients_without_a_value() -> None:

@@ -120,6 +120,14 @@ def test_classify_trains_saves_and_predicts(folder: Path, cli: Cli) -> None:
     assert all(0.5 <= float(row["confidence"]) <= 1 for row in rows)
 
 
+def test_classified_images_that_trained_the_classifier_are_announced(
+    folder: Path, cli: Cli
+) -> None:
+    for images, announced in (("labelled", True), ("labelled/dark", True), ("photos", False)):
+        command = ("classify", "b.safetensors", "labelled", images, "-o", "a.csv")
+        assert ("that the classifier was trained on" in cli(*command)[2]) == announced
+
+
 def test_classify_as_json_without_images(folder: Path, cli: Cli) -> None:
     code, output, _ = cli("classify", "b.safetensors", "labelled", "--json", "--quiet")
     assert code == 0

@@ -215,6 +215,23 @@ def test_without_baselines_there_is_the_accuracy_alone() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("alone", "advice"),
+    [
+        (85, "the seeds do not agree (+5.0, -5.0): --seeds 5 would show more than new test images"),
+        (75, None),
+    ],
+)
+def test_seeds_that_gain_and_lose_need_more_seeds(alone: int, advice: str | None) -> None:
+    verdict = judge(
+        [
+            {("this run", "knn"): _right(80), ("isolated", "knn"): _right(75)},
+            {("this run", "knn"): _right(80), ("isolated", "knn"): _right(alone)},
+        ]
+    )
+    assert [line for line in verdict.advice if "agree" in line] == [advice] * (advice is not None)
+
+
 def test_seeds_are_averaged_and_their_spread_is_stated() -> None:
     """Gains of 10 and 20 points: mean 15, standard deviation √50 = 7.07.
 

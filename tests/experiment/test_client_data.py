@@ -10,8 +10,9 @@ from error_messages import raises
 from factories import make_experiment, random_pixels
 
 from fedssl.core.console import ignore_message
-from fedssl.core.errors import ConfigError
-from fedssl.data import Dataset, Images
+from fedssl.core.errors import ConfigError, DataError
+from fedssl.data import PARTITIONS, Dataset, Images
+from fedssl.data.partition import Partition
 from fedssl.experiment.client_data import partition_data
 
 
@@ -55,3 +56,23 @@ def test_simulated_clients(clients: int, smallest: int) -> None:
     with raises(ConfigError):
         few = Dataset(Images(random_pixels(clients)))
         partition_data(make_experiment(clients=clients), few, ignore_message)
+
+
+def test_a_partition_of_a_user_gives_no_image_to_two_clients() -> None:
+    class Twice(Partition):
+        brings_clients = True
+
+        def split(
+            self, data: Dataset, clients: int, generator: torch.Generator
+        ) -> dict[str, torch.Tensor]:
+            return {"a": torch.arange(4), "b": torch.arange(3, 7)}
+
+    PARTITIONS.register("test-twice")(Twice)
+    try:
+        data = Dataset(Images(random_pixels(7)))
+        with raises(DataError):
+            partition_data(
+                make_experiment({"partition": "test-twice", "clients": 0}), data, ignore_message
+            )
+    finally:
+        del PARTITIONS._classes["test-twice"]
