@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.chaos import RESULTS, failures, logged_rounds, saved_rounds
+from benchmarks.chaos import RESULTS, failures
+from benchmarks.laboratory import logged_rounds, saved_rounds
 
 
 def test_only_wrong_outcomes_are_failures() -> None:
