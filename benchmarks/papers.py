@@ -9,6 +9,13 @@ FedAvg with the same method.
 `cifar10`: FedEMA, FedBYOL and FedU on the same images with the full budget, five local epochs.
 `fashion-mnist`: CCL and FedSimCLR, IID or two classes per client, and centralized MoCo, as CCL's
 recipes but with 30 rounds of one epoch.
+`fedca-table-1`: FedCA's Table 1 on CIFAR-10 with the 5-layer CNN, with its own recipe. FedCA's
+public images are 3,200 training images that no client has, instead of images of STL-10.
+`fedema-table-6`: FedEMA on CIFAR-10, non-IID, with 5 of 20 clients in each round.
+`ccl-table-1`: CCL on Fashion-MNIST, IID, with its recipe's budget.
+`decssl-table-2`: FeatARC, FedBN and Per-SSFL on CIFAR-10, non-IID, with Dec-SSL's recipes.
+`fedu-table-4-short`: which network FedU's baselines aggregate and update, with a ResNet-18 and 100
+rounds of one epoch instead of a ResNet-50 and 800 rounds.
 
 kNN is measured every five rounds, a linear probe at the end; rounds.jsonl contains the divergence
 and the algorithm's notes. The experiment.toml, rounds.jsonl and results.json (with the date) of
@@ -54,7 +61,7 @@ def fedca(**settings: Any) -> Case:
 def featarc(**settings: Any) -> Case:
     """Return a case that is also measured under each client's own model and mix of classes."""
     case = algorithm_on("fedsimclr-cifar10-noniid-short", "featarc", settings)
-    return case._replace(also=[("per-client", {})])
+    return case._replace(also=PER_CLIENT)
 
 
 def ccl(**settings: Any) -> Case:
@@ -77,21 +84,29 @@ def with_random_queue(case: Case) -> Case:
     return case._replace(changes={**case.changes, **RANDOM_QUEUE})
 
 
+def fedu_table_4(aggregate: str, update: str) -> Case:
+    """Return a row of FedU's Table 4 with the global predictor, an eighth of the rounds."""
+    recipe = f"fedu-ablation-{aggregate}-to-{update}"
+    return Case(recipe, {"method.backbone": "resnet18", "rounds": 100})
+
+
 BRIEFLY = {"rounds": 30}
+HELD_OUT = {"public.name": "held-out"}
 RANDOM_QUEUE = {"method.queue_start": "random"}
 LBFGS: Probe = ("linear", {"solver": "lbfgs"})
-# Fine-tuning with few labels: as in the papers, at a tenth of their learning rate, with fixed
-# features, and as in the authors' code.
+PER_CLIENT: list[Probe] = [("per-client", {})]
+# Fine-tuning with few labels: as in the authors' code, with fixed features, as in the papers, and
+# at a tenth of their learning rate. The last two train the whole model and take longest.
 FEW: list[Probe] = [
     ("semi", {"labels": labels, **settings})
-    for labels in (0.01, 0.1)
     for settings in (
-        {"frozen": False},
-        {"lr": 1e-4},
-        {"frozen": True},
         {"protocol": "easyfl"},
         {"protocol": "easyfl-literal"},
+        {"frozen": True},
+        {"frozen": False},
+        {"lr": 1e-4},
     )
+    for labels in (0.01, 0.1)
 ]
 # The quickest first.
 ALSO: list[Probe] = [
@@ -147,6 +162,28 @@ GROUPS: dict[str, dict[str, Case]] = {
         "fedsimclr-iid": Case("ccl-fedsimclr-fmnist-iid-short", BRIEFLY),
         "fedsimclr-noniid": Case("ccl-fedsimclr-fmnist-noniid1-short", BRIEFLY),
         "moco-centralized": Case("ccl-moco-centralized-fmnist-short", BRIEFLY),
+    },
+    "fedca-table-1": {
+        "fedca-noniid": Case("fedca-cnn5-cifar10-noniid", HELD_OUT),
+        "fedsimclr-noniid": Case("fedca-fedsimclr-cnn5-cifar10-noniid"),
+        "fedca-iid": Case("fedca-cnn5-cifar10-iid", HELD_OUT),
+        "fedsimclr-iid": Case("fedca-fedsimclr-cnn5-cifar10-iid"),
+        "fedae-noniid": Case("fedca-fedae-cnn5-cifar10-noniid"),
+        "fedae-iid": Case("fedca-fedae-cnn5-cifar10-iid"),
+        "fedpr-noniid": Case("fedca-fedpr-cnn5-cifar10-noniid"),
+        "fedpr-iid": Case("fedca-fedpr-cnn5-cifar10-iid"),
+    },
+    "fedema-table-6": {"fedema-5of20": Case("fedema-cifar10-noniid-5of20")},
+    "ccl-table-1": {"ccl-fmnist-iid": Case("ccl-fmnist-iid")},
+    "decssl-table-2": {
+        "featarc-noniid": Case("featarc-cifar10-noniid", also=PER_CLIENT),
+        "fedbn-noniid": Case("decssl-simclr-cifar10-noniid"),
+        "perssfl-noniid": Case("decssl-perssfl-cifar10-noniid", also=PER_CLIENT),
+    },
+    "fedu-table-4-short": {
+        f"{aggregate}-to-{update}": fedu_table_4(aggregate, update)
+        for aggregate in ("online", "target")
+        for update in ("online", "target", "both")
     },
 }
 FIXED = {"probe.every": 5, "probe.baselines": [], "train.checkpoint_every": 10**6}

@@ -38,6 +38,7 @@ HEADING = (
     "published",
     "measured",
     "L-BFGS",
+    "EasyFL",
     "difference",
     "verdict",
 )
@@ -92,10 +93,13 @@ def _measured_row(cell: Cell, measured: Measured) -> list[str]:
     runs = measured.runs
     figures = [run.accuracies[cell.probe] for run in runs]
     minima = [run.lbfgs for run in runs if run.lbfgs is not None]
+    by_authors = [run.easyfl for run in runs if run.easyfl is not None]
     difference = statistics.mean(figures) - (cell.value or 0)
     budget = runs[0].settings["length"]
     shown = f"{difference:+.2f}"
     verdict = _verdict(difference, cell)
+    if _public_name(runs[0].experiment) != _public_name(_experiment(cell, "").to_dict()):
+        budget += ", public images held out of the training images"
     if measured.shorter:
         budget += f" (paper: {_experiment(cell, '').train.epochs})"
         shown = ""
@@ -109,6 +113,7 @@ def _measured_row(cell: Cell, measured: Measured) -> list[str]:
         cell.published or "not published",
         _mean_and_spread(figures),
         _mean_and_spread(minima),
+        _mean_and_spread(by_authors),
         shown,
         verdict,
     ]
@@ -122,7 +127,7 @@ def _row_not_run(name: str, cells: Sequence[Cell]) -> list[str]:
     if len(cells) > 1:
         column = f"{len(cells)} figures"
         figures = "; ".join(f"{cell.column}: {cell.published or 'not published'}" for cell in cells)
-    return [name, column, "", "", "", figures, "", "", "", verdict]
+    return [name, column, "", "", "", figures, "", "", "", "", verdict]
 
 
 def _verdict(difference: float, cell: Cell) -> str:
@@ -156,10 +161,12 @@ def identity(experiment: Experiment) -> str:
     """Return a key that is equal for runs of one cell.
 
     Such runs may differ in the seed, in settings that depend on the device, in measurements during
-    training, in whether they refer to a data set by name or by file, and in the guard, which
-    dropped no client of the runs in results/ (tests/test_results_page.py).
+    training, in whether they refer to a data set by name or by file, in which images are public,
+    and in the guard, which dropped no client of the runs in results/ (tests/test_results_page.py).
     """
     values = named(experiment.to_dict())
+    if values.get("public"):
+        values["public"] = {"images": values["public"]["images"]}
     values |= {
         "seed": None,
         "guard": None,
@@ -174,6 +181,11 @@ def named(experiment: Mapping[str, Any]) -> dict[str, Any]:
     data = dict(experiment["data"])
     data["name"] = Path(data.pop("path", data["name"])).stem
     return {**experiment, "data": data}
+
+
+def _public_name(experiment: Mapping[str, Any]) -> str | None:
+    """Return the data set of the public images, if the algorithm needs some."""
+    return (experiment.get("public") or {}).get("name")
 
 
 def _experiment(cell: Cell, suffix: str) -> Experiment:

@@ -20,6 +20,16 @@ GROUPS = {
     "`python -m benchmarks.papers cifar10`.",
     "cifar10-short": "Comparison of algorithms on CIFAR-10 with a fifth of the papers' budget: "
     "`python -m benchmarks.papers cifar10-short`.",
+    "fedca-table-1": "FedCA's Table 1 with the 5-layer CNN, CIFAR-10: "
+    "`python -m benchmarks.papers fedca-table-1`.",
+    "fedema-table-6": "FedEMA with 5 of 20 clients in each round, CIFAR-10: "
+    "`python -m benchmarks.papers fedema-table-6`.",
+    "ccl-table-1": "CCL on Fashion-MNIST with its recipe's budget: "
+    "`python -m benchmarks.papers ccl-table-1`.",
+    "decssl-table-2": "FeatARC, FedBN and Per-SSFL on CIFAR-10: "
+    "`python -m benchmarks.papers decssl-table-2`.",
+    "fedu-table-4-short": "The networks that FedU's baselines aggregate and update, CIFAR-10: "
+    "`python -m benchmarks.papers fedu-table-4-short`.",
     "fashion-mnist": "CCL, FedSimCLR, and centralized MoCo v2 on Fashion-MNIST: "
     "`python -m benchmarks.papers fashion-mnist`.",
     "fedbyol-cifar10-short": "FedBYOL in CIFAR-10's short setting, with an earlier version: two "
@@ -27,6 +37,7 @@ GROUPS = {
 }
 OUTCOME = ("labelled", "accuracy", "note", "error")  # of a probe; other keys are its settings
 LBFGS = {"probe": "linear", "solver": "lbfgs"}
+EASYFL = {"probe": "linear", "protocol": "easyfl"}
 
 
 class Run(NamedTuple):
@@ -105,9 +116,18 @@ class Run(NamedTuple):
     @property
     def lbfgs(self) -> float | None:
         """The accuracy of the linear classifier that L-BFGS finds, with all labels, if measured."""
+        return self._accuracy_of(LBFGS)
+
+    @property
+    def easyfl(self) -> float | None:
+        """The accuracy by the linear protocol of FedU's and FedEMA's authors, if measured."""
+        return self._accuracy_of(EASYFL)
+
+    def _accuracy_of(self, wanted: Mapping[str, str]) -> float | None:
+        """Return the accuracy of the additional probe with exactly these settings."""
         for probe in self.probes:
             settings = {key: probe[key] for key in probe.keys() - OUTCOME}
-            if settings == LBFGS and "accuracy" in probe:
+            if settings == wanted and "accuracy" in probe:
                 return float(probe["accuracy"])
         return None
 

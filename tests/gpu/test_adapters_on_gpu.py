@@ -28,8 +28,8 @@ def adapted(backbone: str) -> Method:
 
 
 def trained(backbone: str, mode: str, precision: str) -> tuple[Tensor, Tensor]:
-    """Return the change of the row, and the frozen weights, after 20 steps."""
-    settings = TrainSettings(mode=mode, precision=precision, batch=16, lr=0.01, epochs=5)
+    """Return the change of the row, and the frozen weights, after 4 steps."""
+    settings = TrainSettings(mode=mode, precision=precision, batch=16, lr=0.01, epochs=1)
     trainer = Trainer(adapted(backbone), settings)
     method = trainer.method
     start = method.state.floats.clone()
@@ -52,6 +52,11 @@ def test_the_momentum_copy_shares_frozen_weights_on_the_device() -> None:
 
 
 def test_captured_steps_train_what_eager_ones_do() -> None:
+    """Four steps, of which three are replayed, differ by 1e-6 and 1.4e-3 (an H200, relative).
+
+    After 20 steps it is 0.02 and 0.07. Eager training then differs by as much from itself if the
+    weights are changed by 1e-7 before it, so more steps would show nothing.
+    """
     for backbone in ("vit_mini", "resnet18"):
         with numerics(CUDA, deterministic=True, exact=True):
             eager, before = trained(backbone, "eager", "fp32")
