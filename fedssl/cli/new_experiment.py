@@ -31,7 +31,7 @@ from fedssl.experiment.draft_fit import choose_background, side_text
 from fedssl.experiment.experiment import Experiment
 from fedssl.views.presets import PRESETS
 
-LISTED = 5  # clients or classes that are printed by name
+MAX_LISTED = 5  # clients or classes that are printed by name
 MACHINES = ("cpu", "gpu")
 DATA_DIR = Path("data")  # the default of --data-dir
 
@@ -155,7 +155,7 @@ def _clients(summary: FolderSummary) -> str:
 
 def _listed(names: list[str]) -> str:
     """Return the number of names and the first of them."""
-    return f"{len(names)}: {joined(list(map(printable, names)), LISTED)}"
+    return f"{len(names)}: {joined(list(map(printable, names)), MAX_LISTED)}"
 
 
 def _test(summary: FolderSummary) -> str:
@@ -173,7 +173,7 @@ def _labelled_images(folder: Path) -> str:
     classes = sorted({name.partition(os.sep)[0] for name in names})
     images = f"{len(names):,} image" + "s" * (len(names) != 1)
     noun = "class" + "es" * (len(classes) != 1)
-    listed = joined(list(map(printable, classes)), LISTED)
+    listed = joined(list(map(printable, classes)), MAX_LISTED)
     return f"labelled images in {printable(str(folder))}: {images}, {len(classes)} {noun}: {listed}"
 
 

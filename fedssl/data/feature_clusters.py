@@ -50,7 +50,10 @@ class Clusters(Partition):
     @model_validator(mode="after")
     def _check_rule(self) -> Self:
         if self.capped and self.balanced:
-            raise ValueError("balanced clients are of equal size without a cap: set one of the two")
+            raise ValueError(
+                "balanced and capped cannot both be true: balanced clients already have equal "
+                "numbers of images. Set one of them to false"
+            )
         return self
 
     def split(self, data: Dataset, clients: int, generator: Generator) -> dict[str, Tensor]:

@@ -25,8 +25,8 @@ from fedssl.data.download import find_path, searched_places
 from fedssl.data.folder_listing import list_image_files, printable, subfolders
 from fedssl.data.image_pool import PixelRows
 from fedssl.data.images import SOURCES, Dataset, Images, Source
-from fedssl.data.left_out import LISTED
 from fedssl.data.one_colour import one_colour_warning
+from fedssl.data.skipped_files import MAX_LISTED
 from fedssl.data.small_images import small_images_warning
 
 LEVELS = {"clients": 1, "classes": 1, "clients-classes": 2, "flat": 0}  # folders above a file
@@ -133,8 +133,8 @@ class Folder(Source):
         lines = [f"{reason}: {printable(str(below / name))}" for reason, name in skipped]
         return _Part(pixels, readable, layout, clients=clients, skipped=lines)
 
-    def list_left_out(self, lines: Sequence[str]) -> Path | None:
-        if len(lines) <= LISTED:
+    def list_skipped(self, lines: Sequence[str]) -> Path | None:
+        if len(lines) <= MAX_LISTED:
             return None
         return write_list(self.path, lines, self._cache_dir)
 
@@ -262,6 +262,11 @@ def train_and_test(top: Path) -> tuple[Path, Path | None]:
 def _check_disjoint(train: Path, test: Path) -> None:
     real_train = train.resolve()
     real_test = test.resolve()
+    if real_train == real_test:
+        raise DataError(
+            f"training and test images are in the same folder, {train}: choose another folder of "
+            "test images"
+        )
     if real_train.is_relative_to(real_test) or real_test.is_relative_to(real_train):
         raise DataError(
             f"one of {train} and {test} is inside the other: "

@@ -17,7 +17,7 @@ from fedssl.core.console import Notify, print_to_stderr
 from fedssl.core.errors import DataError
 from fedssl.core.settings import Registry, Settings
 from fedssl.data.image_pool import PixelRows
-from fedssl.data.left_out import report_left_out
+from fedssl.data.skipped_files import report_skipped
 
 LabelLoader = Callable[[], Tensor]
 
@@ -148,10 +148,10 @@ class Source(Settings, ABC):
         The first of these files are named; in logs of fedssl, they are only counted.
         """
         data = self.read(root, notify)
-        report_left_out(data.skipped, notify, self.list_left_out)
+        report_skipped(data.skipped, notify, self.list_skipped)
         return self.apply_holdout(data)
 
-    def list_left_out(self, lines: Sequence[str]) -> Path | None:
+    def list_skipped(self, lines: Sequence[str]) -> Path | None:
         """Write the files left out to a private file if they are many; return its path."""
         return None
 

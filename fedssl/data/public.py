@@ -50,7 +50,10 @@ class Public(Source):
         """Return uint8 (n, C, H, W) with the size and channels of the training images `train`."""
         source = self.load(root, notify).train
         if len(source) < 2:
-            raise DataError(f"[public] names {len(source)} images, which is too few")
+            raise DataError(
+                f"the data set under [public] has {len(source)} images, but at least 2 are needed: "
+                "name another one"
+            )
         index = torch.randperm(len(source), generator=generator)[: self.images].sort().values
         if len(index) < self.images:
             notify(f"public images: all {len(index):,} that exist, not {self.images:,}")
@@ -67,7 +70,8 @@ class HeldOut(Public):
         number = min(self.images, count // HELD_OUT_DIVISOR)
         if number < 2:
             raise DataError(
-                f"{count} training images are too few to hold some out as public ones: name others"
+                f"public images are drawn from at least {2 * HELD_OUT_DIVISOR} training images, "
+                f"but there are {count}: name another data set under [public]"
             )
         return torch.randperm(count, generator=generator)[:number].sort().values
 

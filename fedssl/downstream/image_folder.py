@@ -15,7 +15,7 @@ from fedssl.core.missing_paths import no_folder
 from fedssl.data.bad_files import write_list
 from fedssl.data.cache import default_cache_dir
 from fedssl.data.folder_listing import list_image_files, printable
-from fedssl.data.left_out import LISTED, report_left_out
+from fedssl.data.skipped_files import MAX_LISTED, report_skipped
 from fedssl.runs.input_images import Preprocessing
 
 BATCH_FILES = 256  # files that are decoded at once
@@ -61,7 +61,7 @@ class ImageFolder:
                 if kept:
                     yield ImageBatch(kept, pixels)
                 advance(len(names))
-        report_left_out(self.skipped, self._notify, partial(_list_all, self.folder))
+        report_skipped(self.skipped, self._notify, partial(_list_all, self.folder))
         if not readable:
             raise DataError(f"{self.folder} contains no readable image")
 
@@ -75,6 +75,6 @@ class ImageBatch(NamedTuple):
 
 def _list_all(folder: Path, lines: Sequence[str]) -> Path | None:
     """Write the files left out to a private file if they are many; return its path."""
-    if len(lines) <= LISTED:
+    if len(lines) <= MAX_LISTED:
         return None
     return write_list(str(folder.resolve()), lines, default_cache_dir())

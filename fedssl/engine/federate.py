@@ -190,10 +190,11 @@ def bounded_clients(plan: Plan, runtime: Runtime, rules: RoundRules) -> Collecti
 
 
 def _too_many_failures(guard: Guard) -> str:
-    reason = "no client answered"
+    last_round = "no client answered"
     if guard.reports:
-        reason = f"the first client was dropped because: {guard.reports[0].dropped}"
+        first = guard.reports[0]
+        last_round = f'the upload of client "{first.client}" was dropped. Reason: {first.dropped}'
     return (
-        f"{MAX_FAILED_ROUNDS} consecutive rounds failed. In the last round, {reason}. "
+        f"{MAX_FAILED_ROUNDS} consecutive rounds failed. In the last round, {last_round}. "
         "rounds.jsonl gives the reason for every client (`dropped`)"
     )

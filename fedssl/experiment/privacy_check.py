@@ -36,8 +36,8 @@ def check_privacy(
         )
     if not algorithm.needs_only_means:
         raise ConfigError(
-            "algorithm: with these settings it uses more of an upload than the mean, which "
-            "[privacy] does not cover: choose another, such as fedavg"
+            "algorithm: with these settings, it reads single uploads, but [privacy] protects only "
+            "their mean: choose an algorithm that needs only means, such as fedavg"
         )
     _check_uploads(algorithm, method)
     _check_baselines(named)
@@ -48,8 +48,9 @@ def check_delta(privacy: PrivacySettings, clients: int) -> None:
     """Raise ConfigError if δ is too large for this many clients."""
     if clients * privacy.delta >= 1:
         raise ConfigError(
-            f"privacy.delta = {privacy.delta:g} is not below 1 / {clients} clients: publishing all "
-            "images of one client would satisfy it; lower delta"
+            f"privacy.delta = {privacy.delta:g} must be below 1/{clients}, one divided by the "
+            "number of clients: otherwise publishing all images of one random client satisfies "
+            "the guarantee. Lower privacy.delta"
         )
 
 

@@ -64,7 +64,7 @@ def serve(
             )
             record_experiment(folder, experiment, trains=trains)
             _train(run)
-        finish(folder, run.data, None, device, quiet=False, alone=True, other=run.other)
+        finish(folder, run.data, None, device, quiet=False, train_baselines=False, other=run.other)
         callbacks.end(integrity.read_json(folder, "results.json") or {})
 
 

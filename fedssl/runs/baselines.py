@@ -23,7 +23,7 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.runs.local import LocalRun, train_locally
 from fedssl.runs.resume_checks import undamaged
 from fedssl.runs.rounds_log import read_rounds
-from fedssl.runs.time_left import Later
+from fedssl.runs.time_left import FollowingWork
 
 MAX_RELATIVE_TIME = 2.0  # of a baseline that is trained without being asked for
 
@@ -35,14 +35,17 @@ class Choice(NamedTuple):
     note: str | None = None  # on the time of those that the experiment does not name
 
 
-def baselines_of(evaluation: Evaluation, folder: Path, alone: bool) -> Choice:
-    """Return the baselines of a run; none without labels, since nothing is measured then."""
+def baselines_of(evaluation: Evaluation, folder: Path, train_baselines: bool) -> Choice:
+    """Return the baselines of a run; none without labels, since nothing is measured then.
+
+    Without `train_baselines`, these are untrained models only.
+    """
     if not evaluation.images.possible:
         return Choice([])
     choice = choose_baselines(evaluation.experiment, read_rounds(folder / "rounds.jsonl"))
-    if alone:
-        return Choice([name for name in choice.names if name in UNTRAINED])
-    return choice
+    if train_baselines:
+        return choice
+    return Choice([name for name in choice.names if name in UNTRAINED])
 
 
 def choose_baselines(experiment: Experiment, rounds: Iterable[Mapping[str, Any]]) -> Choice:
@@ -175,7 +178,7 @@ class Baselines:
                 device=self.device,
                 title=name,
                 quiet=self.quiet,
-                later=Later(part="this baseline", estimated=False),
+                later=FollowingWork(part="this baseline", estimated=False),
             )
         )
 

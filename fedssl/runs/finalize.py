@@ -45,17 +45,19 @@ def finish(
     public: Tensor | None,
     device: torch.device,
     quiet: bool,
-    alone: bool = False,
+    train_baselines: bool = True,
     *,
     other: Dataset | None = None,
 ) -> bool:
     """Export and measure a run whose last round is done; False if it was finished already.
 
-    Baselines train on the same images, `public` ones included. With `alone` none of them is
-    trained, because not all images are on this machine. `other` are the images of `probe.on`.
+    Baselines train on the same images, `public` ones included. A process that has not all images
+    does not train them. `other` are the images of `probe.on`.
     """
     with locked(folder):
-        return _finish(folder, data, public, device, quiet=quiet, alone=alone, other=other)
+        return _finish(
+            folder, data, public, device, quiet=quiet, train_baselines=train_baselines, other=other
+        )
 
 
 def _finish(
@@ -65,7 +67,7 @@ def _finish(
     device: torch.device,
     *,
     quiet: bool,
-    alone: bool,
+    train_baselines: bool,
     other: Dataset | None,
 ) -> bool:
     notify = ignore_message if quiet else print_to_stderr
@@ -73,7 +75,7 @@ def _finish(
     snapshot = Store(folder).load(ignore_message, check_rows=False)
     assert snapshot is not None
     evaluation = Evaluation(experiment, data, device, notify=notify, other=other)
-    choice = baselines_of(evaluation, folder, alone)
+    choice = baselines_of(evaluation, folder, train_baselines)
     baselines = Baselines(
         experiment, folder, data, public=public, device=device, names=choice.names, quiet=quiet
     )

@@ -42,7 +42,7 @@ from fedssl.runs.resume_checks import (
 from fedssl.runs.session import STOPPING as STOPPING
 from fedssl.runs.session import ActiveRuntime, Session, load_newest, raise_if_no_round_succeeded
 from fedssl.runs.session import Interrupted as Interrupted
-from fedssl.runs.time_left import TRAINING_ONLY, Estimate, Later
+from fedssl.runs.time_left import TRAINING_ONLY, Estimate, FollowingWork
 from fedssl.runs.workload import adapter_line, shorter, workload
 from fedssl.training.trainer import resolve_mode, resolve_precision
 
@@ -62,7 +62,7 @@ class LocalRun:
     title: str  # of the progress bar
     quiet: bool = False
     estimate: EstimateRun | None = None  # of the whole command
-    later: Later = TRAINING_ONLY  # without an estimate, what the time left refers to
+    later: FollowingWork = TRAINING_ONLY  # without an estimate, what the time left refers to
     callbacks: Callbacks = field(default_factory=Callbacks)
     other: Dataset | None = None  # the images of `probe.on`
 
@@ -190,7 +190,7 @@ class LocalSession:
             later=self._announce_time(last.rounds),
         )
 
-    def _announce_time(self, done: int) -> Later:
+    def _announce_time(self, done: int) -> FollowingWork:
         """Print the estimated time of the whole command; return what follows training."""
         run = self._run
         if run.quiet or run.estimate is None:

@@ -40,7 +40,7 @@ from fedssl.runs.rounds_log import RoundsLog, record
 from fedssl.runs.start_warnings import warn
 from fedssl.runs.stored_rounds import load_newest as load_newest
 from fedssl.runs.stored_rounds import raise_if_no_round_succeeded as raise_if_no_round_succeeded
-from fedssl.runs.time_left import TRAINING_ONLY, Later, Pace
+from fedssl.runs.time_left import TRAINING_ONLY, FollowingWork, Pace
 
 STOPPING = "stopping after the current step; finished rounds are saved"
 
@@ -101,7 +101,7 @@ class Session:
         resumed: bool,
         title: str,
         quiet: bool,
-        later: Later = TRAINING_ONLY,
+        later: FollowingWork = TRAINING_ONLY,
     ) -> None:
         """Run the rounds after `last`. Finished rounds are saved also if this is interrupted."""
         code()  # computed now: source files may be edited during the run

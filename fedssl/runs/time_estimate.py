@@ -27,7 +27,7 @@ from fedssl.plots.feature_map import MAPPED
 from fedssl.runs.baselines import baseline_names
 from fedssl.runs.probe_time import ProbeSeconds, probe_seconds
 from fedssl.runs.rounds_log import read_rounds
-from fedssl.runs.time_left import Estimate, Later
+from fedssl.runs.time_left import Estimate, FollowingWork
 from fedssl.training.trainer import Trainer, TrainingTask, resolve_mode
 
 TRIAL_STEPS = 4
@@ -60,7 +60,7 @@ def estimate_run(
     for name in names:
         models += baseline_model_count(experiment, federation.clients, name)
     measuring = models * probes.model + picture
-    later = Later(baselines / workload.busiest, measuring, picture=picture > 0)
+    later = FollowingWork(baselines / workload.busiest, measuring, picture=picture > 0)
     speed = training_speed(federation)
     if speed is None:
         return Estimate(None, later)

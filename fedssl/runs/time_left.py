@@ -14,7 +14,7 @@ SECONDS_BEFORE_ESTIMATE_WITHIN_ROUND = 10.0
 MAX_ERROR = 1.5  # the factor by which an estimate may be wrong without being printed again
 
 
-class Later(NamedTuple):
+class FollowingWork(NamedTuple):
     """Work that follows the rounds of a run."""
 
     baselines: float = 0.0  # time of training all baselines, relative to that of all rounds
@@ -45,15 +45,15 @@ class Later(NamedTuple):
         return text
 
 
-NOTHING_LATER = Later()
-TRAINING_ONLY = Later(part="training")  # what follows is not estimated
+NO_FOLLOWING_WORK = FollowingWork()
+TRAINING_ONLY = FollowingWork(part="training")  # what follows is not estimated
 
 
 class Estimate(NamedTuple):
     """The estimated time of a run, before its first round."""
 
     training: float | None  # seconds of the rounds that are left; None: unknown until some finish
-    later: Later
+    later: FollowingWork
 
 
 class Pace:
@@ -69,7 +69,7 @@ class Pace:
         per_round: int = 1,
         workers: int | None = None,
         *,
-        later: Later = NOTHING_LATER,
+        later: FollowingWork = NO_FOLLOWING_WORK,
     ) -> None:
         """`per_round`: clients asked in a round; `workers` of them train at the same time."""
         self.rounds = rounds

@@ -9,7 +9,7 @@ from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.federation_setup import Federation
 from fedssl.method import Method
 from fedssl.nets.adapters import frozen_size, is_factor
-from fedssl.runs.time_left import Later
+from fedssl.runs.time_left import FollowingWork
 
 LONG = 15 * 60.0  # seconds, from which what makes a run shorter is printed
 MIN_SIDE = 32  # pixels; half of an image must be at least as large
@@ -73,7 +73,9 @@ def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.2f} MB"
 
 
-def shorter(federation: Federation, training: float, all_rounds: float, later: Later) -> str | None:
+def shorter(
+    federation: Federation, training: float, all_rounds: float, later: FollowingWork
+) -> str | None:
     """Return what makes a run on a CPU shorter, in a line; None if it is short.
 
     `training` is the time of the rounds that are left, `all_rounds` that of all rounds.

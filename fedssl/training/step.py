@@ -157,7 +157,7 @@ class Step:
         return out
 
     def _follower(self, momentum: float) -> EmaTarget:
-        """Return the target as a ema_target of the optimizer, which a sibling shares."""
+        """Return the target as an EMA target of the optimizer; a sibling shares it."""
         row = self.optimizer.row
         target = self.method.parameter_row(("target",))
         online = self.method.parameter_row(self.method.mirrored)

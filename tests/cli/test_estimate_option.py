@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedssl.runs.time_left import Later
+from fedssl.runs.time_left import FollowingWork
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -29,7 +29,7 @@ def test_seeds_take_as_long_as_single_runs(
     monkeypatch.setattr("fedssl.runs.time_estimate.training_speed", lambda federation: 4.0)
     monkeypatch.setattr(
         "fedssl.runs.estimate.estimate_run",
-        lambda *args: (18.0, Later()),
+        lambda *args: (18.0, FollowingWork()),
     )
     _, out, _ = cli("run", "mine.toml", "--estimate", "--seeds", "3", "--json")
     values = json.loads(out)

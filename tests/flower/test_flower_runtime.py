@@ -61,7 +61,9 @@ def test_invalid_uploads_do_not_count_for_the_quorum(nodes: Nodes) -> None:
     with raises(RunError):
         nodes.serve(experiment, grid, quorum=1.0)
     missed = "only 2 of 3 clients sent a valid upload; 3 are required (quorum)"
-    assert nodes.dropped() == [{"0": missed, "1": "claims -5 images", "2": missed}]
+    assert nodes.dropped() == [
+        {"0": missed, "1": "claims -5 images, not an integer from 1 to 10,000,000", "2": missed}
+    ]
 
 
 def test_a_round_that_cannot_reach_its_quorum_ends_early(nodes: Nodes) -> None:
@@ -137,8 +139,8 @@ def test_an_answer_in_time_does_not_expire_before_its_turn(nodes: Nodes) -> None
         ({"attempt": 3}, "answers attempt 3 instead of 0"),
         ({"client": "0"}, "answers client '0' instead of '1'"),
         ({"run": "other"}, "answers run 'other'"),
-        ({"images": -5}, "claims -5 images"),
-        ({"images": "many"}, "claims 'many' images"),
+        ({"images": -5}, "claims -5 images, not an integer from 1 to 10,000,000"),
+        ({"images": "many"}, "claims 'many' images, not an integer from 1 to 10,000,000"),
         ({"images": 10**6}, "claims 1000000 images, but declared 16 when it joined"),
         ({"error": "x" * 9999}, "x" * 200 + "…"),
         ({"error": "no electricity"}, "no electricity"),

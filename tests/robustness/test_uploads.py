@@ -178,7 +178,7 @@ def test_a_wrong_number_of_images_is_dropped(
     assert federation.hashes("wrong_count") == federation.hashes("without")
     assert {c["dropped"] for line in run.rounds for c in line["clients"]} == {
         None,
-        f"claims {images!r} images",
+        f"claims {images!r} images, not an integer from 1 to 10,000,000",
     }
 
 

@@ -16,7 +16,7 @@ import fedssl
 from fedssl.engine.uploads.records import Reply
 from fedssl.runs import progress
 from fedssl.runs.progress import Lines, round_progress
-from fedssl.runs.time_left import TRAINING_ONLY, Later, Pace
+from fedssl.runs.time_left import TRAINING_ONLY, FollowingWork, Pace
 
 REPLY = Reply("a", 10, None, None)
 Clock = Callable[[float], None]
@@ -105,7 +105,7 @@ def test_short_training_has_no_estimate(set_clock: Clock) -> None:
 
 def test_the_time_left_includes_baselines_and_measuring(set_clock: Clock) -> None:
     """One round of 10 takes 6 s: 54 s are left, then 120 s of baselines and 30 s of measuring."""
-    pace = Pace(10, later=Later(baselines=2.0, measuring=30.0, picture=True))
+    pace = Pace(10, later=FollowingWork(baselines=2.0, measuring=30.0, picture=True))
     set_clock(6)
     assert pace.finish_round(1) == (
         "estimated time: about 4 min: training 60 s, baselines 2 min, measuring and picture 30 s"
@@ -119,7 +119,7 @@ def test_the_time_left_includes_baselines_and_measuring(set_clock: Clock) -> Non
 
 def test_a_resumed_run_has_baselines_of_all_its_rounds(set_clock: Clock) -> None:
     """Rounds of 5 s: one of the last two is left, and a baseline of ten rounds."""
-    pace = Pace(10, 8, later=Later(baselines=1.0))
+    pace = Pace(10, 8, later=FollowingWork(baselines=1.0))
     set_clock(5)
     pace.finish_round(9)
     assert pace.left == pytest.approx(5 + 50)
@@ -130,14 +130,14 @@ def test_an_estimate_that_was_far_off_is_corrected(
     announced: float, printed: bool, set_clock: Clock
 ) -> None:
     """Ten rounds of 6 s and no baselines are one minute, 1.5 times 40 s, or 2/3 of 90 s."""
-    pace = Pace(10, later=Later(announced=announced + 0.1 * (not printed)))
+    pace = Pace(10, later=FollowingWork(announced=announced + 0.1 * (not printed)))
     set_clock(6)
     text = "estimated time: about 60 s"
     assert pace.finish_round(1) == (text if printed else None)
 
 
 def test_a_baseline_has_no_estimate_and_its_time_left_is_marked(set_clock: Clock) -> None:
-    pace = Pace(10, later=Later(part="this baseline", estimated=False))
+    pace = Pace(10, later=FollowingWork(part="this baseline", estimated=False))
     set_clock(6)
     assert pace.finish_round(1) is None
     assert pace.summary() == "6 s elapsed, 54 s left of this baseline"

@@ -10,7 +10,7 @@ import torch
 from fedssl import nets
 from fedssl.experiment.client_data import partition_data
 from fedssl.experiment.federation_setup import Federation
-from fedssl.runs.time_left import Later
+from fedssl.runs.time_left import FollowingWork
 from fedssl.runs.workload import adapter_line, shorter
 from tests.factories import bright_dataset, make_experiment
 
@@ -26,8 +26,8 @@ def _federation(**changes: Any) -> Federation:
 def test_a_long_run_comes_with_what_makes_it_shorter() -> None:
     """1,000 s of training and as much for the baselines."""
     federation = _federation(rounds=40)
-    assert shorter(federation, 300.0, 300.0, Later(baselines=1.0)) is None
-    assert shorter(federation, 1000.0, 1000.0, Later(baselines=1.0)) == (
+    assert shorter(federation, 300.0, 300.0, FollowingWork(baselines=1.0)) is None
+    assert shorter(federation, 1000.0, 1000.0, FollowingWork(baselines=1.0)) == (
         "to make it shorter: --set rounds=20 takes about half the time, but trains less; "
         "--no-baselines saves about 17 min"
     )

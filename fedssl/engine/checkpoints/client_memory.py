@@ -74,12 +74,12 @@ class StoredMemory:
         self._tree = None
 
 
-class Turn(NamedTuple):
+class RoundAttempt(NamedTuple):
     """One attempt of a client at a round. A newer attempt of the same client invalidates it."""
 
     client: str
     round: int
-    attempt: int
+    number: int  # of the client's attempts in this process
 
 
 class ClientMemory:
@@ -109,48 +109,49 @@ class ClientMemory:
         self._latest = dict(resumed or {})
         self._finished = self._latest.copy()  # after the last finished round
         self._attempts: dict[str, int] = {}
-        # In the order of their turns; a dict, so that a turn can be removed from the middle.
-        self._expected: dict[Turn, None] = {}
-        self._fetched: dict[Turn, Future[Tree]] = {}
+        # In the order in which clients start; a dict, so that one can be removed from the middle.
+        self._expected: dict[RoundAttempt, None] = {}
+        self._fetched: dict[RoundAttempt, Future[Tree]] = {}
         self._behind: deque[Future[None]] = deque()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "memory")
 
-    def expect(self, client: str, round: int) -> Turn:
-        """Announce a client's turn, so that its memory is read ahead. Invalidates earlier turns."""
+    def expect(self, client: str, round: int) -> RoundAttempt:
+        """Announce a new attempt, so that memory is read ahead; earlier ones become invalid."""
         with self._lock:
-            attempt = self._attempts[client] = self._attempts.get(client, 0) + 1
-            turn = Turn(client, round, attempt)
-            self._expected[turn] = None
+            number = self._attempts.get(client, 0) + 1
+            self._attempts[client] = number
+            attempt = RoundAttempt(client, round, number)
+            self._expected[attempt] = None
             self._fetch()
-        return turn
+        return attempt
 
     def cancel_expected(self) -> None:
-        """Cancel all announced turns."""
+        """Cancel all announced attempts."""
         with self._lock:
             self._expected.clear()
             self._fetched.clear()
 
     def _fetch(self) -> None:
         while self._expected and len(self._fetched) < self._ahead:
-            turn = next(iter(self._expected))
-            del self._expected[turn]
-            stored = self._before(turn)
+            attempt = next(iter(self._expected))
+            del self._expected[attempt]
+            stored = self._before(attempt)
             if stored is not None and stored.on_disk_only:
-                self._fetched[turn] = self._thread.submit(self._load, turn)
+                self._fetched[attempt] = self._thread.submit(self._load, attempt)
 
-    def read(self, turn: Turn) -> Tree:
+    def read(self, attempt: RoundAttempt) -> Tree:
         """Return the client's memory before this round, in host memory or where it was written."""
         with self._lock:
-            self._expected.pop(turn, None)
-            fetched = self._fetched.pop(turn, None)
+            self._expected.pop(attempt, None)
+            fetched = self._fetched.pop(attempt, None)
             self._fetch()
         if fetched is not None:
             return fetched.result()
-        return self._load(turn)
+        return self._load(attempt)
 
-    def _load(self, turn: Turn) -> Tree:
-        stored = self._before(turn)
+    def _load(self, attempt: RoundAttempt) -> Tree:
+        stored = self._before(attempt)
         if stored is None:
             return {}
         read_from_disk = stored.on_disk_only
@@ -158,39 +159,40 @@ class ClientMemory:
             tree = stored.tree
         except (OSError, ValueError) as problem:
             raise RunError(
-                f"the saved state of client {turn.client} cannot be read: {problem}. Run the "
+                f"the saved state of client {attempt.client} cannot be read: {problem}. Run the "
                 "same command again to resume from the last intact checkpoint"
             ) from problem
         if read_from_disk and self._device.type == "cuda":
             return pinned(tree)
         return tree
 
-    def _before(self, turn: Turn) -> StoredMemory | None:
+    def _before(self, attempt: RoundAttempt) -> StoredMemory | None:
         """Return the newest memory older than the round, the same again if a round is repeated."""
-        latest = self._latest.get(turn.client)
-        finished = self._finished.get(turn.client)
-        if latest is None or latest.round < turn.round:
+        latest = self._latest.get(attempt.client)
+        finished = self._finished.get(attempt.client)
+        if latest is None or latest.round < attempt.round:
             return latest
-        if finished is not None and finished.round >= turn.round:
+        if finished is not None and finished.round >= attempt.round:
             raise ValueError(
-                f"round {turn.round} is over: the memory of client {turn.client} before it is gone"
+                f"round {attempt.round} is over, and the memory of client {attempt.client} before "
+                "it is not kept"
             )
         return finished
 
-    def write(self, turn: Turn, tree: Tree) -> bool:
-        """Store a memory; False, and nothing is changed, if the client has begun another turn."""
-        if not tree and turn.client not in self._latest:
+    def write(self, attempt: RoundAttempt, tree: Tree) -> bool:
+        """Store a memory; False, and nothing is changed, if the client has begun a new attempt."""
+        if not tree and attempt.client not in self._latest:
             return True  # a client that keeps nothing costs nothing
         tier = self._choose(tree)
         placed = tree
         if tier != "device":
             placed = on_host(tree)
         # The event is recorded when the copy has arrived.
-        version = StoredMemory(turn.round, placed, event=ready(tree))
+        version = StoredMemory(attempt.round, placed, event=ready(tree))
         with self._lock:
-            if self._attempts.get(turn.client) != turn.attempt:
+            if self._attempts.get(attempt.client) != attempt.number:
                 return False
-            self._latest[turn.client] = version
+            self._latest[attempt.client] = version
         if tier == "disk":
             self._write_behind(version)
         return True

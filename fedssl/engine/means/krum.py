@@ -62,8 +62,8 @@ class MultiKrum(MeanSettings):
         too_few = shortage(uploads, self.f)
         if too_few is None and self.keep is not None and self.keep > uploads - self.f:
             return (
-                f"Multi-Krum averages {self.keep} uploads (mean.keep) in addition to {self.f} bad "
-                f"ones (mean.f), but there are {uploads}"
+                f"Multi-Krum with mean.keep = {self.keep} and mean.f = {self.f} needs at least "
+                f"{self.keep + self.f} uploads, but there are {uploads}"
             )
         return too_few
 

@@ -55,7 +55,7 @@ class PrivacySettings(Settings):
         elif self.noise is not None and 0 < self.noise < LEAST_NOISE:
             raise ValueError(f"noise must be 0 or at least {LEAST_NOISE:g}")
         elif self.noise == 0 and self.epsilon is not None:
-            raise ValueError("without noise no epsilon holds: raise noise, or leave out epsilon")
+            raise ValueError("noise = 0 gives no finite epsilon: raise noise, or remove epsilon")
         return self
 
     @property

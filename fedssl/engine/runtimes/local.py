@@ -11,7 +11,7 @@ from queue import LifoQueue
 import torch
 
 from fedssl.core.state.tree import Tree
-from fedssl.engine.checkpoints.client_memory import ClientMemory, Turn
+from fedssl.engine.checkpoints.client_memory import ClientMemory, RoundAttempt
 from fedssl.engine.runtimes.client_round import ClientRound, RunContext, Shard, run_client
 from fedssl.engine.uploads.records import Reply
 from fedssl.training.trainer import Trainer
@@ -92,21 +92,21 @@ class LocalRuntime:
         largest_first = sorted(group, key=lambda name: self._shards[name].images, reverse=True)
         started = {}
         for client in largest_first:
-            turn = self._memory.expect(client, round)
-            started[client] = self._pool.submit(self._run, turn, message(client))
+            attempt = self._memory.expect(client, round)
+            started[client] = self._pool.submit(self._run, attempt, message(client))
         return [started[client] for client in group]
 
-    def _run(self, turn: Turn, message: Tree) -> Reply:
+    def _run(self, attempt: RoundAttempt, message: Tree) -> Reply:
         client_round = ClientRound(
-            client=turn.client,
-            round=turn.round,
-            shard=self._shards[turn.client],
+            client=attempt.client,
+            round=attempt.round,
+            shard=self._shards[attempt.client],
             message=message,
-            load_memory=partial(self._memory.read, turn),
-            store_memory=partial(self._memory.write, turn),
+            load_memory=partial(self._memory.read, attempt),
+            store_memory=partial(self._memory.write, attempt),
         )
         trainer = self._idle.get()
-        self._on_start(turn.client, trainer)
+        self._on_start(attempt.client, trainer)
         try:
             reply = run_client(self._context, client_round, trainer, self._merge_device)
         finally:

@@ -104,7 +104,7 @@ def validation_error(images: object, upload: Tree, schema: Schema) -> str | None
     Whether its models are finite is checked by `measure_update`, in the same pass over memory.
     """
     if not isinstance(images, int) or isinstance(images, bool) or not 0 < images <= MAX_IMAGES:
-        return f"claims {images!r} images"
+        return f"claims {images!r} images, not an integer from 1 to {MAX_IMAGES:,}"
     if upload.keys() != schema.keys():
         key = min(upload.keys() ^ schema.keys())
         problem = "not expected" if key in upload else "missing"

@@ -183,7 +183,10 @@ def test_an_invalid_upload_is_dropped_and_the_mean_of_the_others_is_exact(name: 
 @pytest.mark.rows("U6")
 @pytest.mark.parametrize("images", COUNTS)
 def test_an_invalid_number_of_images(images: Any) -> None:
-    _check(Reply("bad", images, {"model": valid_state(7)}, METRICS), f"claims {images!r} images")
+    _check(
+        Reply("bad", images, {"model": valid_state(7)}, METRICS),
+        f"claims {images!r} images, not an integer from 1 to 10,000,000",
+    )
 
 
 def test_the_error_of_a_failed_client_is_the_reason() -> None:
@@ -410,7 +413,10 @@ def test_invalid_replies_are_detected_before_the_guard() -> None:
     broken = _with(valid_state(1), 0, math.nan)
     schema: dict[str, Spec] = {"model": LAYOUT}
     assert reply_error(Reply("a", 1, {"model": valid_state(1)}, None), schema) is None
-    assert reply_error(Reply("a", 0, {"model": valid_state(1)}, None), schema) == "claims 0 images"
+    assert (
+        reply_error(Reply("a", 0, {"model": valid_state(1)}, None), schema)
+        == "claims 0 images, not an integer from 1 to 10,000,000"
+    )
     assert (
         reply_error(Reply("a", 1, {"model": broken}, None), schema)
         == "model: contains NaN or infinite values"

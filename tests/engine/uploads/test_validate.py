@@ -189,4 +189,7 @@ def test_bad_rows_do_not_make_a_reply_unsound() -> None:
     """On Flower the reply counts for the quorum, as it counts for the mean."""
     assert reply_error(Reply("a", 3, upload([[math.nan, 0]]), None), WIRE) is None
     assert reply_error(Reply("a", 3, upload(torch.ones(3, 4)), None), WIRE) is None
-    assert reply_error(Reply("a", 0, upload([GOOD]), None), WIRE) == "claims 0 images"
+    assert (
+        reply_error(Reply("a", 0, upload([GOOD]), None), WIRE)
+        == "claims 0 images, not an integer from 1 to 10,000,000"
+    )

@@ -1,4 +1,4 @@
-"""Report the files of a folder that are left out."""
+"""Report the files of a folder that are skipped."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from fedssl.core.console import Notify, hidden_names_note, names_are_shown, shortened
 from fedssl.data.folder_listing import NOT_AN_IMAGE, kind_without_images
 
-LISTED = 20  # files left out that are listed by name
+MAX_LISTED = 20  # skipped files that are listed by name
 
 
-def report_left_out(
+def report_skipped(
     skipped: Sequence[str], notify: Notify, list_all: Callable[[Sequence[str]], Path | None]
 ) -> None:
     """Report the files left out, each of them a line "reason: name".
@@ -50,11 +50,11 @@ def _not_images(names: Sequence[str]) -> str:
 
 
 def _summary(skipped: Sequence[str], listed_in: Path | None) -> list[str]:
-    """Return up to LISTED files by name or, in logs, the count for each reason."""
+    """Return up to MAX_LISTED files by name or, in logs, the count for each reason."""
     if not names_are_shown():
         reasons = Counter(line.partition(": ")[0] for line in skipped)
         return [f"{reason}: {count}" for reason, count in sorted(reasons.items())]
-    lines = shortened(skipped, LISTED)
+    lines = shortened(skipped, MAX_LISTED)
     if len(lines) < len(skipped) and listed_in is not None:
         lines[-1] += f"; all are listed in {listed_in}"
     return lines
