@@ -64,7 +64,9 @@ def test_grey_cmyk_and_transparent_pictures() -> None:
 
 
 @pytest.mark.parametrize(
-    "image", [torch.rand(3, 4, 4), torch.zeros(4, 4, dtype=torch.uint8), [None]], ids=str
+    "image",
+    [torch.rand(3, 4, 4), torch.zeros(4, 4, dtype=torch.uint8), [None]],
+    ids=["floats", "two dimensions", "no numbers"],
 )
 def test_other_values_are_no_images(image) -> None:
     with pytest.raises(ConfigError):
