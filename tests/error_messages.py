@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).parent.parent
 # Parts of a message that differ between machines.
 VOLATILE = [
-    (re.compile(r"/\S*?pytest-of-[^/\s]+/pytest-\d+/[^/\s\"';:,)]+"), "<tmp>"),
+    (re.compile(r"/\S*?pytest-of-[^/\s]+/pytest-\d+/(popen-gw\d+/)?[^/\s\"';:,)]+"), "<tmp>"),
     (re.compile(rf"{re.escape(str(ROOT))}(?![\w-])"), "<repository>"),
     (re.compile(r"(?<=process )\d+"), "<pid>"),
     (re.compile(r"(?<=/\.)[0-9a-f]{8}(?=\.\S+\.tmp)"), "<random>"),

@@ -37,6 +37,7 @@ from fedssl.core.user_modules import import_modules
 from fedssl.data import PARTITIONS, SOURCES
 from fedssl.downstream.object_detection.settings import DetectionSettings
 from fedssl.engine.federate import Round
+from fedssl.engine.means.mean_settings import MEANS
 from fedssl.engine.privacy.merge import Spent
 from fedssl.engine.uploads.records import Report
 from fedssl.experiment.experiment import Experiment, load
@@ -62,6 +63,7 @@ REGISTRIES = {
     "partitions": PARTITIONS,
     "data sets": SOURCES,
     "backbones": BACKBONES,
+    "means": MEANS,
 }
 # One step per client of the demo, and a short probe: enough to check that a line runs.
 TINY = {

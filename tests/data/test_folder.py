@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fedssl.core.console import names_hidden
 from fedssl.core.errors import DataError
-from fedssl.data import Folder, left_out
+from fedssl.data import Folder, skipped_files
 from fedssl.data import folder as folder_module
 
 
@@ -164,7 +164,7 @@ def test_files_that_are_no_images_are_skipped_and_counted(tmp_path, monkeypatch,
 
     Where names are hidden, kinds of files are printed.
     """
-    monkeypatch.setattr(left_out, "names_are_shown", lambda: shown)
+    monkeypatch.setattr(skipped_files, "names_are_shown", lambda: shown)
     put(tmp_path, "a/1.png", 1)
     put(tmp_path, "b/2", 2)  # an image without a suffix
     for name in ("a/Thumbs.db", "a/.DS_Store", "b/desktop.ini", "notes.TXT", "b/README"):
@@ -190,11 +190,11 @@ def test_one_file_that_is_no_image(tmp_path):
 
 
 def test_files_left_out_are_named(thousand, tmp_path_factory, monkeypatch):
-    """LISTED = 8 of ten are named, and a private file names all."""
+    """MAX_LISTED = 8 of ten are named, and a private file names all."""
     cache = tmp_path_factory.mktemp("cache")
     folder = Folder(path=".", size=2, channels=1, layout="flat", cache=str(cache))
-    for module in (left_out, folder_module):
-        monkeypatch.setattr(module, "LISTED", 8)
+    for module in (skipped_files, folder_module):
+        monkeypatch.setattr(module, "MAX_LISTED", 8)
     messages = []
     folder.load(thousand, messages.append)
     first, *lines = messages[-1].splitlines()

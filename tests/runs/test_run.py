@@ -899,12 +899,12 @@ def test_a_run_without_any_model_is_finished(
     store.save(snapshot._replace(memory={}))
     store.wait()
     device = torch.device("cpu")
-    finish(tmp_path, labelled, None, device, quiet=True, alone=True)
+    finish(tmp_path, labelled, None, device, quiet=True, train_baselines=False)
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["table"], results["models"]) == ({}, 0)
     assert "each client has its own model" in results["notes"][0]
     monkeypatch.setattr("fedssl.runs.finalize.export", lambda *_: pytest.fail("not finished"))
-    finish(tmp_path, labelled, None, device, quiet=True, alone=True)
+    finish(tmp_path, labelled, None, device, quiet=True, train_baselines=False)
 
 
 def test_every_round_is_saved_if_set(
