@@ -29,10 +29,10 @@ demo: setup  ## train the demo: five clients, about two minutes
 	$(BIN)/fedssl run demo
 
 test: setup  ## run the quick tests
-	$(BIN)/pytest --numprocesses=logical
+	$(BIN)/pytest --numprocesses=logical --dist=loadgroup
 
 test-all: setup .venv/all  ## also run the slow tests and the comparisons with other libraries
-	$(BIN)/pytest --all --numprocesses=logical
+	$(BIN)/pytest --all --numprocesses=logical --dist=loadgroup
 
 golden: setup  ## check that training gives the recorded bits, and record that this code does
 	$(BIN)/pytest --all tests/golden

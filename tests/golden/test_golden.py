@@ -27,6 +27,9 @@ ROOT = HERE.parent.parent
 BITS = json.loads((HERE / "bits.json").read_text())
 START = BITS["start"]
 
+# One process of several that run the tests: the code at the starting commit runs once.
+pytestmark = pytest.mark.xdist_group("golden")
+
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
