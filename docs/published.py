@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from markdown_table import table
-from stored_runs import Run
+from stored_runs import Run, length
 
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.lookup import load_values
@@ -44,25 +44,58 @@ HEADING = (
 )
 
 
+# Tables whose runs here have another backbone than the paper's.
+BACKBONES = {"fedu-4": "resnet18"}
+
+
 class Measured(NamedTuple):
-    """The runs of one cell, and whether they have fewer local epochs than the paper's."""
+    """The runs of one cell, and whether they are smaller than the paper's."""
 
     runs: Sequence[Run]
-    shorter: bool
+    smaller: bool
+
+
+class StoredRuns:
+    """Runs by their settings: by all of them, and by all except the length of training."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._equal: dict[str, list[Run]] = {}
+        self._shorter: dict[str, list[Run]] = {}
+        for run in runs:
+            experiment = Experiment.from_dict(dict(run.experiment))
+            self._equal.setdefault(identity(experiment), []).append(run)
+            self._shorter.setdefault(identity(experiment, with_length=False), []).append(run)
+
+    def of(self, cell: Cell, backbone: str | None) -> Measured | None:
+        """Return the runs of a cell: those of the paper's length, else the longest others.
+
+        With `backbone`, these runs have this one instead of the paper's.
+        """
+        experiment = _experiment(cell)
+        if backbone is None:
+            equal = _with_probe(self._equal.get(identity(experiment), []), cell)
+            if equal:
+                return Measured(equal, smaller=False)
+        else:
+            experiment = experiment.with_changes({"method.backbone": backbone})
+        others = self._shorter.get(identity(experiment, with_length=False), [])
+        smaller = _with_probe(others, cell)
+        if not smaller:
+            return None
+        longest = max(_epochs(run.experiment) for run in smaller)
+        return Measured([run for run in smaller if _epochs(run.experiment) == longest], True)
 
 
 def board(runs: Iterable[Run]) -> Iterator[str]:
     """Yield a heading and a table of Markdown for each of the main tables."""
-    equal: dict[str, list[Run]] = {}
-    for run in runs:
-        equal.setdefault(identity(Experiment.from_dict(dict(run.experiment))), []).append(run)
+    stored = StoredRuns(runs)
     for name in MAIN_TABLES:
         published = tables()[name]
         yield f"### {published.paper}, {published.place}: {published.title}\n"
-        yield table(HEADING, _rows(published, equal))
+        yield table(HEADING, _rows(published, stored, BACKBONES.get(name)))
 
 
-def _rows(published: Table, equal: Mapping[str, list[Run]]) -> Iterator[list[str]]:
+def _rows(published: Table, stored: StoredRuns, backbone: str | None) -> Iterator[list[str]]:
     """Yield a row for each cell that was run, and one for the other cells of a paper's row."""
     by_row: dict[str, list[Cell]] = {}
     for cell in published.cells:
@@ -70,7 +103,7 @@ def _rows(published: Table, equal: Mapping[str, list[Run]]) -> Iterator[list[str
     for name, cells in by_row.items():
         not_run = []
         for cell in cells:
-            measured = _measured(cell, equal)
+            measured = stored.of(cell, backbone)
             if measured is None:
                 not_run.append(cell)
             else:
@@ -79,14 +112,14 @@ def _rows(published: Table, equal: Mapping[str, list[Run]]) -> Iterator[list[str
             yield _row_not_run(name, not_run)
 
 
-def _measured(cell: Cell, equal: Mapping[str, list[Run]]) -> Measured | None:
-    """Return the runs of a cell: with the paper's budget if there are any, else shorter ones."""
-    for suffix in ("", "-short"):
-        found = equal.get(identity(_experiment(cell, suffix)), [])
-        runs = [run for run in found if cell.probe in run.accuracies]
-        if runs:
-            return Measured(runs, shorter=bool(suffix))
-    return None
+def _with_probe(runs: Iterable[Run], cell: Cell) -> list[Run]:
+    """Return the runs that the cell's probe measured."""
+    return [run for run in runs if cell.probe in run.accuracies]
+
+
+def _epochs(experiment: Mapping[str, Any]) -> int:
+    """Return the number of local epochs in all rounds."""
+    return int(experiment["rounds"] * experiment["train"]["epochs"])
 
 
 def _measured_row(cell: Cell, measured: Measured) -> list[str]:
@@ -98,10 +131,10 @@ def _measured_row(cell: Cell, measured: Measured) -> list[str]:
     budget = runs[0].settings["length"]
     shown = f"{difference:+.2f}"
     verdict = _verdict(difference, cell)
-    if _public_name(runs[0].experiment) != _public_name(_experiment(cell, "").to_dict()):
+    if _public_name(runs[0].experiment) != _public_name(_experiment(cell).to_dict()):
         budget += ", public images held out of the training images"
-    if measured.shorter:
-        budget += f" (paper: {_experiment(cell, '').train.epochs})"
+    if measured.smaller:
+        budget += f" (paper: {_paper_budget(cell, runs[0])})"
         shown = ""
         verdict = f"not run with the paper's budget ({_cost([cell])})"
     return [
@@ -117,6 +150,16 @@ def _measured_row(cell: Cell, measured: Measured) -> list[str]:
         shown,
         verdict,
     ]
+
+
+def _paper_budget(cell: Cell, run: Run) -> str:
+    """Return the length of a cell's training, and its backbone if the run has another."""
+    values = _experiment(cell).to_dict()
+    budget = length(values)
+    backbone = values["method"]["backbone"]
+    if backbone != run.experiment["method"]["backbone"]:
+        budget += f", {backbone}"
+    return budget
 
 
 def _row_not_run(name: str, cells: Sequence[Cell]) -> list[str]:
@@ -150,15 +193,15 @@ def _mean_and_spread(figures: Sequence[float]) -> str:
 
 def _cost(cells: Sequence[Cell]) -> str:
     """Return how many images one seed of these cells trains on, in millions."""
-    passes = [image_passes(_experiment(cell, "").to_dict()) for cell in cells]
+    passes = [image_passes(_experiment(cell).to_dict()) for cell in cells]
     known = [images for images in passes if images is not None]
     if not known:
         return "size of the data set unknown"
     return f"{sum(known) / 1e6:,.0f}M images"
 
 
-def identity(experiment: Experiment) -> str:
-    """Return a key that is equal for runs of one cell.
+def identity(experiment: Experiment, *, with_length: bool = True) -> str:
+    """Return a key that is equal for runs of one cell; without `with_length`, also of shorter ones.
 
     Such runs may differ in the seed, in settings that depend on the device, in measurements during
     training, in whether they refer to a data set by name or by file, in which images are public,
@@ -173,6 +216,9 @@ def identity(experiment: Experiment) -> str:
         "probe": {key: values["probe"].get(key) for key in PROBE_DEFAULTS},
     }
     values["train"] |= {"precision": None, "checkpoint_every": None}
+    if not with_length:
+        values["rounds"] = None
+        values["train"]["epochs"] = None
     return json.dumps(values, sort_keys=True)
 
 
@@ -188,10 +234,10 @@ def _public_name(experiment: Mapping[str, Any]) -> str | None:
     return (experiment.get("public") or {}).get("name")
 
 
-def _experiment(cell: Cell, suffix: str) -> Experiment:
+def _experiment(cell: Cell) -> Experiment:
     probe = {
         f"probe.{key.removeprefix('probe.')}": value
         for key, value in map(parse_assignment, cell.settings)
     }
     changes = probe | dict(map(parse_assignment, cell.set))
-    return Experiment.from_dict(merge_changes(load_values(cell.recipe + suffix), changes))
+    return Experiment.from_dict(merge_changes(load_values(cell.recipe), changes))

@@ -76,12 +76,10 @@ class Run(NamedTuple):
     def settings(self) -> dict[str, str]:
         """Describe the settings of the run, by kind."""
         chosen = self.experiment
-        rounds = count(chosen["rounds"], "round")
-        epochs = count(chosen["train"]["epochs"], "epoch")
         return {
             "clients": self.split,
             "backbone": chosen["method"]["backbone"],
-            "length": f"{rounds} × {epochs}",
+            "length": length(chosen),
             "device": self.results["environment"]["device"].split(": ")[-1],
         }
 
@@ -135,6 +133,13 @@ class Run(NamedTuple):
     def date(self) -> str:
         """The day on which the run was stored."""
         return str(self.results.get("date", ""))
+
+
+def length(experiment: Mapping[str, Any]) -> str:
+    """Describe the rounds of an experiment, and the local epochs of each."""
+    rounds = count(experiment["rounds"], "round")
+    epochs = count(experiment["train"]["epochs"], "epoch")
+    return f"{rounds} × {epochs}"
 
 
 def groups() -> Iterator[tuple[str, list[Run]]]:

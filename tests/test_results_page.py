@@ -130,8 +130,9 @@ def test_scores_of_runs_in_all_folders(script: dict[str, Any], tmp_path: Path) -
 
 def test_runs_are_compared_with_published_results(script: dict[str, Any], tmp_path: Path) -> None:
     """Two seeds of FedEMA's default run, one of them in bf16, with another file name for the same
-    images and measured by the authors' probe too; a shorter run has no verdict, one with other
-    public images has a note, and one with another rate belongs to no table.
+    images and measured by the authors' probe too; a shorter run, or one with a smaller backbone,
+    has no verdict, one with other public images has a note, and one with another rate belongs to no
+    table.
     """
     plain = {"seed": 0}
     named = {
@@ -144,6 +145,12 @@ def test_runs_are_compared_with_published_results(script: dict[str, Any], tmp_pa
         ("g/a", "fedema-cifar10-noniid", plain, 83.0),
         ("g/b", "fedema-cifar10-noniid", named, 85.0),
         ("g/short", "fedsimclr-cifar10-noniid-short", plain, 70.0),
+        (
+            "g/small",
+            "fedu-ablation-target-to-both",
+            {"method.backbone": "resnet18", "rounds": 100},
+            61.0,
+        ),
         ("g/public", "fedca-cnn5-cifar10-noniid", {"public.name": "held-out"}, 64.0),
         ("g/other", "fedema-cifar10-noniid", {"train.lr": 0.1}, 10.0),
         ("fedbyol-cifar10-short/a", "fedbyol-cifar10-noniid-short", plain, 10.0),
@@ -163,11 +170,17 @@ def test_runs_are_compared_with_published_results(script: dict[str, Any], tmp_pa
     row = "| FedEMA (autoscaler, τ = 0.7) | CIFAR-10, non-IID | 100 rounds × 5 epochs | 2 |"
     compared = "2026-01-02 | 83.34±0.39 | 84.00 ± 1.41 |  | 82.50 | +0.66 | **reproduced** |"
     assert f"{row} {compared}" in text
-    shorter = "| 100 rounds × 1 epoch (paper: 5) | 1 | 2026-01-02 | 78.09±0.14 | 70.00 |  |  |  |"
+    shorter = "| 100 rounds × 1 epoch (paper: 100 rounds × 5 epochs) | 1 | 2026-01-02 | 78.09±0.14 | 70.00 |  |  |  |"
     missing = "not run with the paper's budget (25M images) |"
     assert f"| FedSimCLR | CIFAR-10 {shorter} {missing}" in text
     not_run = "|  |  |  | 55.58±0.13 |  |  |  |  | not run (25M images) |"
     assert f"| FedSimCLR | CIFAR-100 {not_run}" in text
+    smaller = "100 rounds × 1 epoch (paper: 800 rounds × 1 epoch, resnet50) | 1 | 2026-01-02"
+    cost = "not run with the paper's budget (40M images)"
+    assert (
+        f"| target → both | global predictor | {smaller} | 82.32 | 61.00 |  |  |  | {cost} |"
+        in text
+    )
     public = "20 rounds × 5 epochs, public images held out of the training images | 1 | 2026-01-02"
     assert f"| {public} | 63.02 | 64.00 |  |  | +0.98 | **reproduced** |" in text
     assert "CIFAR-10, IID: 90.46±0.34; CIFAR-100, IID: 65.54±0.47" in text
