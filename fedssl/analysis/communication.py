@@ -177,7 +177,7 @@ class Communication(Analysis):
             return "it has no shared model; --set of=knn uses the mean over its models"
         if run.results and run.results.get("labels") is None:
             return "it had no labelled test images; fedssl analyse divergence works without labels"
-        return "run it with --set probe.every=1, and with labelled test images"
+        return "run the experiment again with labelled test images and --set probe.every=1"
 
     def draw(self, results: Results) -> Any:
         """Return a figure of the accuracy over rounds and over the bytes sent."""

@@ -52,8 +52,8 @@ def check_bad_share(
         names_note = f"; all are listed in {path}"
     raise DataError(
         f"{', '.join(shortened(clauses, LISTED_OWNERS))} cannot be read as images ("
-        f"{_count_reasons(bad)}); data.bad_share = {limit:g} allows fewer: repair or remove these "
-        f"files, or set data.bad_share = {_rounded_up(needed):g} to skip them{names_note}",
+        f"{_count_reasons(bad)}), more than data.bad_share = {limit:g} allows: repair or remove "
+        f"these files, or set data.bad_share = {_rounded_up(needed):g} to skip them{names_note}",
         "\n".join(shortened(lines, LISTED_FILES)),
     )
 

@@ -38,15 +38,15 @@ def check_uploads(participants: int, clients: int, needed: int, mean: MeanSettin
     """Raise ConfigError if fewer clients train in a round than a server needs uploads from."""
     if participants < needed:
         raise ConfigError(
-            f"in each round {participants} of {clients} clients train, but a server needs {needed} "
-            "valid uploads to merge: raise clients or topology.participation, or set "
-            f"guard.min_uploads = {participants}"
+            f"{participants} of {clients} clients train in each round, but a server needs "
+            f"{needed} valid uploads to merge: set more clients (clients), a larger "
+            f"topology.participation, or guard.min_uploads = {participants}"
         )
     shortage = mean.shortage(participants)
     if shortage is not None:
         raise ConfigError(
-            f"in each round {participants} of {clients} clients train, and {shortage}: raise "
-            "clients or topology.participation, or choose another mean"
+            f"{participants} of {clients} clients train in each round, and {shortage}: set "
+            "more clients (clients), a larger topology.participation, or another mean"
         )
 
 

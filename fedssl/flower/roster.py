@@ -250,4 +250,6 @@ class Roster:
             for client, hello in sorted(self.hellos.items()):
                 reasons.append(f'client "{client}" has images of shape {hello.image}')
         text = f"only {len(joined)} of {expected} clients joined within {timeout:g} s"
+        if not reasons:
+            text += ": start the missing nodes, or raise join-timeout"
         raise RunError("; ".join([text, *reasons]))

@@ -71,8 +71,8 @@ def _check_labels(owners: Mapping[str, Tensor]) -> str | None:
         return None
     if not any(len(index) > 1 for index in owners.values()):
         raise ConfigError(
-            "every client has a single labelled image, but training needs at least two: raise the "
-            "share labels"
+            "every client has a single labelled image, but training needs at least two: set a "
+            "larger share in probe.labels"
         )
     return f"{single} of {len(owners)} clients have a single labelled image and do not train"
 

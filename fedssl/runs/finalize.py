@@ -20,7 +20,6 @@ from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, export, models_of
 from fedssl.evaluation.outcomes import OUTCOMES
-from fedssl.evaluation.verdict import line
 from fedssl.runs import private_run
 from fedssl.runs.baselines import Baselines, announce, baselines_of
 from fedssl.runs.earlier_results import restore, set_aside
@@ -134,8 +133,6 @@ def _write_outputs(
         results = integrity.read_json(folder, "results.json") or results
     else:
         measure(evaluation, baselines, models, results)
-        if "verdict" in results:  # now: the picture may take a minute
-            evaluation.notify(line(results["verdict"]))
     if not (folder / "picture.png").is_file():
         draw_if_wanted(folder, evaluation, models, results)
     integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})

@@ -8,7 +8,6 @@ al., "Privacy-preserving deep learning via additively homomorphic encryption", 2
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -48,9 +47,3 @@ def invert_linear(weight: Tensor, bias: Tensor) -> Tensor:
     if not bool(usable.any()):
         return weight.flatten(1)[:0]
     return weight.flatten(1)[usable] / bias[usable, None]
-
-
-def mean_best_error(inputs: Tensor, candidates: Tensor) -> float:
-    """Return the mean over inputs (n, d) of the squared error per number of the best candidate."""
-    distances = torch.cdist(inputs.double(), candidates.double()).square() / inputs.shape[1]
-    return float(distances.min(1).values.mean())

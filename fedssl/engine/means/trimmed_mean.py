@@ -51,9 +51,10 @@ class TrimmedMean(MeanSettings):
         trimmed = self.trimmed(uploads)
         if uploads > 2 * trimmed and trimmed > 0:
             return None
+        left_out = max(1, trimmed)
         return (
-            f"the trimmed mean leaves out {max(1, trimmed)} uploads at each end (mean.trim = "
-            f"{self.trim:g}), and one must remain, but there are {uploads}"
+            f"the trimmed mean leaves out {left_out} at each end (mean.trim = {self.trim:g}), so "
+            f"it needs at least {2 * left_out + 1} uploads, but there are {uploads}"
         )
 
     def start(self) -> Averaging:
