@@ -57,8 +57,8 @@ def check_same_knn(runs: Mapping[str, Run]) -> None:
     problems = _differing_settings(runs) + _differing_images(runs)
     if problems:
         raise ConfigError(
-            f"these runs' kNN accuracies cannot be compared: {'; '.join(problems)}. "
-            "Compare runs measured alike, or measure them again with the same settings"
+            f"these kNN accuracies cannot be compared: {'; '.join(problems)}. "
+            "Compare runs whose rounds were all measured with the same settings"
         )
 
 

@@ -127,7 +127,7 @@ class Run:
         if not same_images(self.dir, seen, owners, print_to_stderr):
             raise ConfigError(
                 f"the images are not those that {self.dir} was trained on, so the images of each "
-                "client are unknown: use the original images, or another probe"
+                "client are unknown: use the original images"
             )
         return seen, owners
 
