@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedssl import views
-from fedssl.core.state.flatten import Shadow
+from fedssl.core.state.flatten import Bf16Copy
 from fedssl.core.state.layout import PARAMETERS
 from fedssl.method import Batch, Constants, Method, Output
 from fedssl.training.capture_lock import CAPTURE_LOCK
@@ -60,7 +60,7 @@ class Step:
             self.grad = sibling.grad
         self._make_views = views.make_views
         self._loss = type(method).loss.__get__(method)
-        self._shadow: Shadow | None = None
+        self._bf16_copy: Bf16Copy | None = None
         self._momentum = method.target_momentum
         if compiled:
             self._compile()
@@ -76,20 +76,20 @@ class Step:
         self._make_views = torch.compile(self._make_views, dynamic=False)
         self._loss = torch.compile(self._loss, dynamic=False)
         if method.precision == "bf16":
-            self._shadow = method.shadow()
-            optimizer.bf16_copy = self._shadow.slice_of(optimizer.row)
+            self._bf16_copy = method.make_bf16_copy()
+            optimizer.bf16_copy = self._bf16_copy.slice_of(optimizer.row)
         if self._momentum is None or "target" in method.trained:
             return
         if optimizer.supports_ema:
-            optimizer.ema_target = self._follower(self._momentum)
+            optimizer.ema_target = self._ema_target(self._momentum)
 
     def _find_leaves(self) -> None:
         """Find the tensors that gradients are computed for, and their slots in the flat row."""
         method = self.method
         layout = method.state.layout.pick(method.trained, PARAMETERS)
         low_weights: Mapping[str, Tensor] = {}
-        if self._shadow is not None:
-            low_weights = self._shadow.weights
+        if self._bf16_copy is not None:
+            low_weights = self._bf16_copy.weights
         self._slots: list[Tensor] = []
         self._leaves: list[Tensor] = []
         # An objective may also have a term in the weights themselves: the float32 ones.
@@ -113,9 +113,9 @@ class Step:
 
     def refresh(self) -> None:
         """Update the bfloat16 copy after weights were changed elsewhere, for example loaded."""
-        if self._shadow is not None:
+        if self._bf16_copy is not None:
             with torch.no_grad():
-                self._shadow.refresh()
+                self._bf16_copy.refresh()
 
     def __call__(self, inputs: Inputs, objective: Objective, constants: Constants) -> Output:
         """Run one step and return the output of the forward pass."""
@@ -149,14 +149,14 @@ class Step:
     def _forward(self, batch: Batch) -> Output:
         """Return the method's output for a batch, computed with the bfloat16 copy if it exists."""
         out: Output
-        if self._shadow is None:
+        if self._bf16_copy is None:
             out = self.method(batch)
             return out
-        with self._shadow.substituted():
+        with self._bf16_copy.substituted():
             out = self.method(batch)
         return out
 
-    def _follower(self, momentum: float) -> EmaTarget:
+    def _ema_target(self, momentum: float) -> EmaTarget:
         """Return the target as an EMA target of the optimizer; a sibling shares it."""
         row = self.optimizer.row
         target = self.method.parameter_row(("target",))
@@ -164,8 +164,8 @@ class Step:
         start = int(online.storage_offset() - row.storage_offset())
         assert 0 <= start <= len(row) - len(target), "the target mirrors a part that does not train"
         bf16_copy = None
-        if self._shadow is not None:
-            bf16_copy = self._shadow.slice_of(target)
+        if self._bf16_copy is not None:
+            bf16_copy = self._bf16_copy.slice_of(target)
         return EmaTarget(target, bf16_copy, share=1 - momentum, start=start)
 
     def batch(self, inputs: Inputs) -> Batch:

@@ -27,14 +27,15 @@ def _pool(n: int, side: int = 16) -> Tensor:
     )
 
 
-def _streamed(held: PixelRows) -> Pixels:
-    images = place(held, CUDA, lambda device: 0)
+def _streamed(images_on_host: PixelRows) -> Pixels:
+    images = place(images_on_host, CUDA, lambda device: 0)
     assert isinstance(images, Streamed)
     return images
 
 
 def test_images_are_stored_on_the_gpu_if_there_is_room() -> None:
-    pool, rows = _pool(3000), torch.randperm(3000)[:2500]
+    pool = _pool(3000)
+    rows = torch.randperm(3000)[:2500]
     images = place(PixelRows(pool, rows), CUDA)
     assert isinstance(images, PixelRows)
     assert images.pool.is_cuda
@@ -46,9 +47,7 @@ def test_images_are_stored_on_the_gpu_if_there_is_room() -> None:
 
 @pytest.mark.parametrize("cycles", [0, 2_000_000])
 def test_streamed_batches_are_whole_when_the_gpu_reads_them_late(cycles: int) -> None:
-    """The GPU is kept busy, so that the host runs far ahead: buffers must not be overwritten before
-    they are read.
-    """
+    """Buffers are not overwritten before they are read, even if the host is far ahead of the GPU."""
     pool = _pool(4096, 32)
     order = torch.randperm(4096, device=CUDA, generator=torch.Generator(CUDA).manual_seed(1))
     copies = []
@@ -72,7 +71,8 @@ def test_streamed_chunks_and_an_early_end() -> None:
 @pytest.mark.parametrize("mode", ["eager", "compiled", "captured"])
 @pytest.mark.parametrize("name", ["simclr", "byol"])
 def test_training_is_the_same_streamed_or_not(name: str, mode: str) -> None:
-    pool, rows = _pool(400), torch.randperm(400, generator=torch.Generator().manual_seed(3))[:300]
+    pool = _pool(400)
+    rows = torch.randperm(400, generator=torch.Generator().manual_seed(3))[:300]
 
     def fit(make: Callable[[PixelRows], Pixels]) -> tuple[Tensor, Tensor]:
         torch.manual_seed(5)
@@ -80,13 +80,15 @@ def test_training_is_the_same_streamed_or_not(name: str, mode: str) -> None:
         settings = TrainSettings(
             batch=32, lr=0.05, epochs=3, mode=mode, precision="fp32", deterministic=True
         )
-        trainer, images = Trainer(method, settings), make(PixelRows(pool)).select(rows)
+        trainer = Trainer(method, settings)
+        images = make(PixelRows(pool)).select(rows)
         stream = torch.Generator(CUDA).manual_seed(1)
         task = TrainingTask(images, None, stream, 0.05, 0.0, threading.Event())
         trainer.fit(task, OBJECTIVE, {})
         return trainer.method.state.floats, trainer.embed(images)
 
     with numerics(CUDA, deterministic=True, exact=True):
-        there, streamed = fit(lambda held: place(held, CUDA)), fit(_streamed)
-    for a, b in zip(there, streamed, strict=True):
-        assert torch.equal(a, b)
+        resident = fit(lambda images: place(images, CUDA))
+        streamed = fit(_streamed)
+    for one, other in zip(resident, streamed, strict=True):
+        assert torch.equal(one, other)

@@ -36,16 +36,16 @@ def digest(folder: Path, **changes: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest(tmp_path_factory.mktemp("run") / "straight")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest(tmp_path_factory.mktemp("run") / "run")
 
 
-def test_a_resumed_run_has_the_same_bits(straight: str, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_bits(uninterrupted: str, tmp_path: Path) -> None:
     with interrupted_in_round(2), pytest.raises(Interrupted):
         digest(tmp_path / "run")
-    assert digest(tmp_path / "run") == straight
+    assert digest(tmp_path / "run") == uninterrupted
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_do_not_change_the_bits(workers: int, straight: str, tmp_path: Path) -> None:
-    assert digest(tmp_path / "run", **{"train.workers": workers}) == straight
+def test_workers_do_not_change_the_bits(workers: int, uninterrupted: str, tmp_path: Path) -> None:
+    assert digest(tmp_path / "run", **{"train.workers": workers}) == uninterrupted

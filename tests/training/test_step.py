@@ -14,7 +14,7 @@ from factories import make_trainer, random_pixels
 from torch import Tensor
 
 from fedssl.core.errors import ConfigError
-from fedssl.core.state.flatten import Shadow
+from fedssl.core.state.flatten import Bf16Copy
 from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.methods import BYOL
 from fedssl.training.optimizers import FusedSGD
@@ -53,7 +53,7 @@ def train(trainer: Trainer, pixels: Tensor, objective: Any = plain, lr: float = 
 
 
 @pytest.fixture
-def shadowed(monkeypatch: pytest.MonkeyPatch) -> MakeTrainer:
+def bf16_trainer(monkeypatch: pytest.MonkeyPatch) -> MakeTrainer:
     """Return a factory of trainers in mode compiled, without compilation."""
 
     def make(name: str = "byol", **settings: Any) -> Trainer:
@@ -69,9 +69,9 @@ def shadowed(monkeypatch: pytest.MonkeyPatch) -> MakeTrainer:
 @pytest.mark.parametrize("objective", [plain, pulled])
 @pytest.mark.parametrize("name", METHODS.names())
 def test_casting_a_row_equals_casting_each_layer(
-    name: str, objective: Any, shadowed: MakeTrainer
+    name: str, objective: Any, bf16_trainer: MakeTrainer
 ) -> None:
-    ours = train(shadowed(name), random_pixels(32), objective)
+    ours = train(bf16_trainer(name), random_pixels(32), objective)
     theirs = train(
         make_trainer(name, {"mode": "eager", "precision": "bf16", "epochs": 2}),
         random_pixels(32),
@@ -82,7 +82,7 @@ def test_casting_a_row_equals_casting_each_layer(
 
 @pytest.fixture
 def fused(
-    shadowed: MakeTrainer, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
+    bf16_trainer: MakeTrainer, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Trainer]:
     """fused(large, name): return such a trainer with CUDA's optimizer; gradients above `large`
     numbers are separate.
@@ -91,7 +91,7 @@ def fused(
     def make(large: int, name: str = "byol", **settings: Any) -> Trainer:
         with monkeypatch.context() as only_now:
             only_now.setattr("fedssl.training.optimizer_choice.SGD", FusedSGD)
-            trainer = shadowed(name, **settings)
+            trainer = bf16_trainer(name, **settings)
         monkeypatch.setattr(FusedSGD, "min_separate_size", large)
         monkeypatch.setattr(
             trainer.method, "move_target", lambda momentum: pytest.fail("it was moved already")
@@ -103,28 +103,28 @@ def fused(
 
 def low(trainer: Trainer) -> Tensor:
     """Return the bfloat16 copy of the target's weights."""
-    shadow = trainer.step._shadow
-    assert shadow is not None
-    return shadow.slice_of(trainer.method.parameter_row(("target",)))
+    copy = trainer.step._bf16_copy
+    assert copy is not None
+    return copy.slice_of(trainer.method.parameter_row(("target",)))
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_an_extra_pass_of_the_objective(name: str, shadowed: MakeTrainer) -> None:
+def test_an_extra_pass_of_the_objective(name: str, bf16_trainer: MakeTrainer) -> None:
     """Two steps. Gradients of both passes are added up in bfloat16 here, in float32 there.
 
     On a CPU without bfloat16 instructions the updates differ by 0.01 to 1.4% (VICReg). Without the
     extra pass they differ by 2.4% (VICReg) to 77%, so that the bound of 2% still detects that.
     """
     settings = {"mode": "eager", "precision": "bf16", "epochs": 2}
-    ours = shadowed(name)
+    ours = bf16_trainer(name)
     theirs = make_trainer(name, settings)
     start = ours.method.state.floats.clone()
     ours, theirs = (train(trainer, random_pixels(8), aligned) - start for trainer in (ours, theirs))
     assert (ours - theirs).norm() < 0.02 * theirs.norm()
 
 
-def test_an_extra_pass_of_the_objective_uses_the_copy(shadowed: MakeTrainer) -> None:
-    trainer = shadowed()
+def test_an_extra_pass_of_the_objective_uses_the_copy(bf16_trainer: MakeTrainer) -> None:
+    trainer = bf16_trainer()
     seen = set()
     trainer.method.projector.register_forward_pre_hook(
         lambda module, _: seen.add(module[0].weight.dtype)
@@ -143,14 +143,14 @@ def test_one_fused_pass_updates_all(
     large: int,
     objective: Any,
     fused: MakeTrainer,
-    shadowed: MakeTrainer,
+    bf16_trainer: MakeTrainer,
     plain_kernel: list[torch.dtype],
 ) -> None:
     """For any set of separate gradients, weights, target and copy equal those of separate updates,
     also with a client smaller than a batch, which trains in plain torch, in between.
     """
     ours = fused(large, name, momentum=0.7)
-    theirs = shadowed(name, momentum=0.7)
+    theirs = bf16_trainer(name, momentum=0.7)
     for n in (16, 5, 24):
         before = theirs.method.parameter_row(("target",)).clone()
         expected = train(theirs, random_pixels(n), objective)
@@ -163,20 +163,20 @@ def test_one_fused_pass_updates_all(
 
 
 def test_a_method_may_move_its_target_itself(
-    shadowed: MakeTrainer, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
+    bf16_trainer: MakeTrainer, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As BYOL would, but in `after_step`: the same bits with either optimizer."""
-    expected = train(shadowed(), random_pixels(32)).clone()
+    expected = train(bf16_trainer(), random_pixels(32)).clone()
     monkeypatch.setattr(BYOL, "target_momentum", None)
     monkeypatch.setattr(
         BYOL, "after_step", lambda self, out: self.move_target(self.settings.momentum)
     )
     for moves in (True, False):
         monkeypatch.setattr(BYOL, "after_step_moves_weights", moves)
-        assert torch.equal(train(shadowed(), random_pixels(32)), expected)
+        assert torch.equal(train(bf16_trainer(), random_pixels(32)), expected)
         with monkeypatch.context() as only_now:
             only_now.setattr("fedssl.training.optimizer_choice.SGD", FusedSGD)
-            assert torch.equal(train(shadowed(), random_pixels(32)), expected)
+            assert torch.equal(train(bf16_trainer(), random_pixels(32)), expected)
 
 
 class Headed(BYOL):
@@ -227,11 +227,11 @@ def by_row(method: Method) -> None:
 
 @pytest.mark.parametrize("rule", [by_name, by_data, by_row])
 def test_changes_by_after_step_reach_the_copy(
-    rule: Callable[[Method], None], shadowed: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+    rule: Callable[[Method], None], bf16_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next step computes with the weights that `after_step` has set."""
     monkeypatch.setattr(BYOL, "after_step", lambda self, out: rule(self))
-    ours = train(shadowed(), random_pixels(32))
+    ours = train(bf16_trainer(), random_pixels(32))
     theirs = train(
         make_trainer("byol", {"mode": "eager", "precision": "bf16", "epochs": 2}), random_pixels(32)
     )
@@ -243,20 +243,20 @@ def test_changes_by_after_step_reach_the_copy(
     [("byol", 0), ("mocov2", 0), ("dino", 0), ("simclr", 0), ("deepcluster", 0), ("swav", 1)],
 )
 def test_the_copy_is_refreshed_only_if_weights_may_have_changed(
-    name: str, times: int, shadowed: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+    name: str, times: int, bf16_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once an epoch for every method, and after each step for a method with `after_step`."""
-    trainer = shadowed(name)
+    trainer = bf16_trainer(name)
     made = []
-    monkeypatch.setattr(Shadow, "refresh", lambda self: made.append(self))
+    monkeypatch.setattr(Bf16Copy, "refresh", lambda self: made.append(self))
     train(trainer, random_pixels(32))
     assert len(made) == 2 + 8 * times
 
 
-def test_a_loaded_client_replaces_the_one_before(shadowed: MakeTrainer) -> None:
+def test_a_loaded_client_replaces_the_one_before(bf16_trainer: MakeTrainer) -> None:
     """The second of two clients trains as if it were the first."""
-    alone = shadowed()
-    second = shadowed()
+    alone = bf16_trainer()
+    second = bf16_trainer()
     start = alone.method.state.clone()
     train(second, random_pixels(32, seed=3))
     second.method.state.load(start)

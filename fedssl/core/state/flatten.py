@@ -35,7 +35,7 @@ def flatten_module(module: nn.Module, device: torch.device | str) -> State:
     return state
 
 
-class Shadow:
+class Bf16Copy:
     """A bfloat16 copy of a module's weights in one row, with which a step computes, while the
     module's float32 row is trained.
 

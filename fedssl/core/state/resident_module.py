@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedssl.core.state.flatten import Shadow, flatten_module
+from fedssl.core.state.flatten import Bf16Copy, flatten_module
 from fedssl.core.state.layout import PARAMETERS
 from fedssl.core.state.state import State
 
@@ -33,8 +33,8 @@ class ResidentModule(nn.Module):
     compiled: bool = False  # see `compile_with`
     fused: bool = False
     uncounted_batches: int = 0  # batches since the last step, for the counters of norm layers
-    _shadow: Shadow | None = None
-    _target_low: Tensor | None = None  # the target's slice of the bfloat16 copy
+    _bf16_copy: Bf16Copy | None = None
+    _bf16_target: Tensor | None = None  # the target's slice of the bfloat16 copy
 
     def reside(self, device: torch.device | str = "cpu") -> Self:
         """Lay all parameters and buffers into one State; modules keep views of its rows."""
@@ -88,11 +88,11 @@ class ResidentModule(nn.Module):
         if self.fused:
             from fedssl.core.kernels.update import lerp  # needs Triton, which needs CUDA
 
-            lerp(self._target_row, self._target_low, self._online_row, 1 - momentum)
+            lerp(self._target_row, self._bf16_target, self._online_row, 1 - momentum)
             return
         self._target_row.lerp_(self._online_row, 1 - momentum)
-        if self._target_low is not None:
-            self._target_low.copy_(self._target_row)
+        if self._bf16_target is not None:
+            self._bf16_target.copy_(self._target_row)
 
     def compile_with(self, loss: Callable[..., Any] | None) -> None:
         """Train with this compiled loss and, on CUDA, with fused kernels; None: in plain torch."""
@@ -109,17 +109,17 @@ class ResidentModule(nn.Module):
             if hasattr(type(module), "fused"):
                 module.fused = fused  # type: ignore[assignment]
 
-    def shadow(self) -> Shadow:
+    def make_bf16_copy(self) -> Bf16Copy:
         """Create a bfloat16 copy of the weights; `move_target` updates the target's part of it."""
-        self._shadow = Shadow(self, self.state)
+        self._bf16_copy = Bf16Copy(self, self.state)
         if "target" in self._modules:
-            self._target_low = self._shadow.slice_of(self._target_row)
-        return self._shadow
+            self._bf16_target = self._bf16_copy.slice_of(self._target_row)
+        return self._bf16_copy
 
     def _compute_weights(self) -> contextlib.AbstractContextManager[None]:
         """Use the bfloat16 copy in a compiled step: an objective may encode other inputs too."""
-        if self._shadow is not None and self.training and self.compiled:
-            return self._shadow.substituted()
+        if self._bf16_copy is not None and self.training and self.compiled:
+            return self._bf16_copy.substituted()
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
