@@ -8,8 +8,8 @@
             the weights and the checkpoint of an uninterrupted one.
     disk    a started run cannot write files above a size (RLIMIT_FSIZE), and, where this process
             may mount one, has a file system of a few hundred kilobytes. It must end with exit code
-            4 and without a traceback, its last checkpoint must load, and with space it must end
-            like an uninterrupted one.
+            4 and without a traceback, its last checkpoint must load, and resumed with enough space
+            it must end like an uninterrupted one.
     flips   single bytes are changed in each file of a finished run, of an unfinished one, of their
             baselines and of the cache of decoded images (see byte_flips.py).
 

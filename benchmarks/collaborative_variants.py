@@ -79,7 +79,7 @@ class Variant(NamedTuple):
     """Changes to the probe."""
 
     changes: Mapping[str, Any] = {}  # of the experiment that fine-tunes
-    # Who holds the labelled images: their owners, clients at random, or one client all of them.
+    # The holders of the labelled images: their owners, clients at random, or a single client.
     owners: Literal["own", "dealt", "pooled"] = "own"
     pooled_statistics: bool = False  # for the test: BatchNorm statistics of all labelled images
 
@@ -95,12 +95,12 @@ SERVER_ADAM = {
     "algorithm.lr": 1e-3,
     "algorithm.tau": 1e-8,
 }
-# All of them: a setting of views that is not named here would have the default of other methods.
+# All settings of views are set: one that is left out would have the default of other methods.
 CLEAN = {f"method.augment.{key}": value for key, value in CLEAN_VIEWS.model_dump().items()}
 FEDCA = {**CLEAN, "method.head": "mlp", "rounds": 20, "train.epochs": 5}
 ONE_CHANGE: dict[str, Variant] = {
     "as it is": Variant(),
-    # Who holds which labels, and how clients are weighed.
+    # The distribution of labels over clients, and the weights of clients.
     "labels dealt to clients at random": Variant(owners="dealt"),
     "all labels at one client, one batch": Variant({"train.batch": 1000}, owners="pooled"),
     "softmax over the client's own classes": Variant({"method.own_classes": True}),

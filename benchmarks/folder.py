@@ -44,7 +44,7 @@ from fedssl.method import METHODS, Batch, Constants, Method, Output
 from fedssl.training.trainer import Trainer, TrainingTask, TrainSettings
 
 DRAWN = 400  # photos that are not copies
-TOUCHED = 100  # files whose time of change is set
+TOUCHED = 100  # files whose modification time is updated
 SAMPLE = 4000  # photos decoded by threads
 BUILD = """
 from pathlib import Path

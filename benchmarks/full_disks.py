@@ -72,7 +72,7 @@ def _small_disk(folder: Path, size: int) -> Iterator[Path | None]:
 
 
 def _without_space(laboratory: Laboratory, folder: Path, expected: Final, **how: Any) -> str:
-    """Continue a run without space for all files, then elsewhere with it; return the outcome."""
+    """Continue a run without enough space, then a copy of it with enough; return the outcome."""
     code, errors = laboratory.finish(folder, **how)
     if "Traceback" in errors:
         print(errors, file=sys.stderr)

@@ -1,10 +1,11 @@
-"""How often the 95% intervals of a verdict contain the true value: 1,000 simulated test sets each.
+"""Measure how often the 95% intervals of a verdict contain the true value, on simulated test sets.
 
     python -m benchmarks.interval_coverage [--out results/interval-coverage.json]
 
-Each image has a difficulty that all models share, so that models tend to fail on the same images.
-The first row of models is better by a known number of points. Claim: every coverage is at least
-93% (95% minus three standard deviations of a share of 1,000 draws).
+For each case, 1,000 test sets are drawn. Each image has a difficulty that all models share, so that
+models tend to fail on the same images. The first row of models is better by a known number of
+points. Claim: every coverage is at least 93% (95% minus three standard deviations of a share of
+1,000 draws).
 """
 
 from __future__ import annotations

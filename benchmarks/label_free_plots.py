@@ -26,7 +26,7 @@ def draw(results: Results, scores: Iterable[str], accuracy_names: Mapping[str, s
     lines = list(dict.fromkeys((setting, accuracy) for setting, accuracy, _ in whole))
     shown = [score for score in scores if any(score == key[2] for key in whole)]
     methods = list(dict.fromkeys(row["method"] for row in results["runs"]))
-    # Wider than a page: to be enlarged.
+    # The figure may be wider than a page: it is meant to be enlarged.
     figure, axes = new_figure(len(lines), len(shown), width=3.4, height=3.0, max_width=24.0)
     for (setting, accuracy), panels in zip(lines, axes, strict=True):
         rows = [row for row in results["runs"] if row["setting"] == setting]

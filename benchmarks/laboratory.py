@@ -1,4 +1,4 @@
-"""Small runs in processes of their own, which benchmarks.chaos interrupts and compares."""
+"""Small runs in separate processes, which benchmarks.chaos interrupts and compares."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Laboratory:
         (root / "experiment.toml").write_text(EXPERIMENT)
 
     def start(self, folder: Path, **how: Any) -> subprocess.Popen[str]:
-        """Start a run in a process group of its own."""
+        """Start a run in a new process group."""
         command = [sys.executable, "-m", "fedssl", "run", str(self.root / "experiment.toml")]
         command += ["--dir", str(folder), "--data-dir", str(self.root / "data"), "--device", "cpu"]
         return subprocess.Popen(  # nosec B603 # this Python

@@ -5,7 +5,7 @@
 
 The protections are in mutations.toml. One is "killed" if a test of its row fails without it. A
 protection that "survived" lacks a test, and the exit code is then 1. It is "not run" if all of its
-tests are skipped, such as those of Flower where it is not installed. Before, the same tests must
+tests are skipped, such as those of Flower where it is not installed. Before that, these tests must
 pass on the unchanged copy. --only and --part (every N-th from the I-th on) replace some verdicts of
 the output file; --unchecked skips the test of the unchanged copy.
 """
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 TABLE = Path(__file__).with_suffix(".toml")
 RESULTS = ROOT / "results/mutations.json"
 COPIED = ("fedssl", "tests", "benchmarks", "examples", "pyproject.toml")
-SECONDS = 600  # for the tests of one mutation; more count as killed
+SECONDS = 600  # time limit for the tests of one mutation; a timeout counts as killed
 FORK = multiprocessing.get_context("fork")
 VERDICTS = ("killed", "survived", "not run")
 PASSED = re.compile(r"(\d+) passed")

@@ -65,7 +65,7 @@ class Case:
     images: int
     peer_images: int
     peer_workers: int = 0  # processes that make views for the peer
-    epochs: int = 1  # of fedssl's rounds; the peer trains for one, its others would be equal
+    epochs: int = 1  # of fedssl's rounds; the peer trains for one, as all take equally long
     batch: int = 128
     clients: int = 5
     size: int = 32

@@ -22,7 +22,7 @@ def ranks(values: Sequence[float]) -> Any:
 def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
     """Return Pearson's correlation of the ranks; None if it is not defined.
 
-    It is not for fewer than MIN_VALUES, nor if all values of x or of y are equal.
+    It is undefined for fewer than MIN_VALUES values, and if all values of x or of y are equal.
     """
     a = _centred_ranks(x)
     b = _centred_ranks(y)
@@ -34,7 +34,7 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
 def chance_share(x: Sequence[float], y: Sequence[float]) -> float:
     """Return the share of orders in which the correlation is at least as large, of either sign.
 
-    All orders are tried where there are few values; else a sample, in which the given order counts.
+    All orders are tried if there are few values, else a random sample and the given order.
     """
     a = _centred_ranks(x)
     b = _centred_ranks(y)

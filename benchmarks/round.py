@@ -74,7 +74,7 @@ class Idle(Trainer):
 
 
 class Federation:
-    """Clients of one image each, and the engine between them and the next global model."""
+    """Clients of one image each; every call of `round` runs one round of the engine over them."""
 
     def __init__(self, size: Size, method: str, clients: int) -> None:
         settings = METHODS[method].Settings(**size._asdict())

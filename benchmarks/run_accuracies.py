@@ -11,7 +11,7 @@ from fedssl.core.files import integrity
 from fedssl.probes import PROBES
 from fedssl.runs.run import Run
 
-# With the settings under [probe] of each measurement: only equal ones are compared.
+# The settings under [probe] that each accuracy depends on; runs are compared if these are equal.
 ACCURACIES = {probe: PROBES[probe].uses for probe in ("linear", "knn")}
 
 ProbeValues = tuple[Any, ...]  # the values of an accuracy's settings, in their order
@@ -49,7 +49,7 @@ def _probe_values(accuracy: str, probe: Mapping[str, Any]) -> ProbeValues:
 def comparable_accuracies(
     runs: Sequence[Mapping[str, Mapping[ProbeValues, float]]],
 ) -> tuple[list[dict[str, float]], dict[str, ProbeValues]]:
-    """Return each run's accuracies measured with the settings that most runs have, and these."""
+    """Return each run's accuracies with the most common settings, and these settings."""
     common: dict[str, ProbeValues] = {}
     for key in ACCURACIES:
         counts = Counter(values for run in runs for values in run[key])

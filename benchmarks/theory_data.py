@@ -89,7 +89,7 @@ def largest_margin(data: LabelledRows, classes: int, slack: float = 0.0) -> Sepa
     the norm; the dual then loses s·a²/2.
     """
     a = np.zeros((len(data.x), classes))
-    # Single precision is twice as fast and covers most of the way.
+    # Single precision is twice as fast; double precision refines its result.
     for dtype in (np.float32, np.float64):
         a = _maximise(a, Dual(data, slack, dtype))
     dual = Dual(data, slack, np.float64)

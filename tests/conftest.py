@@ -28,7 +28,7 @@ from fedssl.topologies.topology import TOPOLOGIES
 hypothesis.settings.register_profile("fedssl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("fedssl")
 
-torch.set_num_threads(1)  # tensors here are tiny: a second thread only waits
+torch.set_num_threads(1)  # tensors here are tiny: a second thread would only wait
 
 _shim: list[torch.library.Library] = []  # a library's definitions live as long as the object
 
@@ -104,8 +104,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Change to an empty folder; after the test, forget the modules that were imported from it and
-    what they registered.
+    """Change to an empty folder; after the test, remove the modules that were imported from it, and
+    the classes that they registered.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -164,7 +164,7 @@ def cli(
     def call(*args: str) -> tuple[int, str, str]:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         monkeypatch.setattr(sys, "argv", ["fedssl", *args])
-        # Click names the program after the package of __main__: none, or pytest's.
+        # Click would derive the name of the program from this package, which is pytest's.
         monkeypatch.setattr(sys.modules["__main__"], "__package__", "", raising=False)
         capfd.readouterr()
         code: Any = 0

@@ -1,4 +1,4 @@
-"""What pip-audit could not check does not count as passed."""
+"""Packages that pip-audit could not check do not count as passed."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def check_fedssl(words: list[str], block: Block, folder: Path) -> None:
     """
     group: Any = typer.main.get_command(app)
     command = group.commands[words[0]]
-    if hasattr(command, "commands"):  # a group, of fine-tunings say
+    if hasattr(command, "commands"):  # a group of commands
         words = words[1:]
         command = command.commands[words[0]]
     with command.make_context(words[0], words[1:]) as context:

@@ -59,7 +59,7 @@ TINY: dict[str, Any] = {"neighbours": 3, "candidates": 9, "features": 8, "remote
 
 
 class Queued(Toy):
-    """With a queue of twelve keys (1, 0)."""
+    """The toy method with a queue of twelve keys (1, 0)."""
 
     private = ("queue",)
 
@@ -122,8 +122,9 @@ OF_B = sorted([[0.6, 0.8], [0.8824, 0.4706], [0.9692, 0.2462]])
 
 
 def test_two_rounds_by_hand(scripted: Callable[..., Federation]) -> None:
-    """Models: as FedAvg with both aggregated and updated (test_fedavg.py). In round 1 no client has
-    features of others; in round 2 A has B's three in four slots, B has A's one.
+    """The models are those of FedAvg that aggregates and updates both networks (test_fedavg.py). In
+    round 1 no client has features of others; in round 2 A has B's three in four slots, B has A's
+    one.
     """
     federation = scripted()
     assert federation.round("A", "B") == {"A": Numbers(10, 10, 1), "B": Numbers(10, 10, 1)}
@@ -154,7 +155,7 @@ def test_only_features_of_the_last_round_are_sent(scripted: Callable[..., Federa
     federation.round("A", "B")
     assert [federation.notes[c]["remote"] for c in "AB"] == [3, 0]
     federation.start_of("C")
-    assert federation.notes["C"]["remote"] == 4  # none of them is a newcomer's
+    assert federation.notes["C"]["remote"] == 4  # C is new: all four features are of others
 
 
 def test_remote_only_leaves_local_keys_out_once_there_are_others(
@@ -165,14 +166,14 @@ def test_remote_only_leaves_local_keys_out_once_there_are_others(
     assert GIVEN["A"]["negative"].tolist() == [True] * 12 + [False]
     federation.round("A", "B")
     assert GIVEN["A"]["negative"].tolist() == [False] * 12 + [True] * 3 + [False]
-    assert GIVEN["A"]["known"].tolist() == [True] * 15 + [False]  # candidates for matching are all
+    assert GIVEN["A"]["known"].tolist() == [True] * 15 + [False]  # all are candidates
 
 
 def test_neighbours_are_searched_among_local_keys_too(
     scripted: Callable[..., Federation],
 ) -> None:
-    """Eq. 7: also where only others' features are negatives. A has 12 local keys and 3 features of
-    B's.
+    """Eq. 7: local keys are candidates even if only features of others are negatives. A has 12
+    local keys and 3 features of B.
     """
     federation = scripted(remote_only=True, candidates=100)
     federation.round("A", "B")
@@ -205,7 +206,7 @@ def test_no_client_shares_more_than_its_quota(scripted: Callable[..., Federation
 def test_features_of_another_width_are_left_out_and_the_model_counts(
     scripted: Callable[..., Federation],
 ) -> None:
-    """A's model moves from 10 by 4 whatever its features are; all of these are dropped."""
+    """The model moves from 10 to 14 whatever the features are; malformed ones are all dropped."""
     federation = scripted()
     federation.round("A")
     schema = federation.algorithm.upload_schema(federation.method)
@@ -273,7 +274,7 @@ def test_shapes_are_few_and_features_are_limited(count: int, most: int, room: in
     )
     assert found.shape == (room, 4)
     assert drawn == min(count, most)
-    torch.testing.assert_close(found[:drawn].norm(dim=1), torch.ones(drawn))  # whatever was sent
+    torch.testing.assert_close(found[:drawn].norm(dim=1), torch.ones(drawn))  # sent with any norm
     assert not found[drawn:].any()
 
 
@@ -406,7 +407,7 @@ def test_with_both_modules_off_it_is_fedavg_of_both_models_to_the_bit() -> None:
     "settings", [{}, {"remote_only": True}, {"fusion": False}, {"lam": 0}, {"flips": True}]
 )
 def test_clients_of_any_size(settings: dict[str, Any]) -> None:
-    """8 features of a and of b, 2 of c and 3 of d, who have fewer images than a mixture takes."""
+    """a and b share 8 features each; c with 2 and d with 3 have fewer images than a mixture."""
     done = train_all(CCL(**{**TINY, **settings}), 3)
     features = done[-1].sites[SERVER]["features"]
     assert isinstance(features, Tensor)

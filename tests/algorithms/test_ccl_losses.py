@@ -104,8 +104,9 @@ def test_matching_is_equations_8_to_11(
 
 
 def test_matching_by_hand() -> None:
-    """One neighbour as similar as each of the three that are left: four equal chances, entropy log
-    4. Two views of it count twice. With another neighbour, which is left out, the same.
+    """The neighbour and the three other candidates are equally similar: four equal chances have the
+    entropy log 4, and two views count twice. With two neighbours of five candidates, each
+    neighbour is again compared with three others, and the loss is the mean over both.
     """
     query = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
     flat = torch.tensor([[0.0, 1.0]] * 4)
@@ -129,7 +130,7 @@ def test_matching_moves_a_query_towards_its_nearest() -> None:
 
 
 def test_sharp_matches_stay_finite() -> None:
-    """Far apart in similarity at a low temperature: the entropy is 0, its gradient finite."""
+    """Similarities differ widely and the temperature is low: entropy 0 and a finite gradient."""
     query = torch.tensor([[[1.0, 0.0]]], requires_grad=True)
     candidates = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])
     loss = neighbourhood_matching(
@@ -157,5 +158,5 @@ def test_candidates_are_drawn_without_replacement_from_valid_rows(
         (drawn[drawn >= known] == known).all() for drawn in seen
     )  # not valid, so that it never counts
     often = torch.bincount(torch.tensor([i for one in real for i in one]), minlength=known)
-    assert often.min() > 0.7 * often.max()  # none is preferred
+    assert often.min() > 0.7 * often.max()  # no candidate is preferred
     assert len({tuple(one) for one in real}) > 1

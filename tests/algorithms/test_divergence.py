@@ -36,7 +36,7 @@ def _filled(**values: float) -> State:
 
 
 def test_the_mean_over_layers() -> None:
-    """18 weights apart by 1 and 2 weights apart by 3: (√18 + √18) / 2. Nothing else counts."""
+    """18 weights differ by 1 and 2 weights by 3: (√18 + √18) / 2. Nothing else counts."""
     zero = State.empty(LAYOUT)
     far = _filled(conv1=1, conv2=3, downsample=7, bn1=7, projector=7, predictor=7)
     assert layer_mean(zero, far).item() == pytest.approx(math.sqrt(18))
@@ -104,7 +104,7 @@ def test_with_adapters_the_distance_is_that_of_the_merged_weights() -> None:
 
 
 def test_other_factors_of_the_same_product_have_no_distance() -> None:
-    """(2·B)·(A/2) = B·A, although the factors are apart."""
+    """(2·B)·(A/2) = B·A, although the factors differ."""
     one = _adapted(qkv_A=[1, 3], qkv_B=[2, 4])
     other = _adapted(qkv_A=[0.5, 1.5], qkv_B=[4, 8])
     assert layer_mean(one, other, AdapterSettings(rank=8)).item() == 0

@@ -78,7 +78,7 @@ def test_against_a_loop(name: str) -> None:
 
 
 def test_constants_are_padded_to_a_power_of_two() -> None:
-    """So that a step captured for one client serves others of a similar size."""
+    """Padding allows a step captured for one client to be used for others of a similar size."""
     trainer = make_trainer("byol")
     shapes = {}
     for n in (2, 3, 4, 5, 8, 9, 16):
@@ -105,8 +105,8 @@ def test_the_clean_pass_moves_no_statistics_and_no_counter() -> None:
 
 
 def test_a_model_that_agrees_with_itself() -> None:
-    """D is −1 for the same direction whatever the length, 0 across, 1 against; averaged over all
-    rows.
+    """D is −1 for equal directions whatever the lengths, 0 for orthogonal and 1 for opposite ones;
+    it is averaged over all rows.
     """
     a = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
     assert distance(a, 5 * a) == pytest.approx(-1)
@@ -130,7 +130,7 @@ def test_predictions_of_another_width_are_refused() -> None:
 
 
 def test_projections_are_aligned_with_backbone_features_against_a_loop() -> None:
-    """Heads as wide as the backbone's features; no clean images pass the network."""
+    """Heads are as wide as the backbone's features; the network does not encode clean images."""
     width = make_trainer("simclr").method.features
     _, client, cluster, batch, out = _step(make_trainer("simclr", dim=width))
     h_g = client.embed(cluster, "h")

@@ -214,7 +214,7 @@ def test_a_real_client_keeps_the_parts_that_its_method_declares(
 
 
 class Anchored(FedAvg):
-    """Its loss is one number: the round, plus how far the model sent is from zero."""
+    """FedAvg whose loss is the round plus the squared norm of the model that was sent."""
 
     def constants(self, client: Client, message: Tree) -> Constants:
         return {"round": torch.tensor(float(client.round)), **model(message, "model").tensors()}
@@ -253,8 +253,8 @@ def test_there_are_no_constants_by_default() -> None:
 def test_parts_that_the_memory_replaces_are_not_initialised(
     name: str, fresh: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client whose memory has all its local parts initialises none: once in three rounds, or
-    never.
+    """A client initialises local parts only if its memory lacks them: once in three rounds, or
+    never if the method has none.
     """
     algorithm = FedAvg()
     trainer = make_trainer(name)

@@ -138,8 +138,9 @@ def test_counters_of_norm_layers_are_distinguished_from_others() -> None:
     [("simclr", {}), ("byol", {}), ("mocov2", {}), ("mocov2", {"key": "reset"}), ("mae", {})],
 )
 def test_what_a_real_client_starts_from(name: str, settings: Any) -> None:
-    """Its second round: weights sent, its own layers, its own target and queue. A target that is
-    initialised again equals the online network, with the client's layers.
+    """A client starts its second round with the weights sent, and with its own norm layers, target
+    and queue. A target that is initialised again equals the online network, with the client's
+    layers.
     """
     algorithm = FedBN()
     trainer = make_trainer(name, **settings)
@@ -204,8 +205,8 @@ def test_without_norm_layers_it_is_fedavg(eval_norm: str) -> None:
 
 
 def test_a_layer_depends_on_its_clients_images_only() -> None:
-    """Weights that do not move (a rate of 0): then after three rounds a client's running statistics
-    depend on its images only, whatever the others have.
+    """At a learning rate of 0, weights do not change. After three rounds a client's running
+    statistics then depend only on its own images, not on those of other clients.
     """
 
     def norms(sizes: dict[str, int]) -> Tensor:

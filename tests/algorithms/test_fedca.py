@@ -104,7 +104,7 @@ def test_the_loss_is_the_papers(t: float) -> None:
 
 
 def test_masked_rows_have_no_effect() -> None:
-    """Empty rows have no effect on any image, and a client's row of an image none on that image."""
+    """An empty row affects no image; a client's row of an image does not affect that image."""
     z = noise(2, 5, 4)
     dictionary = F.normalize(noise(8, 4, seed=1), dim=1)
     before = contrast(z, INDEX, dictionary, ENTRY, 0.5)
@@ -156,8 +156,8 @@ def site(**more: Any) -> Tree:
 
 
 def test_two_clients_merged_by_hand() -> None:
-    """K = 5 and two clients: two rows of each, the first two. Weights 10 + 4 and 10 + 8, of 1 and 3
-    images: 17.
+    """With K = 5 and two clients, the dictionary has the first two rows of each. The weights 10 + 4
+    and 10 + 8, of 1 and 3 images, have the mean 17.
     """
     a = upload("A", [[1, 0], [2, 0], [3, 0]], 1, 4)
     b = upload("B", [[0, 1], [0, 2], [0, 3]], 3, 8, [7, 5, 6])
@@ -208,7 +208,7 @@ def test_columns_of_different_length_are_cut_to_the_shorter() -> None:
 
 
 def test_a_site_holds_no_more_than_it_keeps() -> None:
-    """Two rows of each of three clients, and not the hundred that each sent."""
+    """The site stores two rows of each of three clients, not the hundred that each sent."""
     builder = DictionaryBuilder(6)
     for client in "ABC":
         builder.collect(upload(client, [[1, 0]] * 100, 1))
@@ -218,8 +218,8 @@ def test_a_site_holds_no_more_than_it_keeps() -> None:
 
 
 def test_the_dictionary_as_a_client_uses_it() -> None:
-    """Rows of unit length, padded to one shape; the client's own are identified by the image's
-    number.
+    """Rows have unit length and are padded to one shape; the client's own rows have the number of
+    the image as their entry.
     """
     merged = FedCA(dictionary=6, beta=0).merge(
         site(), iter([upload("A", [[3, 4], [0, 2]], 1), upload("B", [[0, 5]], 1)]), Mean
@@ -276,7 +276,7 @@ def slow_projections(method: Method, images: Tensor) -> list[Tensor]:
 )
 def test_three_rounds_of_temporal_ensembling(alpha: float, name: str) -> None:
     """Eq. 9-10, image by image: Z ← αZ + (1 − α)z from Z = 0, and z̃ = Z/(1 − αᵗ) at unit length.
-    Projections, also where a method predicts from them.
+    Rows are projections, also if the method has a predictor.
     """
     algorithm = FedCA(dictionary=12, alpha=alpha, beta=0)
     trainer = make_trainer(name)
@@ -530,8 +530,8 @@ def test_draws_cover_all_public_images_and_no_others() -> None:
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
 def test_the_alignment_model_is_trained_like_a_client(name: str) -> None:
-    """Three rounds of two epochs on the public images, at the rounds' rates; and the site's model
-    is not that one.
+    """Training takes three rounds of two epochs on the public images, at the rounds' rates; the
+    site's model is not changed by it.
     """
     settings = {"epochs": 2, "lr": 0.1, "batch": 4}
     public = random_pixels(9, 3)
@@ -569,7 +569,7 @@ def test_the_alignment_model_is_trained_like_a_client(name: str) -> None:
 
 
 def test_the_ratio_of_the_losses_is_noted_once_a_round() -> None:
-    """The alignment's share of the other loss, so that twice the weight is twice the ratio, however
+    """The note is the alignment divided by the other loss: twice the weight doubles it, however
     large it is.
     """
     ratios = {}

@@ -35,9 +35,9 @@ def _trained(
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
 def test_the_term_is_half_mu_times_the_squared_distance(name: str) -> None:
-    """The resident weights are moved by 0.5 each after what was sent has been taken as the
-    reference: the first loss is μ/2 · n · 0.25 over the n parameters that travel, norm layers'
-    included, statistics and target not.
+    """The reference is the model that was sent; then 0.5 is added to each resident parameter. The
+    first loss is μ/2 · n · 0.25 over the n parameters that are sent: those of norm layers are
+    included, statistics and target are not.
     """
     trainer = make_trainer(name, {"batch": 16, "lr": 0.1})
     sent = trainer.method.state.pick(trainer.method.online)

@@ -53,9 +53,7 @@ def test_partners(count: int, k: int, most: int) -> None:
 
 
 def test_a_flipped_pixel_is_as_far_from_the_mean_as_before() -> None:
-    """Two channels with means 0.25 and 0.75: values go to themselves or to twice the mean minus
-    themselves.
-    """
+    """Two channels have means of 0.25 and 0.75: a value v stays v or becomes 2 · mean − v."""
     images = (
         torch.rand(64, 2, 8, 8, generator=stream(1)) / 2 + torch.tensor([0, 0.5])[:, None, None]
     )

@@ -31,7 +31,7 @@ def test_rows_of_fedca_are_projections_of_the_images_they_name() -> None:
 
 
 def test_rows_of_ccl_are_projections_of_the_images_they_name() -> None:
-    """Of one image each, so that mixtures are images."""
+    """Each mixture is of one image, so that it is this image."""
     trainer = make_trainer("mocov2", {"batch": 4})
     algorithm = CCL(mix=1, lam=0.0)
     site = first_site(algorithm, trainer)

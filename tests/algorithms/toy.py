@@ -4,8 +4,10 @@ The encoder is one weight w (backbone and projector have the same), the predicto
 target a copy of w. Training adds fixed amounts. The global model starts with w = 10, q = 1. A
 client's image has the features (w, 10).
 
-client images online target predictor statistic counter A 1 +4 +2 +1 +1 +1 B 3 +8 +6 +3 +5 +2 C - 0
-0 0 0 0
+    client  images  online  target  predictor  statistic  counter
+    A       1       +4      +2      +1         +1         +1
+    B       3       +8      +6      +3         +5         +2
+    C       -        0       0       0          0          0
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all analyses share: where they write, what they refuse, and that each draws its results."""
+"""Properties of all analyses: the files they write, the errors they raise, and their figures."""
 
 from __future__ import annotations
 

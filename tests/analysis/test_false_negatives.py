@@ -54,9 +54,10 @@ def test_against_a_loop_over_queries_and_negatives() -> None:
 
 
 def test_of_a_run(go: Go) -> None:
-    """Three clients with one class of three each: locally every negative is false.
+    """Three clients have one class of three each: locally every negative is false.
 
-    With the queue of 16 and 16 from each other client a third is; with 16 and 8, 16 of 32 are.
+    With a queue of 16 keys and 16 features from each of the two other clients, a third of the
+    negatives is false; with 8 features from each, 16 of 32 are.
     """
     changes = {
         "partition.name": "classes",

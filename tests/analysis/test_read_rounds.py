@@ -179,7 +179,7 @@ def test_a_target_that_is_not_reached_is_reported(go: Go, images: MakeImages) ->
 
 
 def test_a_run_that_measured_nothing_is_refused(go: Go, images: MakeImages) -> None:
-    """With advice that helps: without labels, measuring more often does not."""
+    """The error gives advice that helps: without labels, measuring more often does not help."""
     with raises(ConfigError):
         analyse("communication", [go(**{"probe.every": 0})])
     unlabelled = from_python(images(48, 0)[0])

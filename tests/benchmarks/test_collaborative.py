@@ -67,7 +67,8 @@ def test_a_variant_without_changes_is_the_probe(run: fedssl.Run) -> None:
 def test_one_step_of_sgd_is_that_of_all_images_only_with_fixed_statistics(
     run: fedssl.Run, tmp_path: Path
 ) -> None:
-    """The mean of the clients' gradients is the gradient of the mean loss, whoever has an image.
+    """The mean of the clients' gradients is the gradient of the mean loss for any assignment of
+    images.
 
     With batch statistics the loss of an image depends on the other images of its client.
     """

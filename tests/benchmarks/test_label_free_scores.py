@@ -48,13 +48,13 @@ def test_against_scipy() -> None:
         assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
     assert chance_share(x, y) == pytest.approx(
         stats.spearmanr(x, y).pvalue, abs=0.02
-    )  # of 40: Student's t is near
+    )  # of 40 values: close to Student's t
 
 
 def test_the_share_of_random_orders_with_such_a_correlation() -> None:
-    """Of three, 2 of 6 orders are perfect one way or the other; of four, 2 of 24, and 8 have at
-    least ρ = ±0.8: 2 with ±1 and 3 neighbours exchanged each way. Of many, a sample: a perfect
-    order is hardly ever drawn.
+    """Of the 6 orders of three values, 2 have ρ = ±1. Of the 24 orders of four, 2 have ρ = ±1 and 6
+    have ρ = ±0.8, since one pair of neighbours is exchanged: 8 in all. For many values a sample of
+    orders is drawn, which hardly ever contains another perfect one.
     """
     assert chance_share([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 6)
     assert chance_share([1, 2, 3, 4], [1, 2, 3, 4]) == pytest.approx(2 / 24)
@@ -77,9 +77,9 @@ def client(rank: float | None, **more: Any) -> dict[str, Any]:
 
 
 def test_a_run_by_hand() -> None:
-    """The last two of three rounds, clients with a rank of 2, 4 and 9.
+    """The last two of three rounds count, in which clients have ranks of 2, 4 and 9: 5 on average.
 
-    5 on average; one was dropped, and has none.
+    One client was dropped and has no rank.
     """
     rounds = [
         {"clients": [client(100.0)]},
@@ -134,7 +134,7 @@ def test_runs_with_other_images_are_distinguished() -> None:
 
 
 def test_runs_on_other_test_images_of_the_same_name_are_not_compared(go: Go, images: Any) -> None:
-    """Images from Python have no name: three runs on some, one on others."""
+    """Images from Python have no name: three runs have the same test images, one has others."""
     other = from_python(images(48, 0), images(24, 2))
     runs = [*(go(f"r{i}", seed=i) for i in range(3)), go("other", other, seed=3)]
     found = analyse(runs).results["correlations"]
@@ -142,8 +142,8 @@ def test_runs_on_other_test_images_of_the_same_name_are_not_compared(go: Go, ima
 
 
 def test_only_comparable_runs_are_compared() -> None:
-    """Across methods ranks 1 2 3 4 5 go with 3 2 1 4 5 (ρ = 0.6), within one 1 2 3 with 3 2 1 (ρ =
-    −1); two of the other are too few to be compared, and another batch is another setting.
+    """Over both methods the ranks 1 2 3 4 5 correspond to 3 2 1 4 5 (ρ = 0.6), within BYOL 1 2 3 to
+    3 2 1 (ρ = −1). Two runs of SimCLR are too few, and another batch size is another setting.
     """
     rows = [
         some("byol", 1, 30),
@@ -189,7 +189,7 @@ def cell(run: fedssl.Run, name: str, **more: Any) -> None:
 
 
 def test_a_cell_of_a_table_brings_its_linear_probe(go: Go) -> None:
-    """Measurements of the same experiment on its own images, by the probe's settings."""
+    """Measurements count if they are of the same experiment on its own images."""
     run = go()
     knn = {(5, 0.1): run.results["table"]["this run"]["knn"]["mean"]}
     cell(run, "a", experiment="0" * 64)
@@ -202,8 +202,8 @@ def test_a_cell_of_a_table_brings_its_linear_probe(go: Go) -> None:
 
 
 def test_accuracies_of_other_probe_settings_are_not_compared(go: Go) -> None:
-    """Two runs have a linear probe with few labels, one of them also the usual one, and a third has
-    another paper's, so that it counts for kNN alone. A fourth has another k.
+    """Two runs have a linear probe with few labels, and one of these also has the default one. The
+    third has that of another paper, so that it counts for kNN only. The fourth has another k.
     """
     runs = [go(f"r{i}", seed=i) for i in range(3)]
     cell(runs[0], "a", settings={"labels": 0.01}, value=11.5)

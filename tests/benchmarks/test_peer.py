@@ -85,9 +85,9 @@ def test_a_step_of_the_peer_is_a_step_of_fedssl(seen: Seen) -> None:
 
 @pytest.mark.slow
 def test_a_step_of_a_resnet(seen: Seen) -> None:
-    """Where activations lie within rounding of zero, float32 decides which gradients flow: both
-    sides are about 1e-3 of the gradient's length from what float64 gives, so no closer to each
-    other.
+    """If activations are zero up to rounding, float32 decides which gradients flow. Both sides
+    differ from float64 by about 1e-3 of the gradient's length, so they may differ from each other
+    by as much.
     """
     case = Case(
         "resnet18", hidden=24, dim=16, images=16, peer_images=16, batch=16, clients=1, size=16
@@ -102,8 +102,8 @@ def test_a_step_of_a_resnet(seen: Seen) -> None:
 
 def test_a_round_of_the_peer_is_a_round_of_fedssl(seen: Seen) -> None:
     """From the same weights and views, over two rounds of three clients of unequal size and several
-    steps each: the same losses, global model and targets. The learning rate is low: at a high one
-    the order of additions alone leads a network this small elsewhere within ten steps.
+    steps each: the same losses, global model and targets. The learning rate is low: at a high one,
+    another order of additions changes the weights of such a small network within ten steps.
     """
     sizes = (32, 48, 70)
     case = Case(
@@ -137,7 +137,7 @@ def test_a_round_of_the_peer_is_a_round_of_fedssl(seen: Seen) -> None:
 
 
 def test_a_round_of_fewer_images_stands_for_a_whole_one() -> None:
-    """16 images of each of 3 clients, of which the peer meets 8: 48 against 24. A round of 10 s, 6
+    """The peer trains on 8 of 16 images of each of 3 clients: 24 instead of 48. A round of 10 s, 6
     of them training, would have taken 10 + 6·(48/24 − 1) = 16 s.
     """
     ours = Ours(CASE, CASE.pixels(), 1, CPU)

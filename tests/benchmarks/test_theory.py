@@ -35,7 +35,7 @@ def test_a_sources_data() -> None:
     """d = 32: τ = 2 and μ = 1/2.
 
     Source 1 of three: 4,000 images of class 2 and of class 3, 2 of class 0 and of 4, around (0, ±1,
-    0) less 0 or 2 along the other two, e_0 and e_2. All other coordinates are noise.
+    0) minus 0 or 2 along the other two, e_0 and e_2. All other coordinates are noise.
     """
     x, y = draw_source(32, 1, 3, frequent=4000, rare=2, generator=_rng())
     assert x.shape == (8004, 32)
@@ -230,8 +230,8 @@ def test_the_two_layer_network_of_least_norm() -> None:
 def test_measures_by_hand() -> None:
     """Rows (2, 0, 0) and (0, 3, 4).
 
-    The span holds e_1 wholly, of e_2 (3/5)² and of e_3 (4/5)². The sums are 4, 9 and 16. A third
-    row within the span changes the sums, and not the span.
+    The span contains all of e_1, (3/5)² of e_2 and (4/5)² of e_3. The sums are 4, 9 and 16. A third
+    row within the span changes the sums but not the span.
     """
     rows = np.array([[2.0, 0, 0], [0, 3, 4]])
     np.testing.assert_allclose(span(rows, 3), [1, 0.36, 0.64], atol=1e-12)

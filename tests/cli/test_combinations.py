@@ -58,7 +58,7 @@ def test_each_topology(topology: str, data: Dataset) -> None:
 @pytest.mark.parametrize("method", METHODS.names())
 @pytest.mark.parametrize("algorithm", ALGORITHMS.names())
 def test_all(algorithm: str, method: str, data: Dataset) -> None:
-    """Checks agree with trainings: a combination that is not refused does not fail."""
+    """Checks and trainings have the same verdict on each combination, and no training fails."""
     some = [c for c in combinations() if (c.algorithm, c.method) == (algorithm, method)]
     checked = dict(attempts(None, some))
     trained = dict(attempts(data, some))

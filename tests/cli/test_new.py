@@ -203,7 +203,7 @@ def test_the_summary_has_the_fit_and_the_background(
     monkeypatch: pytest.MonkeyPatch,
     cli: Any,
 ) -> None:
-    """Lines are printed for what is not a default, or loses a part of the images."""
+    """The fit is printed if images are not square, the fill if they are padded or transparent."""
     monkeypatch.chdir(tmp_path)
     _write_shapes(Path("images"), size, mode, colour)
     code, out, _ = cli("new", "images")
@@ -223,7 +223,7 @@ def test_the_summary_has_the_fit_and_the_background(
 def test_a_run_on_the_written_experiment_has_no_warning_of_cropping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
-    """It has one, and only one, if the written setting is undone."""
+    """With data.fit = "crop" instead of the written value, there is exactly one warning."""
     monkeypatch.chdir(tmp_path)
     stream = np.random.default_rng(0)
     Path("scans").mkdir()

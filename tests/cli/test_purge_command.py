@@ -1,4 +1,4 @@
-"""`fedssl purge` shows what it removes, asks, and states what no longer works."""
+"""`fedssl purge` lists the files, asks for confirmation, and states what no longer works."""
 
 from __future__ import annotations
 

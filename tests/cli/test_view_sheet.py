@@ -52,7 +52,7 @@ def test_the_settings_of_views_are_one_line() -> None:
 
 
 def test_views_of_the_background_are_counted() -> None:
-    """A square of a quarter of the side in a corner: most small crops miss it, whole images not."""
+    """A square is in one corner: most small crops miss it, and views of the whole image do not."""
     images = torch.zeros(40, 3, 32, 32, dtype=torch.uint8)
     images[:, :, :8, :8] = 255
     images[0] = 0  # of one colour itself: not counted

@@ -56,7 +56,7 @@ def package(tmp_path: Path) -> Path:
         ),  # writes the log from which tables read divergences
         ("analysis/new.py", "x = 1\n", False),
         ("cli/main.py", "x = 2\n", False),
-        ("probes/cli.py", "x = 2\n", True),  # a part of that name, but not that part
+        ("probes/cli.py", "x = 2\n", True),  # only the folder cli/ is left out
     ],
 )
 def test_which_changes_affect_the_digest(
@@ -74,8 +74,8 @@ def test_a_string_that_is_a_value_counts() -> None:
 
 
 def test_the_package_itself(tmp_path: Path) -> None:
-    """The digest is that of the code that runs; a number in a probe changes it. Parts that are left
-    out exist.
+    """The digest is that of the code that runs; a number in a probe changes it. All names in
+    PRESENTATION exist.
     """
     copy = shutil.copytree(
         PACKAGE, tmp_path / "fedssl", ignore=shutil.ignore_patterns("__pycache__")

@@ -1,4 +1,4 @@
-"""The warning about images of which cropping loses much, and the colour of their edges."""
+"""The warning about images that lose much by cropping, and the colour of their edges."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_folder_warns_once_and_not_if_it_is_padded(tmp_path: Path) -> None:
 
 
 def test_the_longer_side_of_a_padded_image_is_scaled(tmp_path: Path) -> None:
-    """Half of a size of 40 are the longer sides, but not the shorter ones."""
+    """The longer side is half of a size of 40, which gives no warning; the shorter is a quarter."""
     names = _save(tmp_path, (20, 10), (10, 20))
     assert small_images_warning(tmp_path, names, 40, pad=True) is None
     warning = small_images_warning(tmp_path, names, 40)
@@ -119,7 +119,7 @@ def test_edges_are_those_of_the_upright_image(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("edge", "light"), [(240, True), (10, False)])
 def test_the_summary_of_wide_images(edge: int, light: bool, tmp_path: Path) -> None:
-    """The sides are those that are scaled to the size: the longer ones."""
+    """The sides in the summary are the longer ones, because padding scales these to the size."""
     for number in range(3):
         _frame(edge, 100).save(tmp_path / f"{number}.png")
     _save(tmp_path / "more", (30, 30))

@@ -106,7 +106,7 @@ def accepted(clients: int, alpha: float, capped: bool) -> int:
 def test_acceptance(
     clients: int, alpha: float, free: tuple[int, int], capped: tuple[int, int]
 ) -> None:
-    """Of 1,000 draws, an earlier count without the cap found 132, 1, –, –, –, 0 and 0.
+    """An earlier count without the cap accepted 132, 1, –, –, –, 0 and 0 of 1,000 draws.
 
     With the cap, ten clients are accepted at every α and a hundred at α = 1, but twenty at neither
     0.1 nor 0.02. Intervals are more than three standard deviations wide on either side.

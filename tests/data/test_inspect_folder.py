@@ -96,7 +96,7 @@ def test_test_images_without_classes(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_images(tmp_path: Path) -> None:
-    """One of three files of a client, and none of the other's; one outside; text is not listed."""
+    """One of three files in north is damaged, and none in south; one file is outside of both."""
     for name in ("north/a.png", "north/b.png", "south/c.png"):
         _write(tmp_path / name)
     for name in ("north/damaged.png", "damaged.png", "north/notes.txt", "readme.txt"):

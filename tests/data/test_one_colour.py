@@ -50,7 +50,7 @@ def test_one_percent_and_at_least_three(
 
 
 def _draw(folder: Path, mode: str, grey: int) -> None:
-    """Write four images of a grey diagonal: on nothing, or in a mode without alpha, on itself."""
+    """Write four images of a grey diagonal on transparent pixels, opaque in modes without alpha."""
     image = Image.new("LA", (8, 8), (grey, 0))
     for place in range(8):
         image.putpixel((place, place), (grey, 255))

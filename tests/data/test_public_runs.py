@@ -118,7 +118,7 @@ def test_a_failure_before_the_first_round_is_reported_as_such(tmp_path: Path) ->
 def test_training_before_the_first_round_has_a_clients_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or the same experiment would give other bits on a machine with more cores."""
+    """Otherwise the same experiment would give other bits on a machine with more cores."""
     threads: list[int] = []
 
     class Counting(FedAvg):

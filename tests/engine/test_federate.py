@@ -177,8 +177,8 @@ def test_one_dropped_client_is_left_out_of_the_mean_with_a_reason() -> None:
 
 @pytest.mark.rows("U13")
 def test_a_round_with_fewer_valid_uploads_than_required_discards_its_merge() -> None:
-    """Two thirds of three are two. In round 2 only a sends one, so its 1 is not added; the bound
-    forgets its norm.
+    """Two thirds of three are two. In round 2 only a sends a valid upload: its 1 is not added, and
+    its norm does not change the bound.
     """
 
     def answer(round: int, client: str, x: float) -> float | str:
@@ -301,7 +301,7 @@ def test_of_peers_only_those_with_a_fault_keep_their_model() -> None:
 
 
 def test_a_failed_round_changes_no_reference() -> None:
-    """Both move by 1 in the first round; the second has one upload, of 9, and is not merged."""
+    """Both updates are 1 in the first round; the second has one update, of 9, and is not merged."""
 
     def answer(round: int, client: str, x: float) -> float | str:
         if round == 0:

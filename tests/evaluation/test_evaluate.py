@@ -225,7 +225,7 @@ def test_a_note_if_settings_ask_for_more_images_than_there_are() -> None:
 
 
 def test_how_many_images_were_learned_from_and_measured_on() -> None:
-    """Of 60 labelled images all vote and a tenth is 6; `semi` has other labels; 30 are tested."""
+    """60 images vote in kNN; a tenth, 6, trains `linear`; 9 train `semi`; 30 are test images."""
     evaluation = Evaluation(experiment(labels=0.1, epochs=1), DATA, CPU)
     scores = evaluation.measure({"x": state(), "y": state(1)}, ("knn", "linear"))
     assert {probe: (score.labelled, score.tested) for probe, score in scores.items()} == {
@@ -239,7 +239,7 @@ def test_how_many_images_were_learned_from_and_measured_on() -> None:
 
 
 def test_the_images_of_probes_are_described() -> None:
-    """All 60 training images vote, a tenth of them is learned from; or halves of 31 test images."""
+    """A tenth of 60 training images trains `linear`; without labels, half of the test images do."""
     labelled = Evaluation(experiment(labels=0.1), DATA, CPU).images
     assert labelled.description(("knn", "linear")) == (
         "probes learned from 60 labelled training images (linear: 6 of them) and were tested on 30 "

@@ -159,7 +159,7 @@ def test_a_lone_client_called_mean() -> None:
 
 @pytest.mark.parametrize("topology", ["star", "isolated", "cycle"])
 def test_personal_models_are_built_one_at_a_time_and_once(topology: str) -> None:
-    """One state is read to find out whether there are any. Iterating builds each model once."""
+    """One state is read to find out if clients have models; iterating builds each model once."""
     PersonalModels.made.clear()
     found = models_of(
         experiment(topology, PersonalModels()),

@@ -132,7 +132,7 @@ def test_personal_models_of_each_algorithm(go: Go) -> None:
 
 
 def test_the_log_has_the_copys_loss_and_notes(go: Go) -> None:
-    """Two trainings of Per-SSFL are one in the log, that of the copy; it has FedAvg's loss."""
+    """Per-SSFL trains twice; the log has the training of the copy, whose loss is FedAvg's."""
     ours = go("perssfl")
     theirs = go("fedavg", "other")
     for mine, other in zip(ours.rounds, theirs.rounds, strict=True):

@@ -116,7 +116,7 @@ def test_the_model_of_each_client() -> None:
 
 
 def test_a_client_with_the_name_of_a_shared_model() -> None:
-    """The shared model is not its own: all have it, or it has none if others have their own."""
+    """The name does not make the model its own: all clients have it, or this client has none."""
     a, b, c = (object.__new__(State) for _ in range(3))
     shared = client_models(Models({}, {"global": c}, []), ["global", "1"])
     assert {name: shared[name] for name in shared} == {"global": c, "1": c}

@@ -17,7 +17,7 @@ from fedssl.experiment.client_data import partition_data
 
 
 def sizes(counts: tuple[int, ...], **changes: Any) -> list[int]:
-    """Return the numbers of images of clients, each of whom owns one of `counts`."""
+    """Return the number of images of each client, if clients own these numbers of images."""
     rows = torch.arange(sum(counts)).split(counts)
     owners = {f"client {number}": index for number, index in enumerate(rows)}
     data = Dataset(Images(random_pixels(sum(counts))), None, owners)
@@ -49,7 +49,7 @@ def test_one_place_has_the_images_of_all_clients() -> None:
 
 @pytest.mark.parametrize(("clients", "smallest"), [(4, 1), (3, 2)])
 def test_simulated_clients(clients: int, smallest: int) -> None:
-    """Of 7 images, three clients of four have two; of 3, none of three has."""
+    """Of 7 images, at least three clients have two, which is enough; one image each is too few."""
     data = Dataset(Images(random_pixels(7)))
     _, parts = partition_data(make_experiment(clients=clients), data, ignore_message)
     assert min(len(index) for index in parts.values()) == smallest

@@ -94,7 +94,7 @@ def test_simulated_clients_have_two_images_each(images: int, clients: int) -> No
 
 
 def test_files_that_are_no_images_are_allowed() -> None:
-    """Half as much again as the share of 1/16 in the sample: 9.375%, rounded up."""
+    """`bad_share` is 1.5 times the share of 1/16 in the sample: 9.375%, rounded up to 10%."""
     assert _drafted().data.bad_share == 0.01
     assert _drafted(SUMMARY._replace(unreadable=2, bad_share=1 / 16)).data.bad_share == 0.1
 
@@ -146,7 +146,7 @@ def test_a_path_with_quotes_and_backslashes() -> None:
 def test_images_with_transparent_pixels_are_drawn_over_white(
     transparent: int, background: str
 ) -> None:
-    """More than half of the 190 images that could be read."""
+    """White is chosen if more than half of the 190 readable images can have transparent pixels."""
     summary = SUMMARY._replace(transparent=transparent, unreadable=10)
     assert _drafted(summary).data.background == background
     reason = f"# {transparent} of 190 sampled images can have transparent pixels."
@@ -176,7 +176,7 @@ def test_wide_images_are_padded_with_the_colour_of_their_edges(
 
 
 def test_wide_drawings_are_padded_with_the_colour_under_clear_pixels() -> None:
-    """Edges of clear pixels are those of the colour under them, so they decide nothing."""
+    """Transparent edges have the colour of the background, so they cannot determine it."""
     summary = WIDE._replace(transparent=200, light_edges=False)
     assert choose_background(summary) == (
         "white",

@@ -235,7 +235,7 @@ def test_training_of_fedu_and_fedema(name: str, changed: dict[str, Any]) -> None
                 "partition": {"name": "dirichlet", "alpha": 0.1, "capped": True, "share": 0.8},
             },
         ),
-        # The authors' code: E = 1 has its steps of 0.3 twice, and neither FeatARC nor supervised.
+        # The authors' code: steps of 0.3 apply twice if E = 1, except with FeatARC and supervised.
         ("decssl-simclr-cifar10-dirichlet0.02-epochs1", {"train.step_factor": 0.09}),
         ("decssl-mae-cifar10-dirichlet0.02-epochs1", {"train.step_factor": 0.09, "probe.lr": 3e-4}),
         ("featarc-cifar10-dirichlet0.02-epochs1", {"train.step_factor": None}),

@@ -276,7 +276,7 @@ def test_two_rounds(name: str, images: Dataset, tmp_path: Path) -> None:
 def test_a_run_has_the_whole_name_of_its_recipe(
     images: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names have dots in them: 0.3 and 0.5 must not meet in one directory."""
+    """Names contain dots: the recipes with 0.3 and 0.5 must have different directories."""
     monkeypatch.chdir(tmp_path)
     name = "fedema-cifar10-noniid-tau0.5-mini"
     run = fedssl.run(

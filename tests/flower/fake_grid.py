@@ -86,7 +86,7 @@ def without_training(handler: Handler) -> Handler:
 
 
 class FakeGrid:
-    """Nodes as functions. All nodes work when the server pulls any answer, regardless of turns.
+    """A grid whose nodes are functions; whenever the server pulls answers, all nodes work.
 
     `wire` has all bytes that were transferred, by content: equal objects are sent once.
     """

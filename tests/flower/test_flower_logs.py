@@ -24,7 +24,7 @@ def test_a_log_is_read_from_the_last_position(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", ["", "1\n", "1\n22\n4444\n5555\n", "1\n22\n33\n4\n"])
 def test_a_truncated_log_is_read_again(kept: str, tmp_path: Path) -> None:
-    """Also if it is as long as before, or longer, at the next read: line ends rarely coincide."""
+    """A new log that is as long or longer is detected if no line ends at the last position."""
     log = tmp_path / "log"
     log.write_text("1\n22\n333\n")
     new_lines = logs.follow_lines(log)

@@ -128,7 +128,7 @@ def _quiet_run(folder: Path) -> LoopbackRun:
 
 
 def test_a_node_that_exits_ends_the_wait(tmp_path: Path) -> None:
-    """With the end of its log, and before the ten minutes that a server waits for it."""
+    """The error has the end of the node's log; the server would wait ten minutes for the node."""
     with local_processes(tmp_path) as processes:
         processes.start("node0", "sh", "-c", "echo no such key; exit 3")
         job = processes.start("run", "sleep", "60")

@@ -1,4 +1,4 @@
-"""C5: on Flower the server clips, adds noise and keeps the ledger; nodes need not know."""
+"""C5: on Flower the server clips, adds noise and keeps the ledger; nodes take no part in this."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def test_a_decoder_of_any_size(size: int, channels: int) -> None:
 
 
 def test_a_decoder_does_not_grow_with_the_image() -> None:
-    """512 · 64 · 16 weights of the first layer, then 64 · 64 · 16 for each doubling: most of it is
-    the first.
+    """The first layer has 512 · 64 · 16 weights; each doubling of the image's side adds a layer of
+    64 · 64 · 16 weights, and a norm layer.
     """
     sizes = [sum(p.numel() for p in Decoder(512, 64, 3, size).parameters()) for size in (32, 224)]
     assert sizes[1] - sizes[0] == 3 * (64 * 64 * 16 + 2 * 64)

@@ -40,9 +40,9 @@ def test_equals_the_sum_over_pairs_of_entries(lam: float) -> None:
 
 
 def test_by_hand() -> None:
-    """Columns (1, 1, −1, −1) and (1, −1, 1, −1) are uncorrelated: equal views lose nothing. Where
-    the second view has its columns exchanged, C is 0 on the diagonal and 1 next to it: 2 + 2λ. Two
-    equal columns: C = 1 everywhere, 2λ.
+    """Columns (1, 1, −1, −1) and (1, −1, 1, −1) are uncorrelated: equal views have a loss of 0. If
+    the columns of the second view are exchanged, C is 0 on the diagonal and 1 next to it: 2 + 2λ.
+    Two equal columns: C = 1 everywhere, 2λ.
     """
     apart = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     alike = apart[:, :1].expand(4, 2)

@@ -68,8 +68,8 @@ def test_gradients_that_are_not_stopped_reach_the_target_only(make, batch: Batch
 def test_the_target_moves_by_gradient_and_by_averaging(
     ema: bool, stop_gradient: bool, make, batch: Batch
 ) -> None:
-    """A step of plain SGD at rate 0.5: target ← target − 0.5·∇ where gradients flow, then ← (target
-    + online)/2 where it follows.
+    """A step of plain SGD at rate 0.5: without stop-gradient target ← target − 0.5·∇, then with the
+    moving average target ← (target + online)/2.
     """
     method = make(BYOL, ema=ema, stop_gradient=stop_gradient, momentum=0.5)
     trainer = Trainer(

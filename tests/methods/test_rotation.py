@@ -32,7 +32,7 @@ def test_equals_the_sum_over_images() -> None:
 
 
 def test_by_hand() -> None:
-    """A guess costs log 4; log 5 on the right one of four leaves it 5/8."""
+    """Equal logits have a loss of log 4; log 5 for the right turn gives it a probability of 5/8."""
     assert rotation_loss(torch.zeros(4, 3, 4)).item() == pytest.approx(math.log(4))
     right = torch.eye(4)[:, None].expand(4, 3, 4) * math.log(5)
     assert rotation_loss(right).item() == pytest.approx(math.log(8 / 5))

@@ -62,7 +62,7 @@ def test_codes_spread_over_prototypes() -> None:
 
 
 def test_sinkhorn_by_hand() -> None:
-    """Scores equal for all images: whatever the prototypes' lead, codes are uniform."""
+    """All images have the same scores: codes are uniform, whatever the scores are."""
     scores = torch.tensor([0.9, 0.1, -0.5]).expand(4, 3)
     torch.testing.assert_close(sinkhorn(scores, 0.05, 1), torch.full((4, 3), 1 / 3))
 

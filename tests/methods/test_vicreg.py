@@ -46,9 +46,9 @@ def test_equals_the_sums(weights: tuple[float, float, float], make) -> None:
 
 
 def test_by_hand() -> None:
-    """Rows (1, 1), (−1, −1): both variances and the covariance are 2. So the hinge is at rest, and
-    each view has (2² + 2²)/2 = 4. A tenth of it: variance and covariance 0.02, hinge 1 − √0.0201,
-    covariance term 0.0004 a view.
+    """Rows (1, 1), (−1, −1): both variances and the covariance are 2. So the hinge is 0, and the
+    covariance term of each view is (2² + 2²)/2 = 4. For a tenth of z, variance and covariance are
+    0.02, the hinge is 1 − √0.0201, and the covariance term is 0.0004 a view.
     """
     z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]]).expand(2, 2, 2)
     assert variance(z).item() == 0

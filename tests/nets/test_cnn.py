@@ -75,7 +75,7 @@ def test_cnn_averages_four_fields(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 8), (8, 8), (4, 24), (24, 4)])
 def test_cnn_takes_images_of_any_size(size: tuple[int, int]) -> None:
-    """Where a map has one row or column, all fields see it: the two halves across it are equal."""
+    """If a map has one row or column, all fields contain it: the halves across it are equal."""
     net = build("cnn").eval()
     seen = []
     net.layers[-1].register_forward_hook(lambda _m, _i, out: seen.append(out))

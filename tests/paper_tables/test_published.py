@@ -156,7 +156,7 @@ def test_figures_of_the_papers(table: str, row: str, column: str, published: str
 
 
 def test_a_picture_of_splits_has_those_of_the_paper_alone() -> None:
-    """Figure 17 prints ten distances, five of either kind: what it does not show is no cell."""
+    """Figure 17 prints ten distances, five of either kind: only these are cells."""
     published = [cell.published for table, cell in CELLS if table.place == "Figure 17"]
     assert len(published) == 10
     assert None not in published
@@ -211,7 +211,7 @@ def test_rows_times_columns() -> None:
         "CIFAR-10, 100% of labels",
     ]
     found = list(dict.fromkeys(cell.column for cell in table.cells))
-    assert found == columns  # as they come up: the first row has no second
+    assert found == columns  # in order of appearance: row A has no cell in CIFAR-10, 100%
     assert [(c.recipe, c.published, c.value) for c in table.cells if c.row == "A"] == [
         ("a-cifar10", "1.50±0.2", 1.5),
         ("a-other", None, None),
@@ -246,7 +246,7 @@ def test_a_table_that_does_not_add_up_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_the_note_of_a_whole_file() -> None:
-    """Added to the note of a table that can be reproduced. Dec-SSL leaves its classifier open."""
+    """It is added to the notes of tables that can be reproduced, such as those of Dec-SSL."""
     own = FILE["p-1"] | {"note": "Own."}
     found = read({"paper": "P", "note": "All.", "p-1": own, "p-2": own | {"cannot": "private"}})
     assert list(found) == ["p-1", "p-2"]
@@ -262,7 +262,7 @@ def test_the_note_of_a_whole_file() -> None:
         assert "as in the authors' code (`protocol=dec-ssl`)" in table.note
         protocols = {cell.settings[0] for cell in table.cells}
         assert "protocol=dec-ssl" in protocols
-        # Rows of other papers are measured as there.
+        # Rows for other papers have these papers' protocols.
         assert len(protocols) == (3 if table.name == "decssl-2" else 1)
         assert 'the paper trains it "until' in table.note
 

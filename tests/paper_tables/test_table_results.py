@@ -49,7 +49,7 @@ SHORT = f"[short {CAVEAT} cifar10; resnet18; 100 rounds of 1 local epoch]"
 def test_a_title_states_that_figures_are_not_comparable(
     scale: str, caveat: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the actual data and budget: on the screen, in the Markdown file and in the JSON file."""
+    """It has the caveat of the scale on the screen, in the Markdown file and in the JSON file."""
     outcome = make_outcome(tmp_path, GOOD, BAD, seeds=1, scale=scale)
     for plan in outcome.requested_seeds:
         fake_result(plan, 50.0)
@@ -68,7 +68,7 @@ def test_a_title_states_that_figures_are_not_comparable(
 
 
 def test_every_table_at_another_scale_has_the_caveat(tmp_path: Path) -> None:
-    """At mini scale all trainings are of the images that come with the package."""
+    """At mini scale all trainings use the images that come with the package."""
     for table in tables().values():
         for scale, suffix in (("short", "-short"), ("mini", "-mini")):
             planned = list(plan_seeds(table.cells, suffix, [0], tmp_path, torch.device("cpu")))

@@ -61,8 +61,8 @@ def _sweep(
 
 
 def test_some_flips(federation: Federation) -> None:
-    """One in each of the files that a run leaves next to its checkpoints, and one in each file of
-    the cache.
+    """One flip in each file that a run writes next to its checkpoints, and one in each file of the
+    cache.
     """
     root = federation.root
     names = (

@@ -91,11 +91,11 @@ def test_every_method_killed_at_random_moments(
 
 
 class PowerCut(BaseException):
-    """Raised at the moment from which on nothing reaches the disk."""
+    """Simulates a power cut: every write from a given moment on raises it."""
 
 
 def _cut(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
-    """Let `after` calls that make writes durable succeed, then none; return the calls made."""
+    """Let the first `after` durable writes succeed and the others fail; return the calls made."""
     calls: list[str] = []
     # Every round is saved, even if the last one is still being written: otherwise the number of
     # calls would vary.
@@ -104,7 +104,7 @@ def _cut(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if threading.current_thread().name == live_status.THREAD:
-                return real(*args, **kwargs)  # as often as the clock allows, and never durable
+                return real(*args, **kwargs)  # written at irregular times, and never durable
             calls.append(name)
             if len(calls) > after:
                 raise PowerCut
@@ -160,8 +160,8 @@ def _cuts(
 def test_power_cut_in_the_middle_of_writes(
     tier: str, federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between any two of sync, rename and delete, or in a write; here six moments spread over the
-    run.
+    """A cut is between any two of sync, rename and delete, or in a write; here six cuts are spread
+    over the run.
     """
     _cuts(
         federation,

@@ -118,7 +118,7 @@ def test_the_experiment_of_fine_tuning(tmp_path: Path) -> None:
 
 
 def test_clean_views_are_the_images() -> None:
-    """Whatever is drawn: a crop of the whole image, at its own ratio, without a flip."""
+    """For any random numbers, a view is the whole image at its own ratio, without a flip."""
     group = views.ViewGroup(1, 8, CLEAN)
     uniforms = views.draw(40, torch.Generator().manual_seed(1), "cpu")
     assert DATA.test is not None
@@ -129,7 +129,7 @@ def test_clean_views_are_the_images() -> None:
 
 
 def test_the_protocols(tmp_path: Path) -> None:
-    """CCL's: 100 rounds of an epoch, a linear head. FedCA's: 100 epochs in rounds of 5, clean."""
+    """ccl: 100 rounds of an epoch, a linear head. fedca: 20 rounds of 5 epochs, clean images."""
     file = tmp_path / "b.safetensors"
     nets.save_backbone(nets.CNN().state_dict(), file, {})
 
@@ -156,7 +156,7 @@ def test_the_protocols(tmp_path: Path) -> None:
 
 
 def test_clients_learn_together(tmp_path: Path) -> None:
-    """With all labels they learn an easy task; with a tenth, in a round, less. No file is left."""
+    """They learn an easy task with all labels; a tenth of them and one round give less."""
     run = fedssl.run(
         experiment(partition__name="iid"), tmp_path / "run", "cpu", dataset=DATA, quiet=True
     )
@@ -170,7 +170,7 @@ def test_clients_learn_together(tmp_path: Path) -> None:
 
 
 def test_a_stop_does_not_mention_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fine-tuning is a run in a temporary folder, which is gone after a stop."""
+    """The fine-tuning is a run in a temporary folder, which is removed after a stop."""
     run = fedssl.run(experiment(), tmp_path / "run", "cpu", dataset=DATA, quiet=True)
 
     def stopped(*_: Any, **__: Any) -> None:

@@ -65,7 +65,7 @@ def test_measuring_otherwise_is_the_same_training(change: str) -> None:
 
 
 def test_an_edited_file_gets_another_directory() -> None:
-    """The file has no original to compare with, only the run that it was before."""
+    """Only the first run has the earlier content of the file, so the name has the changes to it."""
     _start("runs/mine", DEMO)
     edited = load("demo", ["rounds=16"])
     assert run_directory("mine", edited).name == "mine-rounds16"

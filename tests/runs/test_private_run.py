@@ -245,7 +245,7 @@ def test_results_state_that_accuracies_are_not_covered(tmp_path: Path) -> None:
 
 
 def test_results_have_no_hash_of_the_clients_images(tmp_path: Path) -> None:
-    """Who guesses all images of a client could confirm the guess."""
+    """With a hash, an attacker could confirm a guess of all images of a client."""
     run = train(tmp_path / "run", {"noise": 4.0})
     assert {"training_images", "checkpoints"}.isdisjoint(run.results)
 

@@ -1,4 +1,4 @@
-"""What makes a long run shorter."""
+"""Advice that makes a long run shorter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _federation(**changes: Any) -> Federation:
 
 
 def test_a_long_run_comes_with_what_makes_it_shorter() -> None:
-    """1,000 s of training and as much for the baselines."""
+    """Training takes 1,000 s, and the baselines as much again."""
     federation = _federation(rounds=40)
     assert shorter(federation, 300.0, 300.0, FollowingWork(baselines=1.0)) is None
     assert shorter(federation, 1000.0, 1000.0, FollowingWork(baselines=1.0)) == (

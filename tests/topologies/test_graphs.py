@@ -118,7 +118,7 @@ def test_random_graphs_differ_by_seed_and_have_their_share_of_edges() -> None:
 
 
 def test_listed_edges_by_name_and_by_number() -> None:
-    # Those between have no images.
+    # Clients with the numbers between these have no images.
     a = "0007"
     b = "0008"
     c = "0010"
@@ -157,7 +157,7 @@ def test_no_peer_can_be_called_mean() -> None:
 
 
 def test_those_left_out_neither_train_nor_merge() -> None:
-    """Who takes part is who would with a server."""
+    """The clients that take part are those that would take part with a server."""
     for round in range(20):
         plan = Cycle(participation=0.5).plan(named(10), round, 3)
         assert list(plan.site_of) == list(Star(participation=0.5).plan(named(10), round, 3).site_of)
@@ -218,7 +218,7 @@ def test_peers_of_a_cycle_differ_and_those_left_out_stay(go: Go) -> None:
 
 
 class Sent(dict[str, float]):
-    """An upload that can be watched."""
+    """An upload that supports weak references."""
 
 
 @pytest.mark.parametrize("peers", [10, 40, 160])
@@ -244,5 +244,5 @@ def test_five_uploads_wait_in_a_cycle_however_long(peers: int) -> None:
         if list(uploads)
     ]
     assert sorted(merged) == sorted(named(peers))
-    assert peak <= 6  # and one that has just come
+    assert peak <= 6  # five that wait, and one that was just received
     assert not alive

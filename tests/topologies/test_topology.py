@@ -1,4 +1,4 @@
-"""Who takes part, who merges what and how heavily."""
+"""Plans of topologies: participation, the sites of each upload, and its weights."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def _numbers(n: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("decay", [0.0, 0.01, 0.3])
 @pytest.mark.parametrize("name", OURS)
 def test_twenty_steps_equal_torch(name: str, decay: float) -> None:
-    """The rate changes on the way, as from round to round."""
+    """The learning rate changes between steps, as from round to round."""
     row = _numbers(50, 0)
     theirs = row.clone().requires_grad_()
     ours = OURS[name](row, decay)
@@ -88,8 +88,8 @@ def test_a_reset_clears_all_state(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_decay_by_role(name: str) -> None:
-    """Without a gradient, only decay moves a weight: matrices and kernels, and biases and norms
-    where asked.
+    """With a gradient of 0, only decay changes parameters: matrices and kernels always, biases and
+    norms if `decay_norms` is set.
     """
     for norms in (True, False):
         method = make_trainer().method
@@ -124,8 +124,8 @@ def test_settings_choose_the_optimizer() -> None:
 def test_a_slice_is_followed(
     start: int, end: int, low: bool, apart: dict[int, int], plain_kernel: list[torch.dtype]
 ) -> None:
-    """For any slice, and for separate gradient tensors (place: length) that begin and end
-    anywhere.
+    """The target follows any slice of the row, also if separate gradient tensors (place: length)
+    begin and end anywhere.
     """
     row = torch.linspace(-1, 1, 10)
     target = torch.full((end - start,), 3.0)

@@ -84,8 +84,8 @@ def test_casting_a_row_equals_casting_each_layer(
 def fused(
     bf16_trainer: MakeTrainer, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Trainer]:
-    """fused(large, name): return such a trainer with CUDA's optimizer; gradients above `large`
-    numbers are separate.
+    """fused(large, name): return a trainer of `bf16_trainer` with CUDA's optimizer; gradients with
+    more than `large` numbers are separate tensors.
     """
 
     def make(large: int, name: str = "byol", **settings: Any) -> Trainer:
@@ -110,10 +110,10 @@ def low(trainer: Trainer) -> Tensor:
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_an_extra_pass_of_the_objective(name: str, bf16_trainer: MakeTrainer) -> None:
-    """Two steps. Gradients of both passes are added up in bfloat16 here, in float32 there.
+    """In two steps, gradients of both passes are added in bfloat16 with the copy, else in float32.
 
     On a CPU without bfloat16 instructions the updates differ by 0.01 to 1.4% (VICReg). Without the
-    extra pass they differ by 2.4% (VICReg) to 77%, so that the bound of 2% still detects that.
+    extra pass they differ by 2.4% (VICReg) to 77%, so that the bound of 2% detects its absence.
     """
     settings = {"mode": "eager", "precision": "bf16", "epochs": 2}
     ours = bf16_trainer(name)
@@ -197,7 +197,7 @@ class Headed(BYOL):
 def test_a_target_of_a_part_in_the_middle(
     precision: str, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each step it moves by 0.3 of the distance to the projector."""
+    """In each step the target moves by 0.3 of its distance to the projector."""
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
     monkeypatch.setattr("fedssl.core.kernels.shutil.which", lambda program: program)
     monkeypatch.setattr("fedssl.training.optimizer_choice.SGD", FusedSGD)
@@ -308,8 +308,8 @@ def test_a_parameter_without_a_gradient_only_decays() -> None:
 )
 @pytest.mark.parametrize("name", METHODS.names())
 def test_compiled_is_eager_on_a_cpu(name: str) -> None:
-    """At a low rate: with a higher one VICReg, whose loss is large, magnifies rounding errors a
-    hundredfold.
+    """The learning rate is low: a higher one magnifies rounding errors a hundredfold with VICReg,
+    whose loss is large.
     """
     ours, theirs = (
         train(make_trainer(name, {"mode": mode}), random_pixels(32), lr=0.01)

@@ -251,8 +251,8 @@ def test_a_fit_equals_torch_optim_on_an_ordinary_module(decay_norms: bool) -> No
     """Five steps on the same views: weights, running statistics, the target and every batch counter
     agree.
 
-    By SGD: Adam divides by the gradient's own size, and that of a bias before a BatchNorm is
-    rounding noise.
+    The optimizer is SGD: Adam divides by the size of the gradient, and that of a bias before a
+    BatchNorm is rounding noise.
     """
     trainer = make_trainer("byol", {"weight_decay": 0.1, "decay_norms": decay_norms}, momentum=0.9)
     trainer.method.init_local_parts(torch.Generator())

@@ -47,7 +47,7 @@ def test_crops_are_those_of_ten_tries_and_a_central_fallback(height: int, width:
     expected = torch.tensor(
         [slow_crop_parameters(augment, u, height, width) for u in uniforms.tolist()]
     )
-    # Only float32 against float64 at a rounding's edge may differ.
+    # Crops may differ only where float32 and float64 round to different pixels.
     assert (crops == expected).all(dim=1).float().mean() >= 0.995
 
 
@@ -71,7 +71,7 @@ def test_drawn_parameters_have_their_closed_form_distributions() -> None:
     augment = Augment(
         crop=(0.2, 0.5), jitter=(0.4, 0.8, 1.5, 0.1), flip=0.3, jitter_p=0.8, gray=0.2, blur=0.5
     )
-    # So large that every try fits and whole pixels do not show.
+    # The image is so large that every try fits, and rounding to whole pixels is negligible.
     n = 20_000
     side = 4000
     p = drawn(augment, n, side, side)

@@ -42,7 +42,7 @@ def test_an_experiment_shows_the_values_of_a_preset() -> None:
 
 @pytest.mark.parametrize("change", ["method.augment=xray", "method.augment.preset=xray"])
 def test_a_preset_replaces_the_views_of_a_recipe(change: str) -> None:
-    """The demo sets a crop and a jitter of its own; blur comes after the preset in any order."""
+    """The demo sets its own crop and jitter; a blur that is set next to the preset is kept."""
     augment = load("demo", ["method.augment.blur=0.5", change]).method.augment
     if change.startswith("method.augment="):
         augment = load("demo", [change, "method.augment.blur=0.5"]).method.augment

@@ -71,7 +71,7 @@ def test_an_audit_writes_private_files_and_changes_nothing_else(go: Go, labelled
 
 
 def test_every_attack_is_reported_next_to_guessing(go: Go) -> None:
-    """16 images each: batches of 2, 4 and 16; FedCA shares rows of all images of a client."""
+    """Clients have 16 images: batches of 2, 4 and 16; FedCA shares rows of all of them."""
     attacks = _attacks(audit(go(**FEDCA), **QUICK).results)
     assert list(attacks) == [
         "update inversion/one step on 2 images",
@@ -163,7 +163,7 @@ def test_unknown_names_are_refused(go: Go) -> None:
 
 
 def test_other_images_are_refused(go: Go, images: Any) -> None:
-    """Members would not be members."""
+    """The run was not trained on these images, so none of them would be a member."""
     folder = go().dir
     other = from_python(images(48, 7), images(24, 1))
     with raises(ConfigError):
@@ -195,7 +195,7 @@ def _textures(count: int, seed: int) -> Tensor:
 
 @pytest.mark.slow
 def test_an_over_trained_backbone_is_caught(tmp_path: Path) -> None:
-    """60 images, hundreds of epochs, weak views: members are recognised; untrained: guessing."""
+    """300 epochs on few images make members recognisable; an untrained backbone reveals none."""
     labels = torch.zeros(60, dtype=torch.int64)
     data = from_python((_textures(60, 0), labels), (_textures(60, 1), labels))
     experiment = make_experiment(

@@ -77,7 +77,7 @@ def test_clipping_scales_to_the_bound() -> None:
 
 
 def test_the_deviation_of_the_noise() -> None:
-    """Relative to the bound, or to the norm of an update that is not clipped."""
+    """It is relative to the bound, or without clipping to the norm of the update."""
     stream = torch.Generator().manual_seed(0)
     zeros = [torch.zeros(20_000)]
     (noise,) = clip_and_noise(zeros, 2.0, 0.5, stream)

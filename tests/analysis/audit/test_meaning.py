@@ -1,4 +1,4 @@
-"""What reports say about attacks that succeed and attacks that fail, and the control."""
+"""The texts of audit reports: attacks that succeed, attacks that fail, and the control."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.rows("C9")
 
 
 def _compared(reconstructed: float) -> Compared:
-    """Return two images with a PSNR of 12 for guesses."""
+    """Return two reconstructions of this PSNR; for each image one of two guesses has 12 dB."""
     images = torch.zeros(2, 1, 4, 4)
     return Compared(
         images,
@@ -56,7 +56,7 @@ def test_a_useless_attack_is_no_closer_than_guessing() -> None:
 
 
 def test_an_original_must_be_closer_than_both_ways_of_guessing() -> None:
-    """Each guess is best for one image: 11.5 dB is below the better one for both."""
+    """Each way of guessing has 12 dB for one image: 11.5 dB is below the better one for both."""
     assert _compared(11.5).wins == 0
 
 
@@ -71,7 +71,7 @@ def test_linked_rows_are_compared_with_guessing() -> None:
         ((0.65, 0.75), (0.45, 0.55), "training images are separated from others"),
         ((0.65, 0.75), (0.60, 0.70), "not clearly because of training"),
         ((0.45, 0.55), (0.45, 0.55), "cannot tell training images from others"),
-        # Others are more alike than members: an interval below 0.5 is no membership either.
+        # Views of other images are more similar: an interval below 0.5 shows no membership either.
         ((0.30, 0.40), (0.45, 0.55), "cannot tell training images from others"),
     ],
 )
@@ -112,7 +112,7 @@ def test_the_report_has_the_control_and_no_p_values(go: Go) -> None:
 
 
 def test_steps_on_more_images_than_the_client_has_are_reported(go: Go) -> None:
-    """16 images each."""
+    """Each client has 16 images."""
     settings: dict[str, Any] = {"iterations": 1, "notify": ignore_message, "whole_round": False}
     found = audit(go(), attacks=["inversion"], batches=[17], **settings)
     attack = found.results["attacks"][0]

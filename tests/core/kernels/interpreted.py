@@ -82,7 +82,7 @@ def sgd() -> float:
 
 
 def follow() -> float:
-    """A slice of the row is followed; a gradient in a separate tensor crosses its end."""
+    """The target follows a slice of the row; a separate gradient tensor crosses the slice's end."""
     row, grad = torch.randn(2, 15000)
     target = torch.randn(6000)
     piece = torch.randn(5000)

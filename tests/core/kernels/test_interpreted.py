@@ -61,7 +61,8 @@ def test_update(differences: dict[str, Any]) -> None:
 def test_training(name: str, differences: dict[str, Any]) -> None:
     """Four steps of a method, fused and plain, from the same weights on the same images.
 
-    The smaller difference of two seeds: where the input of a ReLU is 0 up to rounding, its gradient
-    may differ, and weights of plain torch that are changed by 1e-7 then end as far apart.
+    The smaller difference of two seeds counts: if the input of a ReLU is 0 up to rounding, its
+    gradient may differ. Two trainings in plain torch whose first weights differ by 1e-7 then differ
+    as much.
     """
     assert min(differences["training"][name]) < 1e-5

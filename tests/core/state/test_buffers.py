@@ -1,4 +1,4 @@
-"""Memory comes back when the last tensor that shares it is gone, and not before."""
+"""Memory is reused once the last tensor that shares it is freed, and not before."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_memory_is_used_again() -> None:
     address = first.data_ptr()
     del first
     assert row(LONG).data_ptr() == address
-    assert row(LONG // 2, torch.float64).data_ptr() == address  # bytes are bytes
+    assert row(LONG // 2, torch.float64).data_ptr() == address  # reused for another dtype
 
 
 def test_two_rows_never_share_memory() -> None:

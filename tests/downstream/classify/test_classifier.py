@@ -75,7 +75,7 @@ def test_a_backbone_is_no_classifier(write_backbone, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_classes_is_learned(write_backbone, put_colour, labelled) -> None:
-    """Red and blue are separable: every image is predicted right by the heads without it."""
+    """Red and blue are separable: heads that are fitted without an image classify it correctly."""
     trained = train_classifier(load_backbone(write_backbone()), labelled, notify=lambda line: None)
     assert trained.classifier.classes == ("blue", "red")
     assert trained.report.accuracy.estimate == 100

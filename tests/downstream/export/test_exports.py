@@ -161,7 +161,7 @@ def test_a_classifier_returns_probabilities(write_backbone, tmp_path: Path) -> N
 def test_a_wrong_result_is_not_written(
     backbone_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exported program forgets to divide by the standard deviation."""
+    """The exported program does not divide by the standard deviation."""
     right = target.Deployed.forward
 
     def wrong(self: target.Deployed, images: torch.Tensor) -> torch.Tensor:

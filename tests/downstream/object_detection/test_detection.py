@@ -93,8 +93,9 @@ def test_a_stopped_fine_tuning_resumes_with_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Ctrl-C after three of six steps, then a crash in the fifth, which loses the fourth: the same
-    bits as without, and a log without the repeated step. Two steps are an epoch.
+    """The first start is interrupted after three of six steps. The second crashes in the fifth step
+    and loses the fourth. The weights equal those of an uninterrupted fine-tuning, and the log has
+    every step once. Two steps are an epoch.
     """
     monkeypatch.setattr(training, "LOG_EVERY", 1)
     train, val = parts(shapes_of(4))

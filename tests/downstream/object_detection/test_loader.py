@@ -106,7 +106,7 @@ def test_a_sample_without_objects(blank: Path) -> None:
 
 
 def test_a_mirrored_sample(blank: Path) -> None:
-    """Eight wide: columns 1 to 3 become 5 to 7. Twice is as before."""
+    """The image is eight wide: columns 1 to 3 become 5 to 7. Mirroring twice restores it."""
     sample = load_sample(annotated_image(blank, (8, 4), an_object()), 3)
     sample.image[0, 0, 0] = 0.5
     mirrored = mirror(sample)

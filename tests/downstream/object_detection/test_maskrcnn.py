@@ -111,7 +111,7 @@ def test_anchors_go_with_the_cells(export: Make, tiny: Tiny, stem: str, first: i
 
 
 def test_other_stems_channels_and_starts(export: Make, shapes_of: Make, tiny: Tiny) -> None:
-    """A grey backbone sees grey images; an untrained one is drawn and learns."""
+    """A grey backbone gets images of one channel; start = "random" draws weights from the seed."""
     train, val = parts(shapes_of(4, 32))
     for stem, channels in (("cifar", 1), ("imagenet", 1)):
         done = fine_tune(

@@ -21,7 +21,7 @@ def test_nms_by_hand() -> None:
 
 
 def test_suppressed_boxes_do_not_suppress_others() -> None:
-    """1 overlaps 0 and 2 by 2/3, these each other by 60/140: without 1, 2 stays."""
+    """Box 1 overlaps 0 and 2 by 2/3, these overlap by 60/140: 1 is suppressed, so 2 is kept."""
     boxes = torch.tensor([[0.0, 0, 10, 10], [2, 0, 12, 10], [4, 0, 14, 10]])
     assert nms(boxes, torch.tensor([0.9, 0.8, 0.7]), 0.5).tolist() == [0, 2]
 

@@ -43,7 +43,7 @@ def test_tails() -> None:
 
 @pytest.mark.parametrize("shift", [1, N // 2])
 def test_numbers_are_independent(shift: int) -> None:
-    """Neighbours, and the two numbers of one pair of uniform ones."""
+    """Neither neighbours nor the two numbers made from one pair of uniform ones are correlated."""
     values = secret_gaussians(N)
     one = values[:-shift]
     other = values[shift:]
@@ -75,8 +75,8 @@ def test_radii_have_no_gaps(near_one: bool, monkeypatch: pytest.MonkeyPatch) -> 
     """With the same first 64 bits, u or 1 − u is uniform from 5·2⁻⁶⁴ to 6·2⁻⁶⁴, as −2 ln u = r².
 
     With multiples of 2⁻⁶⁴ alone, the radii 9.25 and 9.23 would be neighbours, 8·10⁷ steps of the
-    grid apart: who knows all other clients' updates would see which sum the noise was added to. A
-    gap of 3% between 1,000 uniform numbers has a probability of 1000·exp(−30) = 10⁻¹⁰.
+    grid apart: an attacker with all other clients' updates could infer the sum that the noise was
+    added to. A gap of 3% between 1,000 uniform numbers has a probability of 1000·exp(−30) = 10⁻¹⁰.
     """
     first = np.uint64(5 + near_one * 2**63)
     streams = iter([np.full(1000, first).tobytes()])

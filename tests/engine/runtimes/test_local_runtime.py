@@ -227,8 +227,8 @@ def test_replies_come_in_the_clients_order() -> None:
 def test_of_each_few_clients_the_largest_start_first(
     sizes: dict[str, int], expected: list[str]
 ) -> None:
-    """One worker, for which four uploads may wait: two clients at a time, or all if there are no
-    more than four.
+    """With one worker, four uploads may wait. Clients start in groups of two, the larger one first;
+    up to four clients are one group.
     """
     started: list[str] = []
 
@@ -247,7 +247,7 @@ def test_of_each_few_clients_the_largest_start_first(
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_few_uploads_wait_to_be_merged(workers: int) -> None:
-    """Until the second reply is consumed, at most four per worker are made after the first."""
+    """Until the second reply is consumed, each worker makes at most four uploads."""
     federation = Federation(workers=workers, sizes={f"{i:02}": 8 for i in range(30)})
     replies = federation.runtime.exchange(
         0, list(federation.runtime.clients), lambda c: federation.sites[SERVER]

@@ -216,7 +216,7 @@ def test_one_bad_number_is_found_in_a_part_that_was_not_sent(position: int, valu
 
 @given(st.integers(1, 10**7), st.floats(-(2.0**100), 2.0**100, width=32))
 def test_all_finite_values_pass(images: int, value: float) -> None:
-    """Also where its square is not."""
+    """A finite value passes even if its square overflows a float32."""
     assert fault({"model": _with(valid_state(0), 2, value)}, images) is None
 
 

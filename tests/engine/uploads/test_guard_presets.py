@@ -58,7 +58,7 @@ def test_running_statistics_may_always_move_by_the_floor(
 
 
 def test_the_strict_norm_is_that_of_the_last_round() -> None:
-    """Medians 4 and then 1: the limit is twice the last, 2, where it would be ten times 4."""
+    """After medians of 4 and 1 the limit is twice the last one, 2; the default would be 10 · 4."""
     first = NormBound(STRICT_GUARD)
     for _ in range(5):
         first = first.with_accepted(Movement(4.0, 10))

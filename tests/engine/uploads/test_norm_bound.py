@@ -147,8 +147,8 @@ def test_a_round_without_valid_uploads_or_without_a_step_sets_no_reference() -> 
 
 
 def test_more_images_and_a_higher_rate_allow_larger_updates() -> None:
-    """TypicalUpdate: 1 with 10 images at a rate of 0.5. Forty images: 4; at a rate of 1: 8. Fewer or
-    lower: still 1.
+    """A typical norm of 1 was measured with 10 images at a rate of 0.5. For 40 images it is 4, and
+    for 40 images at a rate of 1 it is 8. For fewer images or a lower rate it stays 1.
     """
     usual = TypicalUpdate(1.0, 10, 0.5)
     assert [usual.norm_at(*case, 10) for case in ((0.5, 10), (0.5, 40), (1.0, 40), (0.1, 2))] == [
@@ -350,8 +350,8 @@ def test_with_one_client_per_round_the_reference_is_over_five_rounds() -> None:
 
 @pytest.mark.rows("U11")
 def test_image_counts_reported_by_clients_do_not_raise_the_bound() -> None:
-    """The median is 1. A client that reports 1,000 times the images of the others may move by 10,
-    as they may.
+    """The median is 1. A client that reports 1,000 times the images of the others may move by 10
+    like them, unless its count is verified.
     """
     for verified, expected in ((False, ["big"]), (True, [])):
         ways = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "big": 50.0}
@@ -500,7 +500,7 @@ def test_statistics_have_a_bound_where_no_parameter_moves() -> None:
 
 @pytest.mark.rows("U10")
 def test_a_negative_variance_is_dropped_and_never_clipped() -> None:
-    """After clipping it would be positive again, and would count."""
+    """Clipping would make the variance positive, and the upload would be merged."""
     history = History(GuardSettings(clip=True), typical=TypicalUpdate(1.0, 10, 1.0))
     bad = State(NORM, torch.tensor([1e3, 0.0, 0.0, 1.0, -1.0]), torch.tensor([9]))
     guard = Guard(
@@ -537,8 +537,8 @@ def hash_of(values: dict[str, Any]) -> str:
 
 
 def test_settings_added_later_do_not_change_an_experiments_hash() -> None:
-    """The hash finds trainings from before the bound and frozen backbones existed; other values
-    count.
+    """Experiments have the hash of versions without the bound and frozen backbones, unless these
+    have other values than the defaults.
     """
     values: dict[str, Any] = {
         "clients": 2,

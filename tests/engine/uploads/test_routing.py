@@ -127,7 +127,7 @@ def test_a_site_merges_as_soon_as_its_uploads_are_complete(dropped: str) -> None
         ),  # a chain: left, itself, right
         ({"x": "abcd", "y": "efgh"}, 1),
         ({"x": "ah", "y": "bcdefg"}, 2),  # a waits for h, the others pass
-        ({"x": "abcdefgh", "y": "abcdefgh"}, 8),  # both need all; x streams, y keeps
+        ({"x": "abcdefgh", "y": "abcdefgh"}, 8),  # all are kept for y
     ],
 )
 def test_no_upload_outlives_its_last_site(mixing: dict[str, str], most: int) -> None:
@@ -140,7 +140,7 @@ def test_no_upload_outlives_its_last_site(mixing: dict[str, str], most: int) -> 
         peak.append(len(alive))
 
     for _, uploads in deliver(plan("abcdefgh", mixing), received("abcdefgh", on_make=watch)):
-        while next(uploads, None) is not None:  # as a merge that keeps nothing but its sum
+        while next(uploads, None) is not None:  # like a merge that stores only its sum
             pass
     assert max(peak) == most
     assert not alive

@@ -67,7 +67,7 @@ def failing(handler: Handler, *kinds: str, round: int | None = None) -> Handler:
 
 
 class Recording:
-    """What a server receives, and what clients have before they mask it."""
+    """Records the objects that a server receives, and the vectors that clients are to mask."""
 
     def __init__(self, grid: FakeGrid, monkeypatch: pytest.MonkeyPatch) -> None:
         self.received: list[bytes] = []  # every object of every answer

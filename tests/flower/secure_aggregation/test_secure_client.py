@@ -1,4 +1,4 @@
-"""What a client reveals, and what it refuses."""
+"""The shares that a client reveals, and the requests that it refuses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _masked(without: Any = ()) -> Parties:
 
 
 def test_of_each_client_one_kind_of_share_is_revealed() -> None:
-    """Client 3 (number 4) dropped out: its key; of all others the seeds."""
+    """Client 3 (number 4) dropped out: a share of its key is revealed, of all others the seeds."""
     parties = _masked(without="3")
     revealed = protocol.unmask(parties.masked["0"], parties.server.survivors)
     assert revealed.keys.keys() == {4}

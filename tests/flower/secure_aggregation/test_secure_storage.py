@@ -109,7 +109,7 @@ def test_a_restarted_server_repeats_the_round_with_new_keys(tmp_path: Path) -> N
 
 
 def test_secrets_are_removed_by_a_process_that_lost_its_claim(tmp_path: Path) -> None:
-    """Training claims the folder again; secrets of a session that began since are not its own."""
+    """Training claims the folder again; the secrets of a later session are not removed."""
     _begin(tmp_path, 3)
     file = _file(tmp_path, 3)
     _file(tmp_path, 3)
@@ -175,7 +175,7 @@ def test_a_repeated_round_reveals_the_same_sum_only(tmp_path: Path) -> None:
 
 
 def test_a_restored_server_cannot_repeat_an_old_round_with_other_clients(tmp_path: Path) -> None:
-    """Its backup is of round 3; it had gone on to round 9, and kept the checkpoints from 8 on."""
+    """The backup is of round 3; the server had reached round 9, with checkpoints from 8 on."""
     state = _states(5)[Masked]
     assert isinstance(state, Masked)
     _reveal(tmp_path, state, 0, [1, 2, 3, 4, 5])
@@ -212,7 +212,7 @@ def test_a_client_has_one_identity_in_a_run(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_of_another_run_prevents_uploads(tmp_path: Path) -> None:
-    """It may have the hash of an equal upload. A run that was removed has none."""
+    """The damaged file may have contained the hash of an equal upload."""
     state = _states()[Masked]
     _begin(tmp_path)
     file = _file(tmp_path)

@@ -1,4 +1,4 @@
-"""What browsers are sent: everything at first, then what has changed."""
+"""Events for browsers: the whole state at first, then changes."""
 
 from __future__ import annotations
 

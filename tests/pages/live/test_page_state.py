@@ -74,7 +74,7 @@ def test_the_state_of_a_run(rounds: int, signs: Signs, state: str) -> None:
 
 
 def test_long_rounds_stall_later() -> None:
-    """Rounds of 100 s: three of them without news."""
+    """After rounds of 100 s, a run has stalled if nothing happens for the time of three rounds."""
     history = History()
     history.add_lines(encoded(round_line(1, seconds=100.0)))
     for silence, state in ((299.0, "training"), (301.0, "stalled")):

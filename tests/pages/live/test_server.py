@@ -131,9 +131,9 @@ def test_the_port_is_on_the_loopback_address_only(page: Page) -> None:
 
 
 def test_ctrl_c_ends_the_streams_of_connected_browsers(page: Page) -> None:
-    """The server need not wait until it may cut them: it would print that it did.
+    """The server does not have to cut the streams after a timeout, which would print a message.
 
-    Last: it stops the page of this module.
+    This test comes last, because it stops the page of this module.
     """
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(page.opened("/events")) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Looks at a run directory: while it is missing, trained, damaged, resumed and prolonged."""
+"""Reading a run directory that is missing, in training, damaged, resumed or prolonged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report computes from images: neighbours, agreement, and owners of classes."""
+"""Values that a report computes from images: neighbours, agreement, and owners of classes."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _sections(page: str) -> list[str]:
 
 
 def _text(page: str) -> str:
-    """Return what readers see."""
+    """Return the text of a page without tags and scripts."""
     body = page.partition("<body>")[2]
     return re.sub(r"<script.*?</script>|<[^>]*>", " ", body, flags=re.DOTALL)
 
