@@ -10,7 +10,8 @@ FedAvg with the same method.
 `fashion-mnist`: CCL and FedSimCLR, IID or two classes per client, and centralized MoCo, as CCL's
 recipes but with 30 rounds of one epoch.
 `fedca-table-1`: FedCA's Table 1 on CIFAR-10 with the 5-layer CNN, with its own recipe. FedCA's
-public images are 3,200 training images that no client has, instead of images of STL-10.
+public images are 3,200 training images that no client has, instead of images of STL-10. Four more
+cases change one setting of FedCA each.
 `fedema-table-6`: FedEMA on CIFAR-10, non-IID, with 5 of 20 clients in each round.
 `ccl-table-1`: CCL on Fashion-MNIST, IID, with its recipe's budget.
 `decssl-table-2`: FeatARC, FedBN and Per-SSFL on CIFAR-10, non-IID, with Dec-SSL's recipes.
@@ -83,6 +84,12 @@ def with_narrow_head(case: Case) -> Case:
 def with_random_queue(case: Case) -> Case:
     """Return a case in which no key stays in a queue from one round to the next."""
     return case._replace(changes={**case.changes, **RANDOM_QUEUE})
+
+
+def fedca_table_1(**settings: Any) -> Case:
+    """Return FedCA in its own setting, non-IID, with other settings of the algorithm."""
+    changes = {f"algorithm.{name}": value for name, value in settings.items()}
+    return Case("fedca-cnn5-cifar10-noniid", {**HELD_OUT, **changes})
 
 
 def fedu_table_4(aggregate: str, update: str) -> Case:
@@ -164,7 +171,7 @@ GROUPS: dict[str, dict[str, Case]] = {
         "moco-centralized": Case("ccl-moco-centralized-fmnist-short", BRIEFLY),
     },
     "fedca-table-1": {
-        "fedca-noniid": Case("fedca-cnn5-cifar10-noniid", HELD_OUT),
+        "fedca-noniid": fedca_table_1(),
         "fedsimclr-noniid": Case("fedca-fedsimclr-cnn5-cifar10-noniid"),
         "fedca-iid": Case("fedca-cnn5-cifar10-iid", HELD_OUT),
         "fedsimclr-iid": Case("fedca-fedsimclr-cnn5-cifar10-iid"),
@@ -172,6 +179,11 @@ GROUPS: dict[str, dict[str, Case]] = {
         "fedae-iid": Case("fedca-fedae-cnn5-cifar10-iid"),
         "fedpr-noniid": Case("fedca-fedpr-cnn5-cifar10-noniid"),
         "fedpr-iid": Case("fedca-fedpr-cnn5-cifar10-iid"),
+        # Which part of FedCA makes it differ from FedSimCLR:
+        "fedca-noniid-beta0": fedca_table_1(beta=0),
+        "fedca-noniid-0-rows": fedca_table_1(dictionary=0),
+        "fedca-noniid-train-rows": fedca_table_1(dictionary_mode="train"),
+        "fedca-noniid-t01": fedca_table_1(temperature=0.1),
     },
     "fedema-table-6": {
         # 400 rounds: kNN is measured as often per image as in runs of 100 rounds
