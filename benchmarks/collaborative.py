@@ -43,7 +43,7 @@ from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.probes import Labelled, embed, fine_tune, fine_tuning, linear_predict
 from fedssl.probes.protocol import LINEAR
 from fedssl.runs.collaborative_probe import PROBE, labelled_part, supervised
-from fedssl.runs.local import LocalRun, train_locally
+from fedssl.runs.local import LocalJob, train_locally
 from fedssl.runs.rounds_log import read_rounds
 
 HELD_OUT = {
@@ -109,7 +109,7 @@ class Bench:
         experiment = plain.with_changes(changed)
         data = self.owned(variant.owners)
         run = folder / "run"
-        train_locally(LocalRun(experiment, run, data, None, self.device, title=PROBE, quiet=True))
+        train_locally(LocalJob(experiment, run, data, None, self.device, title=PROBE, quiet=True))
         self.dropped += count_dropped(run)
         return experiment, saved_models(experiment, run, ignore_message)["global"]
 

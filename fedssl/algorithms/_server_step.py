@@ -15,7 +15,7 @@ from fedssl.core.state.tree import Tree, model
 MODEL_KEYS = ("model", "target")
 
 
-def models_of(site: Tree) -> dict[str, State]:
+def site_models(site: Tree) -> dict[str, State]:
     """Return the models of a site, without the state of its optimizer."""
     return {key: model(site, key) for key in MODEL_KEYS if key in site}
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from fedssl.algorithm import ALGORITHMS, Averaging, Upload
 from fedssl.algorithms._averaging import average
 from fedssl.algorithms._network_choice import NetworkChoice
-from fedssl.algorithms._server_step import apply_step, difference, models_of, parameters
+from fedssl.algorithms._server_step import apply_step, difference, parameters, site_models
 from fedssl.core.state.tree import Tree, tensor
 from fedssl.training.client import Client
 
@@ -44,7 +44,7 @@ class FedAdam(NetworkChoice):
         return {**models, "first": first, "second": second}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
-        return models_of(site)
+        return site_models(site)
 
     def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         self.start(client, message)
@@ -56,7 +56,7 @@ class FedAdam(NetworkChoice):
         return True
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
-        averaged = average(models_of(site), uploads, mean)
+        averaged = average(site_models(site), uploads, mean)
         delta = difference(averaged, site)
         # line 9: m ← β₁m + (1 − β₁)Δ
         first = torch.lerp(delta, tensor(site, "first"), self.beta1)

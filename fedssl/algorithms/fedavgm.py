@@ -17,7 +17,7 @@ from pydantic import Field
 from fedssl.algorithm import ALGORITHMS, Averaging, Upload
 from fedssl.algorithms._averaging import average
 from fedssl.algorithms._network_choice import NetworkChoice
-from fedssl.algorithms._server_step import apply_step, difference, models_of, parameters
+from fedssl.algorithms._server_step import apply_step, difference, parameters, site_models
 from fedssl.core.state.tree import Tree, tensor
 from fedssl.training.client import Client
 
@@ -36,7 +36,7 @@ class FedAvgM(NetworkChoice):
         return {**models, "velocity": torch.zeros_like(parameters(models["model"]))}
 
     def broadcast(self, site: Tree, client_id: str) -> Tree:
-        return models_of(site)
+        return site_models(site)
 
     def client_update(self, client: Client, message: Tree) -> tuple[Tree, Tree]:
         self.start(client, message)
@@ -48,7 +48,7 @@ class FedAvgM(NetworkChoice):
         return True
 
     def merge(self, site: Tree, uploads: Iterable[Upload], mean: Callable[[], Averaging]) -> Tree:
-        averaged = average(models_of(site), uploads, mean)
+        averaged = average(site_models(site), uploads, mean)
         delta = difference(averaged, site)
         velocity = self.momentum * tensor(site, "velocity") + delta  # v ← βv + Δ
         moved = apply_step(self.lr * velocity, averaged, delta)  # w ← w + ηv

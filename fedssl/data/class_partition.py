@@ -50,8 +50,8 @@ class Classes(Partition):
         if held > classes or (clients * held) % classes:
             raise ConfigError(
                 f"{clients} clients × {held} classes each cannot be dealt evenly from {classes} "
-                f"classes: per_client must be at most {classes} and {clients} × per_client a "
-                "multiple of it"
+                f"classes: per_client must be at most {classes}, and {clients} × per_client must "
+                f"be a multiple of {classes}"
             )
         order = torch.arange(classes)
         if self.shuffled:

@@ -223,10 +223,11 @@ class Experiment(Settings):
             )
         views = [group.count for group in method.views]
         if self.algorithm.needs_pairs and views != [2]:
-            counts = " + ".join(map(str, views))
+            counts = " + ".join(map(str, views)) or "0"
             raise ConfigError(
-                f'algorithm "{self._algorithm_name}" needs a method with two views of each image, '
-                f'of one kind; method "{METHODS.name_of(type(method))}" makes {counts}'
+                f'algorithm "{self._algorithm_name}" needs a method that makes two views of the '
+                "same kind of each image; number of views that method "
+                f'"{METHODS.name_of(type(method))}" makes: {counts}'
             )
 
     @property

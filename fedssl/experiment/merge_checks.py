@@ -38,14 +38,14 @@ def check_uploads(participants: int, clients: int, needed: int, mean: MeanSettin
     """Raise ConfigError if fewer clients train in a round than a server needs uploads from."""
     if participants < needed:
         raise ConfigError(
-            f"{participants} of {clients} clients train in each round, but a server needs "
+            f"each round has {participants} of {clients} clients, but a server needs "
             f"{needed} valid uploads to merge: set more clients (clients), a larger "
             f"topology.participation, or guard.min_uploads = {participants}"
         )
     shortage = mean.shortage(participants)
     if shortage is not None:
         raise ConfigError(
-            f"{participants} of {clients} clients train in each round, and {shortage}: set "
+            f"each round has {participants} of {clients} clients, and {shortage}: set "
             "more clients (clients), a larger topology.participation, or another mean"
         )
 

@@ -20,7 +20,7 @@ from fedssl.evaluation.verdict import THIS_RUN
 from fedssl.experiment import federation_setup
 from fedssl.experiment.baseline_names import UNTRAINED, first_model_name
 from fedssl.experiment.experiment import Experiment
-from fedssl.runs.local import LocalRun, train_locally
+from fedssl.runs.local import LocalJob, train_locally
 from fedssl.runs.resume_checks import undamaged
 from fedssl.runs.rounds_log import read_rounds
 from fedssl.runs.time_left import FollowingWork
@@ -170,7 +170,7 @@ class Baselines:
 
     def _train(self, name: str) -> None:
         train_locally(
-            LocalRun(
+            LocalJob(
                 self._experiment(name),
                 self.folder / name,
                 self.data,

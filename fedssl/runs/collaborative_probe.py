@@ -29,7 +29,7 @@ from fedssl.evaluation.score import Score
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.trained_backbone import TrainedBackbones
 from fedssl.probes import TOGETHER, Protocol, balanced, label_count
-from fedssl.runs.local import Interrupted, LocalRun, train_locally
+from fedssl.runs.local import Interrupted, LocalJob, train_locally
 from fedssl.views import Augment
 
 PROBE = "collaborative"
@@ -88,7 +88,7 @@ def _fine_tuned_predictions(evaluation: Evaluation, state: State, data: Dataset)
         run = Path(folder) / "run"
         try:
             train_locally(
-                LocalRun(experiment, run, data, None, evaluation.device, title=PROBE, quiet=True)
+                LocalJob(experiment, run, data, None, evaluation.device, title=PROBE, quiet=True)
             )
         except Interrupted:
             raise Interrupted("stopped; this fine-tuning was discarded") from None

@@ -51,7 +51,7 @@ EstimateRun = Callable[[Federation, Evaluation, Path, int], Estimate]
 
 
 @dataclass(frozen=True)
-class LocalRun:
+class LocalJob:
     """An experiment, its images and the directory that it is trained in."""
 
     experiment: Experiment
@@ -76,35 +76,35 @@ class LocalRun:
         self.callbacks.start(RunInfo(self.folder, self.title, experiment, finished))
 
 
-def train_locally(run: LocalRun) -> None:
+def train_locally(job: LocalJob) -> None:
     """Train the rounds of an experiment that are left; nothing if it is finished."""
-    settings = run.experiment.train
-    mode = resolve_mode(settings.mode, run.device)
-    problem = kernels.unavailable_reason(run.device)
+    settings = job.experiment.train
+    mode = resolve_mode(settings.mode, job.device)
+    problem = kernels.unavailable_reason(job.device)
     if mode == "captured" and problem:
-        run.notify(f"{problem}, so training is not compiled and takes about twice as long")
+        job.notify(f"{problem}, so training is not compiled and takes about twice as long")
     if mode != "eager":
         # What other runs of this process have compiled must not decide how this one computes.
         torch.compiler.reset()
-    exact = resolve_precision(settings.precision, run.device) == "fp32"
-    with locked_directory(run.folder), numerics(run.device, settings.deterministic, exact):
-        _train_in_folder(run)
+    exact = resolve_precision(settings.precision, job.device) == "fp32"
+    with locked_directory(job.folder), numerics(job.device, settings.deterministic, exact):
+        _train_in_folder(job)
 
 
-def _train_in_folder(run: LocalRun) -> None:
+def _train_in_folder(job: LocalJob) -> None:
     """Check that the directory can be resumed, then train. The caller holds its lock."""
-    folder = run.folder
+    folder = job.folder
     _refuse_flower(folder)
-    integrity.repair(folder, run.notify)
-    experiment = check_resumable(run.experiment, folder, run.device, run.notify)
+    integrity.repair(folder, job.notify)
+    experiment = check_resumable(job.experiment, folder, job.device, job.notify)
     store = Store(folder)
-    snapshot = load_newest(folder, store, run.notify)
+    snapshot = load_newest(folder, store, job.notify)
     if snapshot is not None:
-        integrity.adopt(folder, run.notify)
+        integrity.adopt(folder, job.notify)
     trains = snapshot is None or snapshot.rounds < experiment.rounds
-    announce_changed_modules(folder, run.notify, trains=trains)
-    seen, owners = partition_data(experiment, run.data, run.notify)
-    images = check_same_images(experiment, folder, seen, owners, run.public, run.notify)
+    announce_changed_modules(folder, job.notify, trains=trains)
+    seen, owners = partition_data(experiment, job.data, job.notify)
+    images = check_same_images(experiment, folder, seen, owners, job.public, job.notify)
 
     def record() -> None:
         """Write the experiment and the hash of its images, once nothing can be refused any more."""
@@ -114,14 +114,14 @@ def _train_in_folder(run: LocalRun) -> None:
 
     if snapshot is not None and not trains:
         record()
-        run.start_callbacks(experiment, snapshot.rounds)
+        job.start_callbacks(experiment, snapshot.rounds)
     else:
         raise_if_baseline_purged(experiment, folder)
-        evaluation = Evaluation(experiment, run.data, run.device, other=run.other)
+        evaluation = Evaluation(experiment, job.data, job.device, other=job.other)
         federation = Federation.build(
-            experiment, seen, owners, public=run.public, device=run.device
+            experiment, seen, owners, public=job.public, device=job.device
         )
-        LocalSession(run, federation, store, evaluation).train(snapshot, record)
+        LocalSession(job, federation, store, evaluation).train(snapshot, record)
     raise_if_no_round_succeeded(folder)
 
 
@@ -138,23 +138,23 @@ class LocalSession:
     """One process's part of a run whose clients are all in this process."""
 
     def __init__(
-        self, run: LocalRun, federation: Federation, store: Store, evaluation: Evaluation
+        self, job: LocalJob, federation: Federation, store: Store, evaluation: Evaluation
     ) -> None:
-        self._run = run
+        self._job = job
         self._federation = federation
         self._store = store
         self._session = Session(
             experiment=federation.experiment,
-            folder=run.folder,
+            folder=job.folder,
             store=store,
             evaluation=evaluation,
             device=federation.device,
             clients=federation.clients,
             checkpoint_every=federation.experiment.train.checkpoint_every,
-            notify=run.notify,
+            notify=job.notify,
             workers=len(federation.trainers),
             method=federation.trainer.method,
-            callbacks=run.callbacks,
+            callbacks=job.callbacks,
         )
 
     def train(self, resumed: Snapshot | None, record: Callable[[], None]) -> None:
@@ -162,21 +162,21 @@ class LocalSession:
         last = resumed
         if last is None:
             self._print_workload(done=0)
-            channels = self._run.data.train.image_shape[0]
-            announce_unused(self._federation.experiment, channels, self._run.notify)
-            sites = self._federation.first_sites(partial(meter, notify=self._run.notify))
+            channels = self._job.data.train.image_shape[0]
+            announce_unused(self._federation.experiment, channels, self._job.notify)
+            sites = self._federation.first_sites(partial(meter, notify=self._job.notify))
             record()
             last = self._session.begin(sites)
             self._print_client_warning()
         else:
             self._print_workload(last.rounds)
             record()
-        self._run.start_callbacks(self._federation.experiment, last.rounds)
+        self._job.start_callbacks(self._federation.experiment, last.rounds)
         memory = ClientMemory(
             self._store.rows,
             last.memory,
             self._federation.experiment.train.client_memory,
-            device=self._run.device,
+            device=self._job.device,
             clients=len(self._federation.clients),
             ahead=len(self._federation.trainers),
         )
@@ -185,35 +185,35 @@ class LocalSession:
             lambda progress: self._open_runtime(memory, progress),
             schema=self._federation.schema,
             resumed=resumed is not None,
-            title=self._run.title,
-            quiet=self._run.quiet,
+            title=self._job.title,
+            quiet=self._job.quiet,
             later=self._announce_time(last.rounds),
         )
 
     def _announce_time(self, done: int) -> FollowingWork:
         """Print the estimated time of the whole command; return what follows training."""
-        run = self._run
-        if run.quiet or run.estimate is None:
-            return run.later
-        training, later = run.estimate(
+        job = self._job
+        if job.quiet or job.estimate is None:
+            return job.later
+        training, later = job.estimate(
             self._federation, self._session.evaluation, self._session.folder, done
         )
         if training is None:
             return later
         rounds = self._federation.experiment.rounds
         all_rounds = training * rounds / (rounds - done)
-        run.notify(f"{run.title}: estimated time: {later.text(training, all_rounds)}")
+        job.notify(f"{job.title}: estimated time: {later.text(training, all_rounds)}")
         advice = shorter(self._federation, training, all_rounds, later)
         if advice is not None:
-            run.notify(advice)
+            job.notify(advice)
         return later._replace(announced=later.total(training, all_rounds))
 
     def _print_workload(self, done: int) -> None:
         """Print what is trained; `done` rounds are finished."""
-        self._run.notify(workload(self._run.title, self._federation, done))
+        self._job.notify(workload(self._job.title, self._federation, done))
         line = adapter_line(self._federation.trainer.method, self._federation.schema)
         if line is not None:
-            self._run.notify(line)
+            self._job.notify(line)
 
     def _print_client_warning(self) -> None:
         """Print the method's advice for a client with the median number of images.
@@ -231,7 +231,7 @@ class LocalSession:
         trained = settings.epochs * (images // batch) * batch
         client_warning = self._federation.trainer.method.client_warning(trained)
         if client_warning:
-            self._run.notify(f"the median client has {images:,} images: it {client_warning}")
+            self._job.notify(f"the median client has {images:,} images: it {client_warning}")
 
     def _open_runtime(self, memory: ClientMemory, progress: ObservedProgress) -> ActiveRuntime:
         stop = threading.Event()

@@ -43,7 +43,7 @@ from fedssl.runs.given_inputs import (
     with_given_inputs,
 )
 from fedssl.runs.input_images import Preprocessing
-from fedssl.runs.local import LocalRun, train_locally
+from fedssl.runs.local import LocalJob, train_locally
 from fedssl.runs.resume_checks import (
     check_resumable,
     check_run_directory,
@@ -265,12 +265,12 @@ def run(
     root = Path(data_dir or "data")
     images = read_images(chosen, root, dataset, notify)
     notify(directory_line(title, chosen, folder, on))
-    job = LocalRun(chosen, folder, images.data, images.public, on, title, quiet, estimate_run)
+    job = LocalJob(chosen, folder, images.data, images.public, on, title, quiet, estimate_run)
     _train_and_measure(replace(job, other=images.other, callbacks=called))
     return Run(folder, root, device, dataset)
 
 
-def _train_and_measure(job: LocalRun) -> None:
+def _train_and_measure(job: LocalJob) -> None:
     """Train the rounds that are left, and measure the run unless that is done already."""
     with original_errors(), explained_errors(job.folder), contextlib.closing(job.callbacks):
         train_locally(job)

@@ -137,7 +137,7 @@ def test_counters_of_norm_layers_are_distinguished_from_others() -> None:
     ("name", "settings"),
     [("simclr", {}), ("byol", {}), ("mocov2", {}), ("mocov2", {"key": "reset"}), ("mae", {})],
 )
-def test_what_a_real_client_starts_from(name: str, settings: Any) -> None:
+def test_the_model_that_a_client_starts_its_second_round_from(name: str, settings: Any) -> None:
     """A client starts its second round with the weights sent, and with its own norm layers, target
     and queue. A target that is initialised again equals the online network, with the client's
     layers.

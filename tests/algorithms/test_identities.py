@@ -66,7 +66,7 @@ def test_with_other_settings_the_bits_differ(ours: dict[str, Any]) -> None:
     assert not torch.equal(encoder("byol", ours).floats, encoder("byol", {"name": "fedavg"}).floats)
 
 
-def test_a_complete_graph_of_equals_is_a_star() -> None:
+def test_a_complete_graph_of_equal_clients_equals_a_star() -> None:
     """Up to rounding, since the sums have other weights."""
     one, other = (
         encoder("byol", {"name": "fedavg"}, topology) for topology in ("complete", "star")

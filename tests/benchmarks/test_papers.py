@@ -65,7 +65,9 @@ def test_lbfgs_is_added_once_and_errors_are_reported(
         probes = [{"probe": "semi", "error": "no memory"}] if failing else []
         return {"table": {"this run": {}}}, probes
 
-    groups = {"g": {"plain": papers.Case("demo"), "more": papers.Case("demo", also=papers.ALSO)}}
+    groups = {
+        "g": {"plain": papers.Case("demo"), "more": papers.Case("demo", also=papers.ALL_PROBES)}
+    }
     monkeypatch.setattr(papers, "GROUPS", groups)
     monkeypatch.setattr(papers, "run", run)
     options = ["--lbfgs"] if lbfgs else []
@@ -75,7 +77,7 @@ def test_lbfgs_is_added_once_and_errors_are_reported(
             papers.main()
     else:
         papers.main()
-    assert asked == [[papers.LBFGS] if lbfgs else [], papers.ALSO]
+    assert asked == [[papers.LBFGS] if lbfgs else [], papers.ALL_PROBES]
 
 
 @pytest.mark.parametrize("name", papers.GROUPS["cifar10"])
@@ -90,14 +92,19 @@ def test_the_settings_of_the_probes_are_accepted(name: str) -> None:
         assert {(probe, "fedema"), (probe, "easyfl")} <= protocols
 
 
-@pytest.mark.parametrize("name", papers.GROUPS["cifar10-short"])
-def test_short_runs_have_the_settings_of_their_case(name: str) -> None:
-    case = papers.GROUPS["cifar10-short"][name]
+SHORT_AND_FEDCA = [
+    (group, name) for group in ("cifar10-short", "fedca-table-1") for name in papers.GROUPS[group]
+]
+
+
+@pytest.mark.parametrize(("group", "name"), SHORT_AND_FEDCA)
+def test_runs_have_the_settings_of_their_case(group: str, name: str) -> None:
+    case = papers.GROUPS[group][name]
     recipe = Experiment.from_dict(load_values(case.recipe))
     experiment = recipe.with_changes({**papers.FIXED, **case.changes})
     for key, value in case.changes.items():
         table, setting = key.split(".")
         if setting != "name":
             assert getattr(getattr(experiment, table), setting) == value
-    others = [other for other in papers.GROUPS["cifar10-short"].values() if other is not case]
+    others = [other for other in papers.GROUPS[group].values() if other is not case]
     assert (case.recipe, case.changes) not in [(other.recipe, other.changes) for other in others]

@@ -148,7 +148,7 @@ def test_runs_without_labels_are_compared_by_their_last_round(
     assert not Path("compare.png").exists()
 
 
-def test_what_cannot_be_compared(folder: Path) -> None:
+def test_incomparable_runs(folder: Path) -> None:
     Path("empty").mkdir()
     for paths in (["runs/a"], ["runs/a", "empty"], ["runs/a", "missing"], ["runs/a", "runs/a"]):
         with raises(ConfigError):

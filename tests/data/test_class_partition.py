@@ -121,7 +121,7 @@ def test_balanced_dirichlet_is_skewed_by_alpha():
     assert distance(1e6) < 0.3
 
 
-def test_skew_of_nothing_and_of_everything():
+def test_skew_of_0_and_1():
     """β = 0: sorted blocks, so 5 clients of 10 classes hold two each. β = 1: dealt uniformly."""
     data = balanced(10, 50)
     assert counts(Skew(beta=0), data, 5).equal(50 * torch.eye(5).repeat_interleave(2, 1).long())

@@ -15,7 +15,7 @@ def test_histogram_counts_classes_by_client():
 
 
 @pytest.mark.parametrize("classes", [2, 10])
-def test_one_class_each_is_the_farthest(classes):
+def test_one_class_per_client_has_the_largest_distance(classes):
     """|1 - 1/C| + (C - 1) / C = 2 (1 - 1/C)."""
     assert earth_movers_distance(7 * torch.eye(classes).long()) == pytest.approx(
         2 * (1 - 1 / classes)

@@ -139,7 +139,7 @@ def test_a_clients_site_is_its_own_or_the_only_one(
     assert (values(found), found.excluded) == (own | shared, set(shared))
 
 
-def test_a_client_called_as_a_shared_model() -> None:
+def test_a_client_named_like_a_shared_model() -> None:
     found = models_of(
         experiment("star", PersonalModels()),
         star(),
@@ -151,7 +151,7 @@ def test_a_client_called_as_a_shared_model() -> None:
     )
 
 
-def test_a_lone_client_called_mean() -> None:
+def test_a_single_client_named_mean() -> None:
     """Only peers have a mean; a client that trains alone may be called so."""
     sites: Sites = {"mean": {"model": one_weight(10)}, "b": {"model": one_weight(20)}}
     assert models_of(experiment("isolated", FedAvg()), sites).excluded == frozenset()

@@ -43,7 +43,7 @@ def test_one_client_is_enough_where_nothing_is_averaged(changes: dict[str, Any])
         sizes((1, 1), **changes)
 
 
-def test_one_place_has_the_images_of_all_clients() -> None:
+def test_centralized_training_pools_all_images() -> None:
     assert sizes((1, 1), topology__name="centralized") == [2]
 
 

@@ -44,7 +44,7 @@ def test_it_is_written_and_read() -> None:
         {"clipp": 1.0, "noise": 1.0},
     ],
 )
-def test_settings_that_make_no_sense(privacy: dict[str, Any]) -> None:
+def test_invalid_privacy_settings(privacy: dict[str, Any]) -> None:
     with raises(ConfigError):
         default_experiment(privacy=privacy)
 

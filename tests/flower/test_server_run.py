@@ -164,7 +164,9 @@ def test_a_client_with_other_images_does_not_resume(nodes: Nodes) -> None:
 def test_a_finished_run_sends_no_messages(nodes: Nodes) -> None:
     experiment = tiny("fedavg", "simclr")
     nodes.serve(experiment, nodes.grid(experiment))
-    nodes.serve(experiment, FakeGrid({}))
+    grid = FakeGrid({})
+    nodes.serve(experiment, grid)
+    assert not grid.sent
 
 
 def test_a_new_client_is_rejected_when_a_run_resumes(nodes: Nodes) -> None:

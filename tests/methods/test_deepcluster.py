@@ -125,7 +125,7 @@ def test_training_clusters_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(seen[0]["centroids"], seen[-1]["centroids"])
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_no_operation_waits_for_the_device() -> None:
     with FakeTensorMode():  # has shapes and no values: reading one raises
         centroids, clusters = spherical_k_means(torch.empty(6, 4), 3, 2)
         assert cluster_loss(torch.empty(2, 6, 4), centroids, clusters, 0.1).shape == ()

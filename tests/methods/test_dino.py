@@ -87,7 +87,7 @@ def test_outputs_are_cosines() -> None:
     torch.testing.assert_close(head(h), out)
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_no_operation_waits_for_the_device() -> None:
     with FakeTensorMode():  # has shapes and no values: reading one raises
         centre = Centre(4)
         centre.move(torch.empty(2, 6, 4), 0.9)

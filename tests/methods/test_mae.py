@@ -171,6 +171,6 @@ def test_other_backbones_are_refused(make: Any) -> None:
         _method(size=10)
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_no_operation_waits_for_the_device() -> None:
     with FakeTensorMode():  # has shapes and no values: reading one raises
         assert masked_mse(torch.empty(6, 3, 8), torch.empty(6, 3, 8), norm_pix=True).shape == ()

@@ -60,7 +60,7 @@ def test_a_query_belongs_to_the_key_of_the_other_view(cls, make, batch: Batch) -
     assert method.loss(out, {}).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_queue_goes_round() -> None:
+def test_the_queue_wraps_around() -> None:
     """Five places, three keys at a time: 0 1 2 · ·, then 5 1 2 3 4, then 5 6 7 8 4."""
     queue = Queue(5, 2)
     keys = torch.arange(18.0).view(9, 2)
@@ -128,7 +128,7 @@ def test_heads(make) -> None:
     assert [m.weight.shape[0] for m in (v2.projector[0], wide.projector[0])] == [24, 9]
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_no_operation_waits_for_the_device() -> None:
     with FakeTensorMode():  # has shapes and no values: reading one raises
         queue = Queue(7, 4)
         queue.push(torch.empty(12, 4))

@@ -60,7 +60,7 @@ def test_gradient_is_finite_though_a_view_is_masked_out_against_itself() -> None
     assert z.grad.abs().max() > 0
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_no_operation_waits_for_the_device() -> None:
     with FakeTensorMode():  # has shapes and no values: reading one raises
         assert nt_xent(torch.empty(2, 8, 4), 0.07).shape == ()
 

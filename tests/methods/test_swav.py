@@ -129,7 +129,7 @@ def test_small_crops(make, batch: Batch) -> None:
     assert method.loss(out, {}).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_no_operation_waits_for_the_device() -> None:
     with FakeTensorMode():  # has shapes and no values: reading one raises
         scores = torch.empty(3, 6, 4)
         assert swapped_prediction_loss(scores, sinkhorn(scores[:2], 0.05, 3), 0.1).shape == ()

@@ -124,7 +124,7 @@ def test_num_features_is_the_width_too() -> None:
     assert build(give_backbone(module)).dim == 6
 
 
-def test_what_is_no_backbone() -> None:
+def test_invalid_backbones() -> None:
     class Compiled(Net):
         channels = 5  # a backbone has another meaning of this word
 

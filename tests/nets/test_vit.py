@@ -104,7 +104,7 @@ def test_a_patch_that_is_not_kept_is_not_seen() -> None:
     assert not torch.equal(net.tokens(images, keep), before)
 
 
-def test_places_differ() -> None:
+def test_position_embeddings_differ() -> None:
     """Sines of row and column: distances depend on the step between two places, and no two places
     are equal.
     """

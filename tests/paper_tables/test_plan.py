@@ -188,7 +188,7 @@ def test_a_classifier_that_is_not_trained_is_refused(tmp_path: Path) -> None:
         ([], None),
     ],
 )
-def test_clients_that_end_with_models_of_their_own_have_none_to_fine_tune(
+def test_the_collaborative_probe_needs_a_global_model(
     changes: list[str], chosen: str | None
 ) -> None:
     """A single client has but one model."""

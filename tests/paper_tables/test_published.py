@@ -240,7 +240,7 @@ def test_rows_times_columns() -> None:
         {"colums": {}},
     ],
 )
-def test_a_table_that_does_not_add_up_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_inconsistent_table_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="p-1"):
         read({"paper": "P", "p-1": FILE["p-1"] | wrong})
 

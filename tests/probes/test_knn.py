@@ -55,7 +55,7 @@ def test_the_length_of_a_feature_does_not_matter() -> None:
     assert torch.equal(predictions, knn_predict(scaled, 7 * queries, 10, 0.1))
 
 
-def test_nearer_neighbours_outvote_more_of_them() -> None:
+def test_a_low_temperature_favours_the_nearest_neighbours() -> None:
     """Similarities 1, 0.8, 0.8: e^(1/t) > 2·e^(0.8/t) at t = 0.1 (e² > 2), not at 1 (e^0.2 < 2)."""
     train = Labelled(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.8, -0.6]]), torch.tensor([0, 1, 1]))
     query = torch.tensor([[1.0, 0.0]])
@@ -76,7 +76,7 @@ def test_a_class_without_images_is_never_predicted() -> None:
     assert knn_predict(train, torch.eye(3), 1, 0.1).tolist() == [0, 3, 3]
 
 
-def test_chance_stays_chance() -> None:
+def test_random_features_give_chance_accuracy() -> None:
     test = random_set(800, 1)
     right = knn_predict(random_set(800, 0), test.features, 20, 0.1) == test.labels
     assert float(right.double().mean()) == pytest.approx(0.25, abs=0.06)

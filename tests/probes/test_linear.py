@@ -161,7 +161,7 @@ def test_against_logistic_regression(solver: Solver) -> None:
     assert 0.4 < float((predicted == test.labels).double().mean()) < 0.99
 
 
-def test_without_information_it_learns_the_frequencies() -> None:
+def test_zero_features_learn_the_class_frequencies() -> None:
     """On features that are all zero only the bias learns: softmax(bias) → 1/2, 1/3, 1/6."""
     labels = torch.tensor([0, 0, 0, 1, 1, 2] * 10)
     _, bias = fit_linear(Labelled(torch.zeros(60, 4), labels), protocol(600, 0.02, 60))
@@ -180,7 +180,7 @@ def test_the_probe_repeats_and_leaves_features_alone() -> None:
     assert not first.requires_grad
 
 
-def test_labels_that_have_nothing_to_do_with_the_features_are_worth_chance() -> None:
+def test_random_labels_give_chance_accuracy() -> None:
     stream = torch.Generator().manual_seed(0)
     train, test = (
         Labelled(torch.randn(800, 8, generator=stream), torch.randint(4, (800,), generator=stream))

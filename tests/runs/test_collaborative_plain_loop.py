@@ -21,7 +21,7 @@ from fedssl.evaluation.models import saved_models
 from fedssl.evaluation.probe_settings import with_probe_settings
 from fedssl.experiment.experiment import Experiment
 from fedssl.runs.collaborative_probe import labelled_part, supervised
-from fedssl.runs.local import LocalRun, train_locally
+from fedssl.runs.local import LocalJob, train_locally
 from fedssl.views import Augment
 
 CPU = torch.device("cpu")
@@ -140,7 +140,7 @@ def test_the_same_weights_as_a_plain_loop(case: str, tmp_path: Path) -> None:
     assert data.owners is not None
     assert {client: len(index) for client, index in data.owners.items()} == SIZES
     tuned = supervised(chosen, file, 4)
-    train_locally(LocalRun(tuned, tmp_path / "run", data, None, CPU, title="", quiet=True))
+    train_locally(LocalJob(tuned, tmp_path / "run", data, None, CPU, title="", quiet=True))
     found = saved_models(tuned, tmp_path / "run", print)["global"].tensors()
     expected = plain_fine_tuning(weights, data, plain).state_dict()
     names = {"0": "backbone", "1": "projector"}

@@ -118,7 +118,7 @@ def test_clients_of_a_round_go_from_waiting_to_training_to_replied(tmp_path: Pat
     assert (state.clients["c"].state, state.clients["c"].reason) == ("failed", "no\\nimages")
 
 
-def test_steps_are_news(tmp_path: Path) -> None:
+def test_a_step_changes_the_time_of_the_status(tmp_path: Path) -> None:
     trainer: Any = SimpleNamespace(step_count=StepCount())
     with _status(tmp_path) as status:
         status.begin_round(0, ["a"])

@@ -23,7 +23,7 @@ def _federation(**changes: Any) -> Federation:
     return Federation.build(experiment, seen, owners, public=None, device=CPU)
 
 
-def test_a_long_run_comes_with_what_makes_it_shorter() -> None:
+def test_a_long_run_comes_with_advice_to_shorten_it() -> None:
     """Training takes 1,000 s, and the baselines as much again."""
     federation = _federation(rounds=40)
     assert shorter(federation, 300.0, 300.0, FollowingWork(baselines=1.0)) is None

@@ -144,9 +144,7 @@ def test_listed_edges_by_name_and_by_number() -> None:
         (((1, 1),), "an edge from client 1 to itself"),
     ],
 )
-def test_listed_edges_that_cannot_be(
-    edges: tuple[tuple[int | str, int | str], ...], message: str
-) -> None:
+def test_invalid_edges(edges: tuple[tuple[int | str, int | str], ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Edges(edges=edges).plan(list("0123"), 0, 0)
 
@@ -156,7 +154,7 @@ def test_no_peer_can_be_called_mean() -> None:
         Cycle().plan(["mean", "other"], 0, 0)
 
 
-def test_those_left_out_neither_train_nor_merge() -> None:
+def test_unselected_peers_neither_train_nor_merge() -> None:
     """The clients that take part are those that would take part with a server."""
     for round in range(20):
         plan = Cycle(participation=0.5).plan(named(10), round, 3)
@@ -167,7 +165,7 @@ def test_those_left_out_neither_train_nor_merge() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_merging_alone_leads_all_to_the_mean(kind: str, share: float) -> None:
+def test_merging_without_training_converges_to_the_mean(kind: str, share: float) -> None:
     """The mean of all stays constant, and all converge to it; a cycle of 8 shrinks the distance by
     0.805 a round."""
     x = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -196,7 +194,7 @@ def go() -> Go:
 
 
 @pytest.mark.parametrize("method", ["byol", "mocov2"])
-def test_a_complete_graph_of_equals_is_a_server(method: str, go: Go) -> None:
+def test_a_complete_graph_of_equal_clients_equals_a_server(method: str, go: Go) -> None:
     graph = go(Complete(), 4, method)
     star = go(Star(), 4, method)
     for one, other in zip(graph, star, strict=True):
@@ -208,7 +206,7 @@ def test_a_complete_graph_of_equals_is_a_server(method: str, go: Go) -> None:
             assert torch.equal(model(site, "model").counts, model(server, "model").counts)
 
 
-def test_peers_of_a_cycle_differ_and_those_left_out_stay(go: Go) -> None:
+def test_unselected_peers_of_a_cycle_keep_their_model(go: Go) -> None:
     done = go(Cycle(), 5, rounds=1)[-1]
     assert len({tuple(model(site, "model").floats.tolist()) for site in done.sites.values()}) == 5
     half = Cycle(participation=0.5)
@@ -222,7 +220,7 @@ class Sent(dict[str, float]):
 
 
 @pytest.mark.parametrize("peers", [10, 40, 160])
-def test_five_uploads_wait_in_a_cycle_however_long(peers: int) -> None:
+def test_a_cycle_of_any_length_holds_at_most_five_uploads(peers: int) -> None:
     """The first two wait for the last peer, which closes the cycle; so do the last three."""
     alive: set[int] = set()
     peak = 0

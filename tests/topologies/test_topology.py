@@ -17,7 +17,7 @@ CLIENTS = [f"c{i:02}" for i in range(20)]
 
 @pytest.mark.parametrize("name", TOPOLOGIES.names())
 @given(n=st.integers(1, 30), round=st.integers(0, 99), seed=st.integers(0, 5))
-def test_every_plan_is_sound(name: str, n: int, round: int, seed: int) -> None:
+def test_every_plan_is_valid(name: str, n: int, round: int, seed: int) -> None:
     """Clients that take part have a home among the sites, feed at least one site, and are in
     order."""
     clients = [f"{i:02}" for i in range(n)]
@@ -47,7 +47,7 @@ def test_participation_is_reproducible_and_differs_by_round_and_seed() -> None:
     assert len(set(plans)) == 60
 
 
-def test_every_client_has_its_turn() -> None:
+def test_clients_are_sampled_uniformly() -> None:
     """Of 20 clients 4 are drawn 200 times: each about 40 times, ± 5 standard deviations of a
     binomial."""
     turns = dict.fromkeys(CLIENTS, 0)
@@ -58,12 +58,12 @@ def test_every_client_has_its_turn() -> None:
     assert all(abs(count - 40) < 5 * math.sqrt(200 * 0.2 * 0.8) for count in turns.values())
 
 
-def test_all_take_part_unless_told_otherwise() -> None:
+def test_all_clients_take_part_by_default() -> None:
     plan = Star().plan(CLIENTS, 3, 0)
     assert plan == Plan(dict.fromkeys(CLIENTS, SERVER), {SERVER: dict.fromkeys(CLIENTS)})
 
 
-def test_isolated_clients_feed_themselves_alone() -> None:
+def test_isolated_clients_merge_only_their_own_upload() -> None:
     topology = Isolated()
     plan = topology.plan(CLIENTS, 0, 0)
     assert topology.sites(CLIENTS) == CLIENTS
@@ -84,7 +84,7 @@ def test_centralized_pools_all_images() -> None:
     assert Star().owners(parts) is parts
 
 
-def test_an_upload_weighs_by_size_or_not_at_all_or_as_fixed() -> None:
+def test_weights_by_size_uniform_and_fixed() -> None:
     plan = Plan({}, {"server": {"a": None, "c": None}, "peer": {"a": 0.25, "b": 0.75}})
     assert [
         plan.weight("server", client, images, "size") for client, images in (("a", 3), ("c", 7))

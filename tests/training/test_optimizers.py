@@ -121,7 +121,7 @@ def test_settings_choose_the_optimizer() -> None:
 @pytest.mark.parametrize("apart", [{}, {2: 3}, {0: 10}, {1: 8}, {4: 1, 5: 2}, {0: 3, 3: 7}])
 @pytest.mark.parametrize(("start", "end"), [(0, 10), (0, 4), (6, 10), (3, 7), (9, 10)])
 @pytest.mark.parametrize("low", [True, False])
-def test_a_slice_is_followed(
+def test_fused_sgd_updates_the_target_of_a_slice(
     start: int, end: int, low: bool, apart: dict[int, int], plain_kernel: list[torch.dtype]
 ) -> None:
     """The target follows any slice of the row, also if separate gradient tensors (place: length)

@@ -194,7 +194,7 @@ class Headed(BYOL):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_target_of_a_part_in_the_middle(
+def test_a_target_that_follows_a_part_in_the_middle(
     precision: str, plain_kernel: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In each step the target moves by 0.3 of its distance to the projector."""
@@ -307,7 +307,7 @@ def test_a_parameter_without_a_gradient_only_decays() -> None:
     shutil.which("g++") is None, reason="torch compiles for a CPU with a C++ compiler"
 )
 @pytest.mark.parametrize("name", METHODS.names())
-def test_compiled_is_eager_on_a_cpu(name: str) -> None:
+def test_compiled_equals_eager_on_a_cpu(name: str) -> None:
     """The learning rate is low: a higher one magnifies rounding errors a hundredfold with VICReg,
     whose loss is large.
     """

@@ -181,7 +181,7 @@ def test_the_first_part_of_a_longer_schedule() -> None:
     )
 
 
-def test_a_rate_is_a_step_length() -> None:
+def test_a_step_is_proportional_to_the_learning_rate() -> None:
     """One plain SGD step from the same weights: twice the rate moves every weight twice as far;
     rate 0, nowhere.
     """

@@ -20,7 +20,7 @@ from fedssl.engine.means.held_models import HeldModels
 from fedssl.engine.means.mean_settings import MEANS, MeanSettings
 from fedssl.engine.means.middle_values import middle_values
 
-ROUNDING = 1e-9  # 0.1 · 30 is 3.0000000000000004, of which 4 would be the next integer
+ROUNDING = 1e-9  # 0.07 · 100 is 7.000000000000001, of which 8 would be the next integer
 
 
 @MEANS.register("trimmed-mean")

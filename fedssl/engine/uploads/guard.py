@@ -21,7 +21,7 @@ from fedssl.engine.uploads.records import (
 )
 from fedssl.engine.uploads.running_statistics import variance_fault
 from fedssl.engine.uploads.upload_weights import UploadWeights
-from fedssl.engine.uploads.validate import Schema, drop_bad_rows, measure_update, validation_error
+from fedssl.engine.uploads.validate import Schema, check_update, drop_bad_rows, validation_error
 from fedssl.topologies.topology import Plan
 
 NO_PLAN = Plan({}, {})
@@ -109,7 +109,7 @@ class Guard:
         if error is not None or reply.upload is None:
             return candidate.rejected(error or "no upload")
         sent = self._sent_models(message, upload)
-        norm, error = measure_update(sent, upload)
+        norm, error = check_update(sent, upload)
         error = error or variance_fault(upload)
         if error is not None:
             return candidate.rejected(error)
@@ -248,5 +248,5 @@ def reply_error(reply: Reply, schema: Schema) -> str | None:
     error = validation_error(reply.images, upload, schema)
     if error is not None:
         return error
-    _, error = measure_update({}, upload)
+    _, error = check_update({}, upload)
     return error

@@ -37,7 +37,7 @@ def _negative_variance(state: State) -> str | None:
     for entry in _entries(state.layout, VARIANCE):
         if bool((state.view(entry) < 0).any()):
             return f"{entry.name} is negative"
-    return None  # a NaN, which `measure_update` reports
+    return None  # a NaN, which `check_update` reports
 
 
 def statistics_shift(sent: State, back: State) -> float | None:

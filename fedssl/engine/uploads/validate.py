@@ -101,7 +101,7 @@ def _empty_rows(specs: Mapping[str, TensorSpec], upload: Tree) -> Tree:
 def validation_error(images: object, upload: Tree, schema: Schema) -> str | None:
     """Return why an upload does not match the schema; None if it does.
 
-    Whether its models are finite is checked by `measure_update`, in the same pass over memory.
+    Whether its models are finite is checked by `check_update`, in the same pass over memory.
     """
     if not isinstance(images, int) or isinstance(images, bool) or not 0 < images <= MAX_IMAGES:
         return f"claims {images!r} images, not an integer from 1 to {MAX_IMAGES:,}"
@@ -172,7 +172,7 @@ def _shape_error(value: Value, rows: TensorSpec) -> str | None:
     return None
 
 
-def measure_update(sent: Tree, upload: Tree) -> tuple[float | None, str | None]:
+def check_update(sent: Tree, upload: Tree) -> tuple[float | None, str | None]:
     """Return the L2 norm of an upload's update over parameters, and an error.
 
     The error is set if a model contains NaN or infinite values. The norm is None if no model was

@@ -12,7 +12,7 @@ from fedssl.core.state.tree import Tree
 from fedssl.engine.uploads.guard import reply_error
 from fedssl.engine.uploads.records import Reply
 from fedssl.engine.uploads.running_statistics import variance_fault
-from fedssl.engine.uploads.validate import measure_update
+from fedssl.engine.uploads.validate import check_update
 from fedssl.flower.messages import RoundTask
 from fedssl.flower.node import Node
 from fedssl.flower.secure_aggregation import client
@@ -112,7 +112,7 @@ class SecureNode:
         sent = dict(message)
         for key, sent_as in self._node.experiment.algorithm.received_keys(upload).items():
             sent[key] = message[sent_as]
-        norm, error = measure_update(sent, upload)
+        norm, error = check_update(sent, upload)
         if error is not None or norm is None or limit is None or norm <= limit:
             return error
         # The norm itself is in the node's log only: the server must not learn it.

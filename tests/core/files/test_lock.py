@@ -70,7 +70,8 @@ def test_directories_are_locked_separately(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with locked(tmp_path / "a"), locked(tmp_path / "b"):
-        pass
+        for name in ("a", "b"):
+            assert (tmp_path / name / "run.lock").read_text() == str(os.getpid())
 
 
 def _write_and_fail(folder: Path) -> None:

@@ -82,12 +82,12 @@ def test_at_most_eight_blocks_are_kept() -> None:
     assert len(buffers._spare) == 8
 
 
-def test_small_rows_are_left_to_malloc() -> None:
+def test_small_rows_are_not_pooled() -> None:
     row(LONG - 1)
     assert not buffers._spare
 
 
-def test_threads_may_take_and_leave_at_once() -> None:
+def test_threads_allocate_and_release_concurrently() -> None:
     """Each thread fills rows with its own number; no thread ever reads another's number."""
     wrong: set[float] = set()
 

@@ -29,7 +29,7 @@ def test_mean_by_hand() -> None:
     assert mean.result().floats.dtype == torch.float32
 
 
-def test_a_mean_leaves_its_terms_alone() -> None:
+def test_a_mean_does_not_modify_its_inputs() -> None:
     states = [random_state(i) for i in range(3)]
     before = [state.clone() for state in states]
     mean = Mean()
@@ -61,7 +61,7 @@ def test_mean_against_a_loop_in_any_order(weights: list[int]) -> None:
         assert torch.equal(mean.result().counts, torch.stack([s.counts for s in states]).amax(0))
 
 
-def test_a_mean_refuses_nothing_and_another_layout() -> None:
+def test_a_mean_rejects_no_models_and_other_layouts() -> None:
     with pytest.raises(ValueError, match="the mean has no state"):
         Mean().result()
     mean = Mean()

@@ -61,13 +61,13 @@ def _equal(a: Any, b: Any) -> bool:
 
 @settings(max_examples=200)
 @given(trees)
-def test_a_tree_survives_its_bytes(tree: dict[str, Any]) -> None:
+def test_an_encoded_tree_is_decoded_unchanged(tree: dict[str, Any]) -> None:
     decoded = loads(dumps(tree))
     assert list(decoded) == list(tree)
     assert all(_equal(value, decoded[key]) for key, value in tree.items())
 
 
-def test_not_a_number_survives_in_a_tensor() -> None:
+def test_nan_in_a_tensor_is_decoded_unchanged() -> None:
     odd = torch.tensor([math.nan, math.inf, -math.inf, -0.0])
     decoded = loads(dumps({"x": odd}))["x"]
     assert isinstance(decoded, Tensor)

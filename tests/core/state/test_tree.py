@@ -9,7 +9,7 @@ from random_states import LAYOUT, random_state
 from fedssl.core.state.tree import model, nbytes, number, tensor, to_device
 
 
-def test_weight_on_the_wire() -> None:
+def test_nbytes() -> None:
     """Four bytes a float, eight a counter or a scalar."""
     state = random_state()
     assert nbytes({"m": state, "n": 1, "x": torch.zeros(3, dtype=torch.bfloat16)}) == (

@@ -29,7 +29,15 @@ def test_a_number_of_uploads_is_left_out_at_each_end() -> None:
 
 @pytest.mark.parametrize(
     ("trim", "uploads", "expected"),
-    [(0.2, 5, 1), (0.2, 4, 1), (0.2, 6, 2), (0.1, 30, 3), (0.1, 31, 4), (3, 100, 3)],
+    [
+        (0.2, 5, 1),
+        (0.2, 4, 1),
+        (0.2, 6, 2),
+        (0.1, 30, 3),
+        (0.1, 31, 4),
+        (0.07, 100, 7),
+        (3, 100, 3),
+    ],
 )
 def test_a_share_is_rounded_up(trim: float, uploads: int, expected: int) -> None:
     """One bad client of four is left out, too, because 0.2 · 4 is rounded up to 1."""

@@ -37,6 +37,7 @@ def test_any_changed_byte_is_repaired_or_refused(folder: Path) -> None:
     draw = random.Random(0)
     files = [folder / NAME, folder / f"{NAME}.copy"]
     intact = {path: path.read_bytes() for path in files}
+    repaired = 0
     for number in range(300):
         path = files[number % 2]
         data = bytearray(intact[path])
@@ -44,8 +45,10 @@ def test_any_changed_byte_is_repaired_or_refused(folder: Path) -> None:
         path.write_bytes(bytes(data))
         with contextlib.suppress(FedsslError):  # refused, with an explanation
             assert Ledger(folder, 4, lambda text: None).charges == CHARGES
+            repaired += 1
         for each, content in intact.items():
             each.write_bytes(content)
+    assert repaired > 150
 
 
 @pytest.mark.parametrize("lost", [NAME, f"{NAME}.copy"])

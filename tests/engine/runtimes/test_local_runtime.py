@@ -224,7 +224,7 @@ def test_replies_come_in_the_clients_order() -> None:
         ({"a": 8, "b": 16, "c": 16, "d": 60}, ["d", "b", "c", "a"]),
     ],
 )
-def test_of_each_few_clients_the_largest_start_first(
+def test_the_largest_client_of_each_group_starts_first(
     sizes: dict[str, int], expected: list[str]
 ) -> None:
     """With one worker, four uploads may wait. Clients start in groups of two, the larger one first;
@@ -260,7 +260,7 @@ def test_few_uploads_wait_to_be_merged(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_client_remembers_its_own_rounds(workers: int) -> None:
+def test_memory_contains_the_client_s_own_rounds(workers: int) -> None:
     topology = Star(participation=0.5)
     federation = Federation("byol", workers, Recalling(), topology)
     federation.run()

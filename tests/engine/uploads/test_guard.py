@@ -20,7 +20,7 @@ from fedssl.core.state.state import State
 from fedssl.core.state.tree import Tree, model, nbytes
 from fedssl.engine.uploads.guard import Guard, reply_error
 from fedssl.engine.uploads.records import Reply, loggable_notes, sanitize
-from fedssl.engine.uploads.validate import measure_update
+from fedssl.engine.uploads.validate import check_update
 from fedssl.training.trainer import Metrics
 
 LAYOUT = Layout.of(
@@ -280,12 +280,12 @@ def test_the_norm_over_parts_that_were_sent() -> None:
     """
     whole, part = valid_state(0), valid_state(1).pick(("projector",))
     expected = part.distance(whole).item()
-    assert measure_update({"model": whole, "x": 1}, {"model": part, "y": whole}) == (
+    assert check_update({"model": whole, "x": 1}, {"model": part, "y": whole}) == (
         pytest.approx(expected),
         None,
     )
-    assert measure_update({}, {"model": part}) == (None, None)
-    assert measure_update({"a": whole, "b": whole}, {"a": part, "b": part})[0] == pytest.approx(
+    assert check_update({}, {"model": part}) == (None, None)
+    assert check_update({"a": whole, "b": whole}, {"a": part, "b": part})[0] == pytest.approx(
         math.sqrt(2) * expected
     )
 
@@ -428,7 +428,7 @@ def test_invalid_replies_are_detected_before_the_guard() -> None:
 def test_a_norm_above_the_range_of_float32_is_not_logged() -> None:
     """1e25 squared overflows a float32, and JSON has no infinity."""
     far = State(LAYOUT, model(SENT, "model").floats + 1e25, torch.tensor([0]))
-    assert measure_update(SENT, {"model": far}) == (math.inf, None)
+    assert check_update(SENT, {"model": far}) == (math.inf, None)
     g = guard()
     assert len(passed(g, [Reply("c0", 5, {"model": far}, METRICS)])) == 1
     assert g.reports[0].divergence is None

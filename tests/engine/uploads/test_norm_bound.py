@@ -270,7 +270,7 @@ def test_an_upload_that_reaches_no_other_client_has_no_bound() -> None:
     assert dropped(guard) == ["a"]
 
 
-def test_no_more_than_five_uploads_wait_and_in_later_rounds_none() -> None:
+def test_the_first_round_holds_at_most_five_uploads_and_later_ones_none() -> None:
     """Invalid uploads do not count among the five and do not delay others; the order is kept."""
     alive: list[Any] = []
     most = 0
@@ -442,7 +442,7 @@ def test_running_statistics_far_from_the_median_are_dropped(who: int) -> None:
     assert shifted(history, {"a": 1.0, "b": 15.5}, round=1) == ["b"]
 
 
-def test_small_shifts_are_never_dropped_for_being_unlike_others() -> None:
+def test_small_shifts_of_statistics_are_never_dropped() -> None:
     """Clients of two images barely move their statistics; one with many may move them by 1.5
     deviations.
     """
@@ -453,7 +453,7 @@ def test_small_shifts_are_never_dropped_for_being_unlike_others() -> None:
     )
 
 
-def test_where_all_statistics_move_farther_than_before_none_is_dropped() -> None:
+def test_the_limit_of_shifts_follows_the_current_median() -> None:
     """The median of the first round is 1, that of the second 9: only 46 is above 5 × 9, at any
     position.
     """

@@ -70,7 +70,7 @@ def test_shares_of_peers_and_of_unknown_clients_are_one() -> None:
     assert peers.weight("a", "b", 1) == 0.5
 
 
-def test_a_client_that_declares_many_images_does_not_make_others_look_small() -> None:
+def test_a_large_declared_count_does_not_reduce_other_shares() -> None:
     """Of 10⁷, 10 and 10 images the second has 10⁻⁶ of the mean, but its share counts as a third."""
     assert star({"a": 10**7, "b": 10, "c": 10}).share("b") == pytest.approx(1 / 3)
 
