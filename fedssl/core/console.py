@@ -21,7 +21,8 @@ HIDE_NAMES = "FEDSSL_HIDE_FILE_NAMES"
 _names_hidden: ContextVar[bool] = ContextVar("names hidden", default=False)
 
 _SECONDS_BETWEEN_LINES = 10.0
-_SECONDS_BETWEEN_STEPS = 5.0
+_SECONDS_BETWEEN_STEPS = 5.0  # at first, then twice as long each time
+_LONGEST_PAUSE = 60.0
 
 
 class Advance(Protocol):
@@ -167,8 +168,9 @@ def _print_lines(description: str, total: int | None, notify: Notify, done: int)
 def steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
     """Show which of `total` steps is under way; yield `show(finished, step)`.
 
-    Without a terminal, the present step is printed every few seconds, so that short work prints
-    nothing. Nothing is shown if messages are ignored.
+    Without a terminal, the present step is printed after 5 s, 15 s, 35 s, … and finally every
+    minute: short work prints nothing, and the log of long work stays short. Nothing is shown if
+    messages are ignored.
     """
     if notify is ignore_message:
         yield lambda finished, step: None
@@ -196,9 +198,17 @@ def steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
         yield show
 
 
+def growing_pauses(first: float) -> Iterator[float]:
+    """Yield seconds between lines, each twice the one before, up to a minute."""
+    pause = first
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
 @contextmanager
 def _print_steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
-    """Print the present step every few seconds, from a thread: one step may take minutes."""
+    """Print the present step now and then, from a thread: one step may take minutes."""
     present = ""
     start = time.monotonic()
     ended = threading.Event()
@@ -208,7 +218,8 @@ def _print_steps(title: str, total: int, notify: Notify) -> Iterator[ShowStep]:
         present = f"{step} (step {finished + 1} of {total})"
 
     def print_lines() -> None:
-        while not ended.wait(_SECONDS_BETWEEN_STEPS):
+        pauses = growing_pauses(_SECONDS_BETWEEN_STEPS)
+        while not ended.wait(next(pauses)):
             if present:
                 elapsed = duration(time.monotonic() - start)
                 notify(f"{title}: {present}, {elapsed} elapsed")

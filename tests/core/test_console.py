@@ -3,6 +3,7 @@
 import io
 import sys
 import threading
+from itertools import islice
 
 from fedssl.core import console
 
@@ -69,7 +70,12 @@ def test_a_terminal_shows_the_present_step(monkeypatch):
     assert lines == []
 
 
-def test_elsewhere_a_step_is_printed_every_few_seconds(monkeypatch):
+def test_pauses_between_lines_grow_to_a_minute():
+    """After 5, 15, 35, 75 and 135 s, then every minute."""
+    assert list(islice(console.growing_pauses(5), 6)) == [5, 10, 20, 40, 60, 60]
+
+
+def test_elsewhere_a_step_is_printed_now_and_then(monkeypatch):
     """One step takes as long as two intervals."""
     printed = threading.Semaphore(0)
     lines = []
