@@ -94,7 +94,7 @@ class Algorithm(Settings, ABC):
     personalises: ClassVar[bool] = False
     # True: a server averages all uploads of a round into one model.
     averages_all: ClassVar[bool] = True
-    # True: the method must make two views of the same kind of each image.
+    # True: the method must make exactly two views of each image, of the same size and augmentation.
     needs_pairs: ClassVar[bool] = False
 
     weights: Literal["size", "uniform"] = "size"  # how a server weighs its clients

@@ -225,9 +225,9 @@ class Experiment(Settings):
         if self.algorithm.needs_pairs and views != [2]:
             counts = " + ".join(map(str, views)) or "0"
             raise ConfigError(
-                f'algorithm "{self._algorithm_name}" needs a method that makes two views of the '
-                "same kind of each image; number of views that method "
-                f'"{METHODS.name_of(type(method))}" makes: {counts}'
+                f'algorithm "{self._algorithm_name}" needs a method that makes exactly two views '
+                "of each image, both with the same size and augmentation; method "
+                f'"{METHODS.name_of(type(method))}" makes {counts}'
             )
 
     @property

@@ -80,8 +80,8 @@ def test_experiments_without_public_images_do_not_mention_them() -> None:
         ),
         (
             {"method": {"name": "swav", "small": 2}},
-            'algorithm "fedca" needs a method that makes two views of the same kind of each '
-            'image; number of views that method "swav" makes: 2 \\+ 2',
+            'algorithm "fedca" needs a method that makes exactly two views of each image, both '
+            'with the same size and augmentation; method "swav" makes 2 \\+ 2',
         ),
     ],
 )
