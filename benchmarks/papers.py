@@ -12,7 +12,8 @@ recipes but with 30 rounds of one epoch.
 `fedca-table-1`: FedCA's Table 1 on CIFAR-10 with the 5-layer CNN, with its own recipe. FedCA's
 public images are 3,200 training images that no client has, instead of images of STL-10. Four more
 cases change one setting of FedCA each.
-`fedema-table-6`: FedEMA on CIFAR-10, non-IID, with 5 of 20 clients in each round.
+`fedema-table-6`: FedEMA and FedBYOL, which replaces both networks, on CIFAR-10, non-IID, with 5 of
+20 clients in each round.
 `ccl-table-1`: CCL on Fashion-MNIST, IID, with its recipe's budget.
 `decssl-table-2`: FeatARC, FedBN and Per-SSFL on CIFAR-10, non-IID, with Dec-SSL's recipes.
 `fedu-table-4-short`: which network FedU's baselines aggregate and update, with a ResNet-18 and 100
@@ -99,6 +100,7 @@ def fedu_table_4(aggregate: str, update: str) -> Case:
 
 
 BRIEFLY = {"rounds": 30}
+EVERY_20 = {"probe.every": 20}  # of 400 rounds: as often per image as in runs of 100 rounds
 HELD_OUT = {"public.name": "held-out"}
 RANDOM_QUEUE = {"method.queue_start": "random"}
 LBFGS: Probe = ("linear", {"solver": "lbfgs"})
@@ -186,8 +188,8 @@ GROUPS: dict[str, dict[str, Case]] = {
         "fedca-noniid-t01": fedca_table_1(temperature=0.1),
     },
     "fedema-table-6": {
-        # 400 rounds: kNN is measured as often per image as in runs of 100 rounds
-        "fedema-5of20": Case("fedema-cifar10-noniid-5of20", {"probe.every": 20}, LINEAR)
+        "fedema-5of20": Case("fedema-cifar10-noniid-5of20", EVERY_20, LINEAR),
+        "fedbyol-5of20": Case("fedbyol-cifar10-noniid-5of20-update-both", EVERY_20, LINEAR),
     },
     "ccl-table-1": {"ccl-fmnist-iid": Case("ccl-fmnist-iid")},
     "decssl-table-2": {
