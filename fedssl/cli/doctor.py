@@ -33,7 +33,7 @@ EXTRAS = {
     "viz": ("matplotlib", "scikit-learn"),
     "maps": ("umap-learn",),
     "vision": ("torchvision", "timm", "pycocotools"),
-    "flower": ("flwr", "cryptography"),
+    "flower": ("flwr", "cryptography", "psutil"),
     "privacy": ("dp-accounting",),
     "dashboard": ("starlette", "uvicorn"),
     "onnx": ("onnx", "onnxruntime"),
@@ -104,7 +104,7 @@ def _problems() -> list[str]:
             problems.append(
                 f"{missing}: training on CUDA runs at about half its speed without compiled kernels"
             )
-    elif "+cpu" not in torch.__version__:
+    elif torch.version.cuda is not None:
         problems.append("this torch is built for CUDA, but there is no CUDA device")
     return problems
 

@@ -19,6 +19,7 @@ from fedssl.core.devices.precision import numerics
 from fedssl.core.devices.select import resolve_device, training_devices
 from fedssl.core.errors import ClientError, ConfigError
 from fedssl.core.state.tree import Tree
+from fedssl.core.suggestions import suggest
 from fedssl.core.version import __version__
 from fedssl.data import Dataset, HeldOut
 from fedssl.engine.runtimes.client_round import ClientRound, RunContext, Shard, run_client
@@ -36,6 +37,17 @@ from fedssl.training.trainer import Trainer, resolve_precision
 MASKED_ONLY = (
     "this node has secure-aggregation='required' in its --node-config and sends no upload without "
     "a mask: set secure-aggregation = true in the app's config"
+)
+NODE_KEYS = (
+    "client-id",
+    "data-dir",
+    "memory-dir",
+    "images",
+    "device",
+    "secure-aggregation",
+    "init",
+    "partition-id",
+    "num-partitions",
 )
 FINGERPRINT_IMAGES = 64  # images that are hashed to detect changed data
 
@@ -67,6 +79,12 @@ class NodeConfig(NamedTuple):
         Flower's simulation has no node configuration, so folders are read from the run's. On a real
         node, the run cannot choose where the node reads and writes.
         """
+        for key in node:
+            if key not in NODE_KEYS:
+                raise ConfigError(
+                    f'unknown key "{key}" in a node\'s configuration{suggest(key, NODE_KEYS)}; '
+                    f"known: {', '.join(NODE_KEYS)}"
+                )
         simulated = "client-id" not in node and "partition-id" in node
         if not simulated and "client-id" not in node:
             raise ConfigError("a SuperNode needs client-id and data-dir in its --node-config")

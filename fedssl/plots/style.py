@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from itertools import permutations
 from typing import Any
 
@@ -31,6 +32,11 @@ LEGEND_CHARACTERS_PER_INCH = 14
 LEGEND_HANDLE_CHARACTERS = 6  # the width of the line and the gap before a name
 MAX_MATRIX_NUMBERS = 12  # side of the largest matrix with numbers in its cells
 MAX_NAME_CHARACTERS = 17  # longer names of a matrix are abbreviated
+
+
+def can_draw() -> bool:
+    """True if the packages that draw figures are installed."""
+    return find_spec("matplotlib") is not None and find_spec("sklearn") is not None
 
 
 def need_matplotlib() -> None:

@@ -20,13 +20,13 @@ from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, export, models_of
 from fedssl.evaluation.outcomes import OUTCOMES
-from fedssl.runs import private_run
+from fedssl.plots.style import can_draw
+from fedssl.runs import picture, private_run
 from fedssl.runs.baselines import Baselines, announce, baselines_of
 from fedssl.runs.earlier_results import restore, set_aside
 from fedssl.runs.feature_check import check_features
 from fedssl.runs.image_hashes import hash_images, hash_labels, hash_other
 from fedssl.runs.measure import measurable, measure, probes
-from fedssl.runs.picture import draw_if_wanted
 from fedssl.runs.resume_checks import read_experiment, runtime_facts
 from fedssl.runs.round_history import read_history
 from fedssl.runs.up_to_date import (
@@ -88,7 +88,9 @@ def _finish(
     damaged = integrity.damaged(folder)
     measured = MEASUREMENTS.isdisjoint(damaged) and is_up_to_date(folder, wanted, notify)
     _remove_damaged(folder, damaged, notify)
-    if measured and not damaged:
+    models = models_of(experiment, snapshot.sites, snapshot.memory)
+    picture_is_due = picture.is_due(folder, evaluation, models) and can_draw()
+    if measured and not damaged and not picture_is_due:
         baselines.repair()
         return False
     if not measured:
@@ -97,7 +99,7 @@ def _finish(
     if not measured:
         announce(folder, choice, notify)
     write = partial(_write_outputs, hashes=hashes, damaged=damaged, measured=measured)
-    write(evaluation, snapshot, baselines)
+    write(evaluation, snapshot, baselines, models)
     return True
 
 
@@ -105,6 +107,7 @@ def _write_outputs(
     evaluation: Evaluation,
     snapshot: Snapshot,
     baselines: Baselines,
+    models: Models,
     *,
     hashes: Mapping[str, str | None],
     damaged: list[str],
@@ -114,7 +117,6 @@ def _write_outputs(
     experiment = evaluation.experiment
     folder = baselines.folder
     image = evaluation.data.train.image_shape
-    models = models_of(experiment, snapshot.sites, snapshot.memory)
     results = _describe(folder, evaluation, models, last=snapshot, hashes=hashes)
     check_features(experiment, snapshot.sites, image, evaluation.device)
     if not measured:
@@ -133,8 +135,7 @@ def _write_outputs(
         results = integrity.read_json(folder, "results.json") or results
     else:
         measure(evaluation, baselines, models, results)
-    if not (folder / "picture.png").is_file():
-        draw_if_wanted(folder, evaluation, models, results)
+    picture.draw_if_due(folder, evaluation, models, results)
     integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
 
 

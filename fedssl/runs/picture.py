@@ -27,15 +27,25 @@ from fedssl.plots.style import encode_png, need_matplotlib
 from fedssl.runs.baselines import untrained_models
 from fedssl.runs.rounds_log import logged_knn, logged_knn_on, read_rounds
 
+PICTURE = "picture.png"
 
-def draw_if_wanted(
+
+def is_due(folder: Path, evaluation: Evaluation, models: Models) -> bool:
+    """True if a run has no picture, but should have one.
+
+    A picture needs labelled test images, and models: those of clients may be on their nodes.
+    """
+    test = evaluation.data.test
+    wanted = evaluation.experiment.probe.picture and test is not None and test.labelled
+    return bool(wanted and models) and not (folder / PICTURE).is_file()
+
+
+def draw_if_due(
     folder: Path, evaluation: Evaluation, models: Models, results: Mapping[str, Any]
 ) -> None:
-    """Draw the picture if the settings ask for one, test images have labels and models are here."""
+    """Draw the picture if the run has none, but should have one."""
     test = evaluation.data.test
-    if not evaluation.experiment.probe.picture or test is None or not test.labelled:
-        return
-    if not models:  # they are on the nodes of their clients
+    if test is None or not is_due(folder, evaluation, models):
         return
     try:
         draw(folder, evaluation, test, results=results, models=models)
@@ -76,7 +86,7 @@ def draw(
             labels=mapped.labels.numpy(),
             classes=mapped.classes,
         )
-        write_atomic(folder / "picture.png", encode_png(figure))
+        write_atomic(folder / PICTURE, encode_png(figure))
 
 
 def _accuracies(folder: Path, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

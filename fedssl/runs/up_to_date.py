@@ -57,9 +57,6 @@ def is_up_to_date(folder: Path, wanted: Wanted, notify: Notify) -> bool:
         return False
     if len(list(folder.glob("backbone*.safetensors"))) < results.get("models", 1):
         return False
-    picture = wanted.evaluation.experiment.probe.picture
-    if picture and not (folder / "picture.png").is_file():
-        return False
     return wanted.is_answered_by(results)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from typer.main import get_command
 
@@ -102,6 +103,18 @@ def test_doctor(cli: Cli) -> None:
     code, out, _ = cli("doctor")
     assert code == 0
     assert f"torch {report['packages']['torch']}" in out
+
+
+@pytest.mark.parametrize(("cuda", "problems"), [(None, 0), ("13.0", 1)])
+def test_doctor_reports_a_build_for_cuda_without_a_device(
+    cuda: str | None, problems: int, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build without CUDA need not have "+cpu" in its version: those for macOS do not."""
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    report = json.loads(cli("doctor", "--json")[1])
+    assert len([one for one in report["problems"] if "built for CUDA" in one]) == problems
 
 
 def test_run(here: Path, cli: Cli) -> None:

@@ -123,6 +123,18 @@ def test_more_nodes_than_clients_are_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_file_may_be_complete_with_set_only(cli: Cli, tmp_path: Path) -> None:
+    """The path of the images is missing in the file; with it, their folder is looked for."""
+    file = tmp_path / "mine.toml"
+    folder = {"name": "folder", "path": "photos", "size": 32, "layout": "classes"}
+    lines = load("demo", {"data": folder}).to_toml().splitlines()
+    file.write_text("\n".join(line for line in lines if not line.startswith("path = ")))
+    missing = tmp_path / "missing"
+    code, _, error = cli("flower", "up", str(file), "--set", f"data.path={missing}")
+    assert code == 3
+    assert f"there is no folder {missing}" in error
+
+
 def _quiet_run(folder: Path) -> LoopbackRun:
     return LoopbackRun(load("demo"), folder, "demo", quiet=True, notify=lambda line: None)
 

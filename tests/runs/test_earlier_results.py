@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 import fedssl
 from fedssl.core.files import integrity
+from fedssl.data.python_images import from_python
+from fedssl.evaluation.evaluate import Evaluation
 from fedssl.runs.summary import find_runs, summarise
-from tests.factories import bright_dataset, make_experiment
+from tests.factories import bright_dataset, bright_pixels, make_experiment
 
 
 def _run(folder: Path, quiet: bool = True, **probe: Any) -> fedssl.Run:
@@ -54,13 +57,39 @@ def test_settings_that_change_back_and_forth_keep_each_result_once(tmp_path: Pat
     assert _files(tmp_path / "earlier") == ["1"]
 
 
-def test_results_of_an_interrupted_measurement_are_replaced(tmp_path: Path) -> None:
-    """The same settings, but a file is missing: the run is measured again as before."""
+def test_a_missing_picture_is_drawn_without_measuring(tmp_path: Path) -> None:
+    """The results keep their bytes, with the date at which they were measured."""
     _run(tmp_path, picture=True)
+    results = (tmp_path / "results.json").read_bytes()
     (tmp_path / "picture.png").unlink()
-    _run(tmp_path, picture=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(Evaluation, "measure")
+        _run(tmp_path, picture=True)
     assert (tmp_path / "picture.png").is_file()
+    assert (tmp_path / "results.json").read_bytes() == results
     assert not (tmp_path / "earlier").exists()
+
+
+@pytest.mark.parametrize("missing", ["matplotlib", "labels"])
+def test_a_run_that_can_have_no_picture_is_finished(
+    missing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = bright_dataset()
+    if missing == "matplotlib":
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    else:
+        data = from_python(bright_pixels(24)[0])
+    experiment = make_experiment({"partition.name": "iid"}, probe={"picture": True})
+    for _ in range(2):
+        capsys.readouterr()
+        fedssl.run(experiment, tmp_path / "run", "cpu", dataset=data)
+    assert not (tmp_path / "run" / "picture.png").exists()
+    printed = capsys.readouterr().err
+    assert "was finished already" in printed
+    assert "no picture" not in printed
 
 
 def test_a_longer_run_keeps_the_results_of_the_shorter_one(tmp_path: Path) -> None:

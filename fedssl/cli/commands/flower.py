@@ -80,7 +80,8 @@ def up(
 ) -> None:
     """Run an experiment on a local SuperLink and SuperNodes, with TLS and new keys."""
     from fedssl.cli.results import print_results
-    from fedssl.experiment.experiment import load
+    from fedssl.experiment.plain_values import parse_assignments
+    from fedssl.runs.directories import titled_experiment
     from fedssl.runs.run import Run
 
     _check_flower()
@@ -89,9 +90,9 @@ def up(
     from fedssl.flower.local_federation import run_local_federation
 
     # The processes of the federation have another current directory.
-    experiment = with_absolute_paths(load(name, set), data_dir)
-    original = with_absolute_paths(load(name), data_dir)
-    title = _title(name)
+    title, original, experiment = titled_experiment(name, parse_assignments(set))
+    experiment = with_absolute_paths(experiment, data_dir)
+    original = with_absolute_paths(original, data_dir)
     folder = dir or _default_dir(title, experiment, original, device)
     run_local_federation(
         experiment,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from fedssl.runs.callbacks import RunInfo
 from fedssl.runs.trackers.numbers import flat_settings
@@ -148,7 +149,7 @@ def _prepare(uri: str) -> None:
         Path(uri.removeprefix("sqlite:///")).touch(mode=0o600)
         return
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    Path(uri.removeprefix("file://")).mkdir(mode=0o700, exist_ok=True)
+    Path(unquote(uri.removeprefix("file://"))).mkdir(mode=0o700, exist_ok=True)
 
 
 def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -77,6 +77,12 @@ def test_an_extended_run_continues_and_names_the_changed_setting(tmp_path: Path)
     assert client.get_run(identity).data.tags["fedssl.changed.rounds"] == "2"
 
 
+def test_paths_may_have_spaces_and_accents(tmp_path: Path, store: str) -> None:
+    run = start(tmp_path / "année 1" / "run", "mlflow", rounds=1)
+    client, identity = _client_and_id(run)
+    assert len(_history(client, identity, "loss")) == 1
+
+
 def test_the_default_database_is_private(tmp_path: Path) -> None:
     start(tmp_path / "run", "mlflow", rounds=1)
     assert (tmp_path / "mlflow.db").stat().st_mode & 0o077 == 0
