@@ -70,6 +70,9 @@ def test_a_proxy_in_the_environment_stops_no_node(
     assert [client["dropped"] for client in clients] == [None, None]
 
 
+# One at a time: Flower starts the SuperLink of a simulation at a fixed port of the machine, and a
+# second simulation would use it until the first one ends.
+@pytest.mark.xdist_group("simulation")
 @pytest.mark.parametrize("name", CASES)
 def test_flowers_simulation_gives_these_bits_too(
     name: str, nodes: Nodes, processes: Processes, monkeypatch: pytest.MonkeyPatch
