@@ -70,9 +70,6 @@ def test_a_proxy_in_the_environment_stops_no_node(
     assert [client["dropped"] for client in clients] == [None, None]
 
 
-# One at a time: Flower starts the SuperLink of a simulation at a fixed port of the machine, and a
-# second simulation would use it until the first one ends.
-@pytest.mark.xdist_group("simulation")
 @pytest.mark.parametrize("name", CASES)
 def test_flowers_simulation_gives_these_bits_too(
     name: str, nodes: Nodes, processes: Processes, monkeypatch: pytest.MonkeyPatch
@@ -82,6 +79,8 @@ def test_flowers_simulation_gives_these_bits_too(
     experiment = tiny(*CASES[name], clients=2).with_changes({"guard.max_share": 1.0})
     local = fedssl.run(experiment, nodes.root / "local", "cpu", nodes.root / "data", quiet=True)
     monkeypatch.setenv("XDG_STATE_HOME", str(nodes.root / "state"))
+    # Its default is one port for all simulations on a machine: a second one would join the first.
+    monkeypatch.setenv("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", str(free_port()))
     config = {
         "run-dir": str(nodes.root / "run"),
         "data-dir": str(nodes.root / "data"),
