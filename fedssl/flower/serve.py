@@ -13,9 +13,10 @@ from fedssl.core.devices.select import resolve_device, training_devices
 from fedssl.core.errors import RunError
 from fedssl.core.files import integrity
 from fedssl.core.files.lock import locked_directory
+from fedssl.core.state.tree import Tree
 from fedssl.engine.checkpoints.store import Store
+from fedssl.engine.uploads.records import sanitize
 from fedssl.experiment.experiment import Experiment
-from fedssl.flower.own_models import request_own_models
 from fedssl.flower.secure_aggregation.requirements import check_secure
 from fedssl.flower.server_run import ServerRun
 from fedssl.flower.server_settings import ServerSettings
@@ -81,4 +82,35 @@ def _train(run: ServerRun) -> None:
         run.start_callbacks(run.snapshot.rounds)
     raise_if_no_round_succeeded(run.folder)
     if run.experiment.algorithm.personalises:
-        request_own_models(run)
+        _request_own_models(run)
+
+
+def _request_own_models(run: ServerRun) -> None:
+    """Ask the clients that have no own model of the last round yet to make and store it.
+
+    A client's own model never leaves its node. A client that is not connected makes its model
+    when the run is submitted again.
+    """
+    snapshot = run.store.load(run.notify, check_rows=False)
+    assert snapshot is not None
+    rounds = snapshot.rounds
+    kept = run.record.kept
+    clients = [client for client in run.record.clients if kept.get(client) != rounds]
+    if not clients:
+        return
+    run.roster.wait(clients, len(clients), run.settings.join_timeout)
+    shared_site = next(iter(snapshot.sites.values()))
+
+    def message(client: str) -> Tree:
+        site = snapshot.sites.get(client, shared_site)
+        return run.experiment.algorithm.broadcast(site, client)
+
+    runtime = run.runtime({})
+    for reply in runtime.request_own_models(rounds, clients, message):
+        if reply.error is None:
+            run.notify(f"client {reply.client} has stored its own model")
+            run.update_record(kept={**run.record.kept, reply.client: rounds})
+        else:
+            run.notify(
+                f"client {reply.client} has not stored its own model: {sanitize(reply.error)}"
+            )
