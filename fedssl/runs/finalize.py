@@ -20,6 +20,7 @@ from fedssl.engine.checkpoints.store import Snapshot, Store
 from fedssl.evaluation.evaluate import Evaluation
 from fedssl.evaluation.models import Models, export, models_of
 from fedssl.evaluation.outcomes import OUTCOMES
+from fedssl.experiment.experiment import Experiment
 from fedssl.plots.style import can_draw
 from fedssl.runs import picture, private_run
 from fedssl.runs.baselines import Baselines, announce, baselines_of
@@ -78,11 +79,7 @@ def _finish(
     baselines = Baselines(
         experiment, folder, data, public=public, device=device, names=choice.names, quiet=quiet
     )
-    hashes = {
-        "test_images": hash_images(data.test),
-        "labels": hash_labels(data, training=not experiment.privacy.enabled),
-        **hash_other(other),
-    }
+    hashes = _hash_inputs(experiment, data, other)
     privacy = private_run.summarise(experiment, folder, snapshot)
     wanted = Wanted(evaluation, snapshot.rounds, hashes, choice.names, privacy)
     damaged = integrity.damaged(folder)
@@ -101,6 +98,17 @@ def _finish(
     write = partial(_write_outputs, hashes=hashes, damaged=damaged, measured=measured)
     write(evaluation, snapshot, baselines, models)
     return True
+
+
+def _hash_inputs(
+    experiment: Experiment, data: Dataset, other: Dataset | None
+) -> dict[str, str | None]:
+    """Return the hashes of the images and labels that probes measure on."""
+    return {
+        "test_images": hash_images(data.test),
+        "labels": hash_labels(data, training=not experiment.privacy.enabled),
+        **hash_other(other),
+    }
 
 
 def _write_outputs(
