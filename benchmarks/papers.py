@@ -11,7 +11,7 @@ FedAvg with the same method.
 recipes but with 30 rounds of one epoch.
 `fedca-table-1`: FedCA's Table 1 on CIFAR-10 with the 5-layer CNN, with its own recipe. FedCA's
 public images are 3,200 training images that no client has, instead of images of STL-10. Four more
-cases change one setting of FedCA each.
+cases change one setting of FedCA each; with beta = 0, clients also have the public images.
 `fedema-table-6`: FedEMA and FedBYOL, which replaces both networks, on CIFAR-10, non-IID, with 5 of
 20 clients in each round.
 `ccl-table-1`: CCL on Fashion-MNIST, IID, with its recipe's budget.

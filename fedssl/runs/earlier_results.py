@@ -30,8 +30,8 @@ NEEDED = ("results.json", "classes.json", OUTCOMES)  # of kept results, to resto
 def set_aside(folder: Path, new: Mapping[str, Any], notify: Notify) -> None:
     """Move the results in a run directory to `earlier/`, unless the new ones repeat them.
 
-    `new` describes the measurement that follows. Results that it repeats, because a baseline or a
-    picture is missing, are replaced.
+    `new` describes the measurement that follows. Results that it repeats, because a baseline is
+    missing, are replaced.
     """
     old = _read_results(folder)
     if old is None:

@@ -85,9 +85,7 @@ def _finish(
     damaged = integrity.damaged(folder)
     measured = MEASUREMENTS.isdisjoint(damaged) and is_up_to_date(folder, wanted, notify)
     _remove_damaged(folder, damaged, notify)
-    models = models_of(experiment, snapshot.sites, snapshot.memory)
-    picture_is_due = picture.is_due(folder, evaluation, models) and can_draw()
-    if measured and not damaged and not picture_is_due:
+    if measured and not damaged and not _can_draw_missing_picture(evaluation, folder, snapshot):
         baselines.repair()
         return False
     if not measured:
@@ -96,8 +94,15 @@ def _finish(
     if not measured:
         announce(folder, choice, notify)
     write = partial(_write_outputs, hashes=hashes, damaged=damaged, measured=measured)
-    write(evaluation, snapshot, baselines, models)
+    write(evaluation, snapshot, baselines)
     return True
+
+
+def _can_draw_missing_picture(evaluation: Evaluation, folder: Path, snapshot: Snapshot) -> bool:
+    """True if only the picture is missing, and everything that it needs is here."""
+    if not picture.is_missing(folder, evaluation) or not can_draw():
+        return False
+    return bool(models_of(evaluation.experiment, snapshot.sites, snapshot.memory))
 
 
 def _hash_inputs(
@@ -115,7 +120,6 @@ def _write_outputs(
     evaluation: Evaluation,
     snapshot: Snapshot,
     baselines: Baselines,
-    models: Models,
     *,
     hashes: Mapping[str, str | None],
     damaged: list[str],
@@ -125,6 +129,7 @@ def _write_outputs(
     experiment = evaluation.experiment
     folder = baselines.folder
     image = evaluation.data.train.image_shape
+    models = models_of(experiment, snapshot.sites, snapshot.memory)
     results = _describe(folder, evaluation, models, last=snapshot, hashes=hashes)
     check_features(experiment, snapshot.sites, image, evaluation.device)
     if not measured:
@@ -139,11 +144,11 @@ def _write_outputs(
         notes=results["notes"],
         privacy=results.get("privacy"),
     )
-    if measured:  # exported models or the picture were damaged, or results were restored
+    if measured:  # results are here; models or the picture were damaged or missing
         results = integrity.read_json(folder, "results.json") or results
     else:
         measure(evaluation, baselines, models, results)
-    picture.draw_if_due(folder, evaluation, models, results)
+    picture.draw_if_missing(folder, evaluation, models, results)
     integrity.record_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
 
 
@@ -159,8 +164,10 @@ def _remove_damaged(folder: Path, damaged: list[str], notify: Notify) -> None:
 def _forget_hashes(folder: Path, damaged: list[str], measured: bool) -> None:
     """Forget the hashes of the files that are about to be written again."""
     if measured:
-        exported = {path.name for path in folder.glob("backbone*.safetensors")}
-        integrity.forget_hashes(folder, {*damaged, *exported})
+        written = {path.name for path in folder.glob("backbone*.safetensors")}
+        if not (folder / picture.PICTURE).is_file():
+            written.add(picture.PICTURE)
+        integrity.forget_hashes(folder, {*damaged, *written})
     else:
         integrity.forget_hashes(folder, {*integrity.OUTPUTS, *integrity.outputs(folder)})
 

@@ -30,22 +30,19 @@ from fedssl.runs.rounds_log import logged_knn, logged_knn_on, read_rounds
 PICTURE = "picture.png"
 
 
-def is_due(folder: Path, evaluation: Evaluation, models: Models) -> bool:
-    """True if a run has no picture, but should have one.
-
-    A picture needs labelled test images, and models: those of clients may be on their nodes.
-    """
+def is_missing(folder: Path, evaluation: Evaluation) -> bool:
+    """True if there is no picture, but the settings ask for one and test images have labels."""
     test = evaluation.data.test
     wanted = evaluation.experiment.probe.picture and test is not None and test.labelled
-    return bool(wanted and models) and not (folder / PICTURE).is_file()
+    return wanted and not (folder / PICTURE).is_file()
 
 
-def draw_if_due(
+def draw_if_missing(
     folder: Path, evaluation: Evaluation, models: Models, results: Mapping[str, Any]
 ) -> None:
-    """Draw the picture if the run has none, but should have one."""
+    """Draw the picture if it is missing and models are here: clients may keep theirs."""
     test = evaluation.data.test
-    if test is None or not is_due(folder, evaluation, models):
+    if test is None or not models or not is_missing(folder, evaluation):
         return
     try:
         draw(folder, evaluation, test, results=results, models=models)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from error_messages import raises
 
 from fedssl.core.errors import ConfigError
-from fedssl.flower.node import NodeConfig
+from fedssl.flower.node import NODE_KEYS, NodeConfig
+
+GUIDE = Path(__file__).parents[2] / "docs/how-to/flower.md"
+
+
+def test_the_guide_lists_all_keys() -> None:
+    """In the table whose first column is "key of `--node-config`"."""
+    table = GUIDE.read_text("utf-8").split("| key of `--node-config` |")[1].split("\n\n")[0]
+    listed = []
+    for row in table.splitlines()[2:]:
+        listed += re.findall("`([^`]+)`", row.split("|")[1])
+    assert sorted(listed) == sorted(NODE_KEYS)
 
 
 @pytest.mark.parametrize(
