@@ -47,7 +47,9 @@ class PrivacySettings(Settings):
     def _complete(self) -> Self:
         if self.clip is None:
             if self != type(self).model_construct():
-                raise ValueError("set clip, the largest norm of a client's update")
+                raise ValueError(
+                    "set clip, the L2 norm to which larger updates of clients are clipped"
+                )
         elif self.noise is None and self.epsilon is None:
             raise ValueError(
                 "set noise (in multiples of clip), or epsilon, from which it is computed"
